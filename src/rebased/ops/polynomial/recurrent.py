@@ -1,0 +1,38 @@
+"""Polynomial attention one token at a time, from the state alone: what decoding does, and a third witness in tests."""
+
+import torch
+from torch import Tensor
+
+from rebased.ops.polynomial.state import (
+    Coefficients,
+    PolyState,
+    init_poly_state,
+    key_features,
+    query_features,
+    state_dtype,
+)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    B, _, H, K = q.shape
+    state = init_poly_state(B, H, K, v.shape[-1], coefficients, device=q.device, dtype=q.dtype)
+    return extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)[0]
+
+
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+) -> tuple[Tensor, PolyState]:
+    dtype = state_dtype(q.dtype)
+    phi_q = query_features(q.to(dtype), coefficients, scale)  # [B,T,H,F]
+    phi_k = key_features(k.to(dtype), coefficients)  # [B,T,H,F]
+    values = v.to(dtype)
+    outputs = []
+    for t in range(q.shape[1]):
+        state = PolyState(
+            kv=torch.addcmul(state.kv, phi_k[:, t].unsqueeze(-1), values[:, t].unsqueeze(-2)),
+            z=state.z + phi_k[:, t],
+        )
+        numerator = (phi_q[:, t].unsqueeze(-2) @ state.kv).squeeze(-2)  # [B,H,V]
+        denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B,H,1]
+        outputs.append(numerator / (denominator + eps))
+    return torch.stack(outputs, dim=1).to(v.dtype), state

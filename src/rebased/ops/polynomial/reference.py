@@ -1,0 +1,43 @@
+"""Polynomial attention as the equation says it, quadratic in T: the law every other path is held against in fp64.
+
+    o_i = sum_{j<=i} sim_ij v_j / (sum_{j<=i} sim_ij + eps),   sim = c0 + c1 s + c2 s^2,   s = scale * (q . k)
+
+Half precision is computed in fp32 (eps is below the smallest fp16 number); every other dtype in itself.
+"""
+
+import torch
+from torch import Tensor
+
+from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features, state_dtype
+
+
+def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float) -> Tensor:
+    """sim_ij, zero for j > i: q, k [B,T,H,K] -> [B,H,T,T]."""
+    c0, c1, c2 = coefficients
+    s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
+    return (c0 + s * (c1 + c2 * s)).tril()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    dtype = state_dtype(q.dtype)
+    sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
+    numerator = torch.einsum("bhij,bjhv->bihv", sim, v.to(dtype))
+    denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,T,H,1]
+    return (numerator / (denominator + eps)).to(v.dtype)
+
+
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+) -> tuple[Tensor, PolyState]:
+    dtype = state_dtype(q.dtype)
+    out_dtype, (q, k, v) = v.dtype, (x.to(dtype) for x in (q, k, v))
+    sim = similarity(q, k, coefficients=coefficients, scale=scale)
+    phi_q = query_features(q, coefficients, scale)  # [B,T,H,F]
+    phi_k = key_features(k, coefficients)  # [B,T,H,F]
+    numerator = torch.einsum("bhij,bjhv->bihv", sim, v) + torch.einsum("bihf,bhfv->bihv", phi_q, state.kv)
+    denominator = sim.sum(-1).transpose(1, 2) + torch.einsum("bihf,bhf->bih", phi_q, state.z)
+    after = PolyState(
+        kv=state.kv + torch.einsum("bjhf,bjhv->bhfv", phi_k, v),
+        z=state.z + phi_k.sum(1).to(dtype),
+    )
+    return (numerator / (denominator + eps).unsqueeze(-1)).to(out_dtype), after
