@@ -1,5 +1,6 @@
 """The public face of polynomial attention: checks what it is given and takes one of the paths."""
 
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -38,7 +39,7 @@ def poly_attention(
     bounds = _check_cu_seqlens(cu_seqlens, q)
     documents = [
         path.attend(q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps)
-        for i, j in zip(bounds, bounds[1:], strict=False)
+        for i, j in pairwise(bounds)
         if i < j
     ]
     return torch.cat(documents, dim=1)
@@ -121,6 +122,6 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
     if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 2:
         raise ValueError(f"cu_seqlens must be whole numbers [0, ..., T], one axis; got shape {list(cu_seqlens.shape)}")
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != q.shape[1] or any(i > j for i, j in zip(bounds, bounds[1:], strict=False)):
+    if bounds[0] != 0 or bounds[-1] != q.shape[1] or any(i > j for i, j in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[1]}; it is {bounds[:4]} ... {bounds[-1]}")
     return bounds

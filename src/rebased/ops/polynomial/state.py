@@ -46,11 +46,8 @@ def init_poly_state(
 ) -> PolyState:
     """The state before the first token: zeros. `dtype` is that of the inputs; the state's own follows from it."""
     features = feature_count(key_width, coefficients)
-    at = {"device": device, "dtype": state_dtype(dtype)}
-    return PolyState(
-        kv=torch.zeros(batch, heads, features, value_width, **at),  # type: ignore[call-overload]
-        z=torch.zeros(batch, heads, features, **at),  # type: ignore[call-overload]
-    )
+    kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=state_dtype(dtype))
+    return PolyState(kv=kv, z=kv.new_zeros(batch, heads, features))
 
 
 @lru_cache(maxsize=64)

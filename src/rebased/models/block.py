@@ -1,0 +1,52 @@
+"""One layer: a mixer over time, then an MLP over features, each behind a norm and around a residual."""
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from rebased.mixers import CONTEXT, mixer_class
+from rebased.models.config import LMConfig
+
+
+class MLP(nn.Module):
+    def __init__(self, d_model: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(d_model, hidden)
+        self.fc2 = nn.Linear(hidden, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(nn.functional.gelu(self.fc1(x)))
+
+
+def build_mixer(config: LMConfig, layer: int) -> nn.Module:
+    spec = config.mixer_of(layer)
+    cls = mixer_class(spec.name)
+    context = dict(zip(CONTEXT, (config.d_model, layer, config.n_layers, config.max_len), strict=True))
+    wanted = inspect.signature(cls).parameters
+    return cls(**{key: value for key, value in context.items() if key in wanted}, **spec.arguments())
+
+
+class Block(nn.Module):
+    """u = x + Mixer(LN1(x)),  x' = u + MLP(LN2(u)). Without an MLP the second line is u + LN2(u), as in the paper's
+    MQAR models: the MLP is replaced by the identity, the norm and the residual stay."""
+
+    mixer: Any  # a torch module under the mixer contract
+    mlp: nn.Module
+
+    def __init__(self, config: LMConfig, layer: int) -> None:
+        super().__init__()
+        D = config.d_model
+        self.norm1 = nn.LayerNorm(D)
+        self.mixer = build_mixer(config, layer)
+        self.norm2 = nn.LayerNorm(D)
+        self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+    def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = self.mixer.extend(self.norm1(x), state)
+        x = x + y
+        return x + self.mlp(self.norm2(x)), state

@@ -1,0 +1,73 @@
+"""The shape of a language model as data."""
+
+import inspect
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
+from torch import nn
+
+from rebased.config import Config
+from rebased.mixers import CONTEXT, mixer_class
+
+
+class MixerConfig(Config):
+    """A mixer's name and the arguments of its constructor. The fields of each mixer's own schema are read off its
+    signature by `mixer_schema`, so a new mixer needs no config class."""
+
+    name: str
+
+    def arguments(self) -> dict[str, Any]:
+        return {key: value for key, value in self if key != "name"}
+
+
+def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
+    """The config class of a registered mixer: its constructor's keyword arguments, typed, with their defaults."""
+    fields: dict[str, Any] = {"name": (Literal[name], name)}
+    for parameter in inspect.signature(cls, eval_str=True).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(
+                f"mixer {name!r} takes *{parameter.name}; name every argument, so that a misspelt one can be told"
+            )
+        if parameter.name not in CONTEXT:
+            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (kind, default)
+    return create_model(f"{name}Config", __base__=MixerConfig, **fields)
+
+
+def _parse_mixer(value: Any) -> Any:
+    """'rebased' and {name: rebased, n_heads: 8} both say which mixer, the latter with arguments."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, MixerConfig):
+        value = value.model_dump()
+    if not isinstance(value, dict) or "name" not in value:
+        raise ValueError(f"a mixer is a name, or a mapping with one ({{name: rebased, n_heads: 8}}); got {value!r}")
+    return mixer_schema(value["name"], mixer_class(value["name"])).model_validate(value)
+
+
+AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]
+
+
+class LMConfig(Config):
+    """Everything that decides a model's parameters and what it computes."""
+
+    vocab_size: int = Field(8192, ge=2)
+    d_model: int = Field(128, ge=1)
+    n_layers: int = Field(2, ge=1)
+    max_len: int = Field(256, ge=1, description="learned positions: the longest sequence the model takes")
+    mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
+    mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")
+    embed_dropout: float = Field(0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _pattern_fits(self) -> "LMConfig":
+        if not self.mixers:
+            raise ValueError("mixers is empty; name at least one, for example [short_conv, rebased]")
+        if len(self.mixers) > self.n_layers:
+            raise ValueError(f"{len(self.mixers)} mixers do not fit into {self.n_layers} layers; raise n_layers")
+        return self
+
+    def mixer_of(self, layer: int) -> MixerConfig:
+        """Depth is a pattern, tiled."""
+        return self.mixers[layer % len(self.mixers)]

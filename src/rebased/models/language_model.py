@@ -1,0 +1,115 @@
+"""The one model of this project: embeddings, a tiled pattern of mixers, a tied head."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rebased.mixers import can_extend, mixer_name
+from rebased.models.block import Block
+from rebased.models.config import LMConfig
+
+IGNORE = -100
+"""The label of a position that no loss and no accuracy looks at (torch's own default)."""
+
+
+class LMState(NamedTuple):
+    """What a model remembers of the tokens it has read."""
+
+    position: int
+    layers: tuple[Any, ...]
+
+
+class LanguageModel(nn.Module):
+    blocks: Sequence[Block]
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_len, config.d_model)
+        self.dropout = nn.Dropout(config.embed_dropout)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))  # type: ignore[assignment]
+        self.norm = nn.LayerNorm(config.d_model)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Linear and Embedding N(0, 0.02), biases 0; what writes into the residual stream under the name `out_proj` or
+        `fc2` is smaller by sqrt(2 n_layers). A mixer with an `init_weights` of its own has the last word."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                writes = name.rsplit(".", 1)[-1] in ("out_proj", "fc2")
+                std = 0.02 / math.sqrt(2 * self.config.n_layers) if writes else 0.02
+                nn.init.normal_(module.weight, std=std)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            if hasattr(block.mixer, "init_weights"):
+                block.mixer.init_weights()
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """The last layer's features after the final norm: tokens [B,T] -> [B,T,D]."""
+        x = self._embed(tokens, start=0)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., vocab], for the positions one asks about."""
+        return functional.linear(hidden, self.embedding.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """All logits: tokens [B,T] -> [B,T,vocab]. Training does not come here: see `loss` and `logits_at_labels`."""
+        return self.logits(self.hidden(tokens))
+
+    def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
+        if tokens.shape != labels.shape:
+            raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
+        asked = labels != IGNORE
+        return self.logits(self.hidden(tokens)[asked]), labels[asked]
+
+    def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy over the labelled positions (label at the position itself; IGNORE elsewhere)."""
+        logits, targets = self.logits_at_labels(tokens, labels)
+        return functional.cross_entropy(logits, targets)
+
+    def init_state(self, batch: int) -> LMState:
+        for block in self.blocks:
+            if not can_extend(block.mixer):
+                raise ValueError(
+                    f"mixer {mixer_name(block.mixer)!r} has no init_state, extend and state_size: it can be trained "
+                    "and measured, but not read piece by piece; docs/add_a_mixer.md shows how to add them"
+                )
+        return LMState(0, tuple(block.mixer.init_state(batch) for block in self.blocks))
+
+    def extend(self, tokens: Tensor, state: LMState) -> tuple[Tensor, LMState]:
+        """`hidden` of tokens that follow those the state has seen, and the state after them: prefill and decoding."""
+        if len(state.layers) != len(self.blocks):
+            raise ValueError(f"a state of {len(state.layers)} layers does not fit a model of {len(self.blocks)}")
+        x = self._embed(tokens, start=state.position)
+        layers = []
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            x, layer = block.extend(x, layer)
+            layers.append(layer)
+        return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
+
+    def state_size(self, seq_len: int) -> int:
+        """How many numbers the state of one sequence holds after seq_len tokens."""
+        return sum(block.mixer.state_size(seq_len) for block in self.blocks)
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must be [B, T]; their shape is {list(tokens.shape)}")
+        end = start + tokens.shape[1]
+        if end > self.config.max_len:
+            raise ValueError(
+                f"{end} tokens are more than the {self.config.max_len} learned positions; "
+                f"build the model with max_len >= {end}"
+            )
+        return self.dropout(self.embedding(tokens) + self.positions.weight[start:end])

@@ -1,0 +1,62 @@
+"""The paper's models by name."""
+
+import logging
+from typing import Any
+
+from rebased.config import did_you_mean
+from rebased.models.config import LMConfig
+
+_log = logging.getLogger("rebased")
+
+HEADS, KEY_WIDTH = 12, 16  # of Based and ReBased at every width of the paper's Figure 1
+
+
+def _linear(name: str, d_model: int) -> dict[str, Any]:
+    if d_model < HEADS:
+        raise ValueError(
+            f"d_model {d_model} is below the {HEADS} heads of the paper's {name!r}; choose at least {HEADS}"
+        )
+    if d_model % HEADS:
+        _log.warning(
+            "d_model %d is not divisible by %d heads: as in the paper, values are %d x %d = %d wide",
+            *(d_model, HEADS, HEADS, d_model // HEADS, d_model // HEADS * HEADS),
+        )
+    return {"name": name, "n_heads": HEADS, "key_width": KEY_WIDTH, "value_width": d_model // HEADS}
+
+
+_MQAR: dict[str, tuple[str, ...]] = {
+    "rebased": ("short_conv", "rebased"),
+    "based": ("short_conv", "based"),
+    "conv_attention": ("short_conv", "attention"),
+    "attention": ("attention", "attention"),
+}
+
+_LM = {"paper-text": (12, 16), "paper-checkpoint": (8, 128)}  # heads x key width of the 18-layer language models
+
+
+def preset_names() -> list[str]:
+    return [*_MQAR, *(f"lm-{name}-{mixer}" for name in _LM for mixer in ("rebased", "based")), "lm-attention"]
+
+
+def preset(
+    name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
+) -> LMConfig:
+    """The config of a model of the paper: an MQAR model (two layers, 8,192 tokens, no MLP) or one of Table 9."""
+    mixers: list[Any]
+    if name in _MQAR:
+        d_model = d_model or 128
+        mixers = [_linear(mixer, d_model) if mixer in ("rebased", "based") else mixer for mixer in _MQAR[name]]
+        shape: dict[str, Any] = {"n_layers": 2}
+        vocab_size, max_len = vocab_size or 8192, max_len or 256
+    elif name in preset_names():
+        if name == "lm-attention":
+            layers, mixers = 12, [{"name": "attention", "n_heads": 12, "qkv_bias": False, "dropout": 0.0}]
+        else:
+            family, _, mixer = name.removeprefix("lm-").rpartition("-")
+            n_heads, key_width = _LM[family]
+            layers, mixers = 18, ["short_conv", {"name": mixer, "n_heads": n_heads, "key_width": key_width}]
+        shape = {"n_layers": layers, "mlp_ratio": 4, "embed_dropout": 0.0}
+        d_model, vocab_size, max_len = d_model or 768, vocab_size or 50304, max_len or 4096
+    else:
+        raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, preset_names())}")
+    return LMConfig(vocab_size=vocab_size, d_model=d_model, max_len=max_len, mixers=tuple(mixers), **shape)
