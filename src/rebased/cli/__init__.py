@@ -1,0 +1,84 @@
+"""The `rebased` command: one verb a file, imported only when it is called, so that --help answers at once."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Never
+
+from cyclopts import App, CycloptsError
+
+from rebased import __version__
+
+# verb: (where its function stands, what it does in a line). The function's signature is the command's options; what it
+# returns is the exit code (None: 0). What it raises is shown as one line.
+COMMANDS = {
+    "train": ("rebased.cli.train:train", "Train one model on MQAR as a config file says, and resume it."),
+    "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
+    "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
+}
+
+INTERRUPTED = 130  # what a shell expects of a process that Ctrl-C has ended
+USER_ERROR = 2
+OUR_ERROR = 1
+
+EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
+
+
+def build_app() -> App:
+    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
+    for verb, (function, summary) in COMMANDS.items():
+        app.command(function, name=verb, help=summary)
+    return app
+
+
+def main(tokens: Sequence[str] | None = None) -> Never:
+    """Run one command and leave with its exit code."""
+    words = list(sys.argv[1:] if tokens is None else tokens)
+    debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
+    words = [word for word in words if word != "--debug"]
+    try:
+        refuse_unknown_verb(words)
+        code = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # `rebased ... | head`: nobody reads on, and Python must not try to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OUR_ERROR)
+    except Exception as error:
+        if debug:
+            raise
+        say_error(explain_error(error))
+        sys.exit(USER_ERROR if is_users(error) else OUR_ERROR)
+    sys.exit(code)
+
+
+def refuse_unknown_verb(words: Sequence[str]) -> None:
+    """Before cyclopts does, which would import every command to say what it misses."""
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        from rebased.config import did_you_mean
+
+        raise ValueError(f"unknown command {words[0]!r}; {did_you_mean(words[0], list(COMMANDS))}")
+
+
+def is_users(error: Exception) -> bool:
+    """Whether the one who typed the command can mend it: bad words, bad values, files that are not there."""
+    return isinstance(error, CycloptsError | ValueError | OSError | ImportError)
+
+
+def explain_error(error: Exception) -> str:
+    if isinstance(error, CycloptsError):
+        return " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    if is_users(error):
+        return str(error)
+    return f"{type(error).__name__}: {error} (not your fault: run again with --debug and report what it shows)"
+
+
+def say_error(message: str) -> None:
+    """`error: ...` on stderr, the first word in red where that can be seen."""
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble(("error:", "bold red"), " ", message)
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
