@@ -1,0 +1,45 @@
+# `make` alone lists the targets. Everything happens inside .venv; a second run of any target finds it ready.
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu lint format bench clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv and install the package with all it needs (PYTHON=python3.12 picks another Python)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.11 or newer, or name yours: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"error: rebased needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}; name a newer one: make PYTHON=python3.12")'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
+	$(BIN)/rebased demo
+
+# One thread a worker: workers that each take every core are slower together than one alone.
+test: setup lint ## lint, types and the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-gpu: setup ## the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+lint: setup ## ruff and mypy, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## measure the operator on this machine's CPU; the result is appended to benchmarks/
+	$(BIN)/python benchmarks/poly_cpu.py
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
