@@ -5,7 +5,7 @@ A slot that is drawn holds a key, and the label *at that same position* is the k
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -16,12 +16,28 @@ from rebased.config import Config
 FILLER = 0
 IGNORED = -100  # the label of a position that is not asked for; what cross_entropy ignores by default
 PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1
-_BLOCK_TOKENS = 2**19  # rows are made in blocks of about this many tokens: it bounds the scratch memory
+BLOCK_TOKENS = 2**19  # rows are made in blocks of about this many tokens: it bounds the scratch memory
+
+Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # 0.01 in the paper; at 1 every slot is as likely
 
 
 class Examples(NamedTuple):
     inputs: Tensor  # [N,T] int64
     labels: Tensor  # [N,T] int64, IGNORED where nothing is asked
+
+
+def check_sizes(seq_len: int, kv_pairs: int, vocab_size: int) -> None:
+    if seq_len % 2:
+        raise ValueError(f"seq_len must be even, got {seq_len}: use {seq_len - 1} or {seq_len + 1}")
+    if kv_pairs < 1:
+        raise ValueError(f"kv_pairs must be at least 1, got {kv_pairs}")
+    if 4 * kv_pairs > seq_len:
+        raise ValueError(
+            f"kv_pairs={kv_pairs} needs {4 * kv_pairs} tokens (4 a pair), but seq_len is {seq_len}: "
+            f"use seq_len >= {4 * kv_pairs} or kv_pairs <= {seq_len // 4}"
+        )
+    if vocab_size <= seq_len:  # with 4n <= T this also leaves at least 2n - 1 keys and 2n values
+        raise ValueError(f"vocab_size must exceed seq_len={seq_len}, got {vocab_size}: use at least {seq_len + 1}")
 
 
 class MQAR(Config):
@@ -30,25 +46,12 @@ class MQAR(Config):
     seq_len: int = 256
     kv_pairs: int = 64
     vocab_size: int = 8192
-    alpha: float = Field(default=0.01, allow_inf_nan=False)
+    alpha: Alpha = 0.01
     random_non_queries: bool = False  # fillers become uniform random tokens, keys and values among them
 
     @model_validator(mode="after")
     def _check(self) -> "MQAR":
-        length, pairs, vocab = self.seq_len, self.kv_pairs, self.vocab_size
-        if length % 2:
-            raise ValueError(f"seq_len must be even, got {length}: use {length - 1} or {length + 1}")
-        if pairs < 1:
-            raise ValueError(f"kv_pairs must be at least 1, got {pairs}")
-        if 4 * pairs > length:
-            raise ValueError(
-                f"{pairs} pairs and their queries need 4 * kv_pairs = {4 * pairs} tokens, but seq_len is {length}: "
-                f"use seq_len >= {4 * pairs} or kv_pairs <= {length // 4}"
-            )
-        if vocab <= length:  # with 4n <= T this also leaves at least 2n - 1 keys and 2n values
-            raise ValueError(f"vocab_size must exceed seq_len = {length}, got {vocab}: use at least {length + 1}")
-        if self.alpha <= 0:
-            raise ValueError(f"alpha must be positive, got {self.alpha}: the paper has 0.01, and 1 is uniform")
+        check_sizes(self.seq_len, self.kv_pairs, self.vocab_size)
         return self
 
     @property
@@ -68,7 +71,7 @@ class MQAR(Config):
         inputs = torch.full(shape, FILLER, dtype=torch.int64, device=device)
         labels = torch.full(shape, IGNORED, dtype=torch.int64, device=device)
         generator = Generator(device).manual_seed(seed)
-        block = max(1, _BLOCK_TOKENS // self.seq_len)
+        block = max(1, BLOCK_TOKENS // self.seq_len)
         for x, y in zip(inputs.split(block), labels.split(block), strict=True):
             self._fill(x, y, block, generator)
         return Examples(inputs, labels)
