@@ -12,11 +12,12 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.config import Config
+from rebased.tasks.seeds import mix_seed
 
 FILLER = 0
 IGNORED = -100  # the label of a position that is not asked for; what cross_entropy ignores by default
 PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1
-BLOCK_TOKENS = 2**19  # rows are made in blocks of about this many tokens: it bounds the scratch memory
+BLOCK_ROWS = 512  # rows are made so many at a time: it bounds the scratch memory
 
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # 0.01 in the paper; at 1 every slot is as likely
 
@@ -70,26 +71,25 @@ class MQAR(Config):
         shape = (n_examples, self.seq_len)
         inputs = torch.full(shape, FILLER, dtype=torch.int64, device=device)
         labels = torch.full(shape, IGNORED, dtype=torch.int64, device=device)
-        generator = Generator(device).manual_seed(seed)
-        block = max(1, BLOCK_TOKENS // self.seq_len)
-        for x, y in zip(inputs.split(block), labels.split(block), strict=True):
-            self._fill(x, y, block, generator)
+        # Fillers have a generator of their own: with and without them a seed asks the same questions.
+        drawing, filling = (Generator(device).manual_seed(mix_seed(seed, stream)) for stream in (0, 1))
+        for x, y in zip(inputs.split(BLOCK_ROWS), labels.split(BLOCK_ROWS), strict=True):
+            self._ask(x, y, drawing)
+            if self.random_non_queries:
+                noise = torch.randint(self.vocab_size, (BLOCK_ROWS, self.seq_len), generator=filling, device=device)
+                x.copy_(torch.where(x == FILLER, noise[: len(x)], x))
         return Examples(inputs, labels)
 
-    def _fill(self, inputs: Tensor, labels: Tensor, block: int, generator: Generator) -> None:
-        """Write one block of rows in place. A last, shorter block draws as much as a full one: hence the prefix."""
-        rows, n = len(inputs), self.kv_pairs
-        first_value = self.vocab_size // 2
-        keys = 1 + _distinct(block, n, first_value - 1, generator)[:rows]  # [rows,n] in 1 .. N/2 - 1
-        values = first_value + _distinct(block, n, self.vocab_size - first_value, generator)[:rows]
-        queries = 2 * n + 2 * _slots(block, n, self.n_slots, self.alpha, generator)[:rows]  # [rows,n] positions
+    def _ask(self, inputs: Tensor, labels: Tensor, generator: Generator) -> None:
+        """Write a block of rows in place. A last, shorter block draws as much as a full one: hence the prefix."""
+        rows, n, first_value = len(inputs), self.kv_pairs, self.vocab_size // 2
+        keys = 1 + _distinct(BLOCK_ROWS, n, first_value - 1, generator)[:rows]  # [rows,n] in 1 .. N/2 - 1
+        values = first_value + _distinct(BLOCK_ROWS, n, self.vocab_size - first_value, generator)[:rows]
+        queries = 2 * n + 2 * _slots(BLOCK_ROWS, n, self.n_slots, self.alpha, generator)[:rows]  # positions
         inputs[:, 0 : 2 * n : 2] = keys
         inputs[:, 1 : 2 * n : 2] = values
         inputs.scatter_(1, queries, keys)
         labels.scatter_(1, queries, values)
-        if self.random_non_queries:
-            noise = torch.randint(self.vocab_size, (block, self.seq_len), generator=generator, device=generator.device)
-            inputs.copy_(torch.where(inputs == FILLER, noise[:rows], inputs))
 
 
 def _slots(rows: int, n: int, n_slots: int, alpha: float, generator: Generator) -> Tensor:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.config import Config
-from rebased.tasks.mqar import BLOCK_TOKENS, MQAR, Alpha, Examples, check_sizes
+from rebased.tasks.mqar import BLOCK_ROWS, MQAR, Alpha, Examples, check_sizes
 from rebased.tasks.seeds import mix_seed
 
 _ROUNDS = 16  # of redrawing; a task that still lacks examples then has too few
@@ -112,5 +112,4 @@ def _hash_rows(inputs: Tensor) -> Tensor:
     """[N] int64: equal rows have equal hashes. Unequal rows practically never do, and then a row is redrawn in vain."""
     generator = Generator().manual_seed(0)
     weights = torch.randint(-(2**63), 2**63 - 1, (inputs.shape[1],), generator=generator).to(inputs.device)
-    block = max(1, BLOCK_TOKENS // inputs.shape[1])
-    return torch.cat([(rows * weights).sum(1) for rows in inputs.split(block)])  # int64 wraps around
+    return torch.cat([(rows * weights).sum(1) for rows in inputs.split(BLOCK_ROWS)])  # int64 wraps around
