@@ -28,7 +28,7 @@ def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     """
     with _truncation_unsaid():
         ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
-    exact = sum(count == cell.count for cell, count in ours.items())
+    exact = sum(count == cell.parameters for cell, count in ours.items())
     if as_json:
         print(json.dumps([_record(cell, count) for cell, count in ours.items()], indent=1))
     else:
@@ -43,7 +43,7 @@ def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
 
 def _record(cell: Cell, ours: int) -> dict[str, object]:
     shape = {"table": cell.table, "model": cell.model, "d_model": cell.d_model, "positions": cell.positions}
-    return {**shape, "preset": cell.preset, "ours": ours, "paper": cell.count, "exact": ours == cell.count}
+    return {**shape, "preset": cell.preset, "ours": ours, "paper": cell.parameters, "exact": ours == cell.parameters}
 
 
 def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
@@ -52,8 +52,8 @@ def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
     for name in ("D", "positions", "ours", "paper", ""):
         table.add_column(name, justify="right")
     for cell in cells:
-        mark = "[green]✓[/]" if ours[cell] == cell.count else f"[red]✗ {ours[cell] - cell.count:+,}[/]"
-        counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.count:,}")
+        mark = "[green]✓[/]" if ours[cell] == cell.parameters else f"[red]✗ {ours[cell] - cell.parameters:+,}[/]"
+        counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
         table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # the last of a model's widths
     return table
 
@@ -63,7 +63,7 @@ def _notes() -> str:
     based = count_parameters(preset("lm-paper-text-based"))
     more = count_parameters(preset("lm-paper-text-rebased")) - based
     return (
-        "Table 4 mixes runs of different lengths: 'positions' is the number of learned positions that makes each cell.\n"
+        "Table 4 mixes runs of different lengths: 'positions' are the learned positions that make each cell.\n"
         "Based and ReBased have 12 heads; no width of Table 4 divides by 12, so values are 12 x (D // 12) wide.\n"
         "Table 9 has 8 heads with keys of 128 (the released checkpoint); with the text's 12 heads of 16, "
         f"Based has {based:,} and ReBased {more:,} more."

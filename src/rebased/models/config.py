@@ -1,6 +1,7 @@
 """The shape of a language model as data."""
 
 import inspect
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
@@ -20,6 +21,7 @@ class MixerConfig(Config):
         return {key: value for key, value in self if key != "name"}
 
 
+@cache  # one class a mixer: configs of two classes are never equal
 def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     """The config class of a registered mixer: its constructor's keyword arguments, typed, with their defaults."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}
@@ -43,7 +45,8 @@ def _parse_mixer(value: Any) -> Any:
         value = value.model_dump()
     if not isinstance(value, dict) or "name" not in value:
         raise ValueError(f"a mixer is a name, or a mapping with one ({{name: rebased, n_heads: 8}}); got {value!r}")
-    return mixer_schema(value["name"], mixer_class(value["name"])).model_validate(value)
+    cls = mixer_class(value["name"])
+    return mixer_schema(value["name"], cls).model_validate(value)  # type: ignore[arg-type]  # classes are hashable
 
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]

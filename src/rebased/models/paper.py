@@ -17,7 +17,7 @@ class Cell(NamedTuple):
     preset: str
     d_model: int
     positions: int
-    count: int
+    parameters: int
 
     def config(self) -> LMConfig:
         return preset(self.preset, d_model=self.d_model, max_len=self.positions)
@@ -37,7 +37,7 @@ TABLE_4 = tuple(
     for shape in zip(_WIDTHS, positions, counts, strict=True)
 )
 
-# The q/k width of 8 x 128 is the released checkpoint's; the 12 x 16 of the paper's own Tables 6 and 8 cannot make these.
+# 8 heads with keys of 128 are the released checkpoint's; the 12 heads of 16 of the paper's text cannot make these.
 TABLE_9 = (
     Cell(9, "Attention", "lm-attention", 768, 4096, 126_807_552),
     Cell(9, "Based", "lm-paper-checkpoint-based", 768, 4096, 156_955_392),

@@ -1,0 +1,65 @@
+"""What all tests share: `--mixer NAME`, and no GPU tests where there is no GPU."""
+
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+CONTRACT = "test_contract.py"
+MIXER = pytest.StashKey[str]()
+"""Where the name given with --mixer is kept, once its module is imported and the name is known."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--mixer",
+        metavar="NAME",
+        help="run the contract suite alone, for one mixer: a registered name, path/to/file.py:name, or module:name",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if wanted := config.getoption("--mixer"):
+        config.stash[MIXER] = find_mixer(wanted)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if MIXER in config.stash:
+        others = [item for item in items if item.path.name != CONTRACT]
+        items[:] = [item for item in items if item.path.name == CONTRACT]
+        config.hook.pytest_deselected(items=others)
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if needs_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in needs_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def find_mixer(wanted: str) -> str:
+    """Import what stands before the colon, and check that the name after it is registered then."""
+    from rebased.mixers import mixer_class
+
+    source, _, name = wanted.rpartition(":")
+    try:
+        if source.endswith(".py"):
+            _import_file(Path(source))
+        elif source:
+            import_module(source)
+        mixer_class(name)
+    except (ValueError, ImportError, OSError) as error:
+        raise pytest.UsageError(f"--mixer {wanted}: {error}") from error
+    return name
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[path.stem] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)

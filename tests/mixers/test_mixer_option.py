@@ -1,0 +1,67 @@
+"""`pytest --mixer NAME`: what a user's own mixer is held to, and that the suite has teeth."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import find_mixer
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+import torch
+from rebased import register_mixer
+
+@register_mixer("running_mean")
+class RunningMean(torch.nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        return self.out(x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None])
+"""
+LOOKS_AHEAD = GOOD.replace("x.cumsum(1)", "x.flip(1).cumsum(1).flip(1)")
+
+
+def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_own_mixer_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(GOOD)
+    result = run_pytest("--mixer", f"{tmp_path / 'own.py'}:running_mean", "tests/mixers")
+    assert result.returncode == 0, result.stdout
+    assert "failed" not in result.stdout
+    assert "mixer 'running_mean' has no init_state, extend and state_size" in result.stdout  # skipped by name
+    assert "deselected" in result.stdout
+
+
+def test_a_mixer_that_looks_ahead_fails(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LOOKS_AHEAD)
+    result = run_pytest("--mixer", f"{tmp_path / 'own.py'}:running_mean", "-k", "ahead", "tests/mixers")
+    assert result.returncode == 1, result.stdout
+    assert "4 failed" in result.stdout
+
+
+def test_an_unknown_mixer_is_a_usage_error() -> None:
+    result = run_pytest("--mixer", "rebasd")
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "unknown mixer 'rebasd'; did you mean 'rebased'?" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("nowhere.py:mine", "there is no file nowhere.py"),
+        ("no_such_package:mine", "No module named 'no_such_package'"),
+        ("json:mine", "unknown mixer 'mine'"),
+    ],
+)
+def test_errors_name_what_was_not_found(wanted: str, message: str) -> None:
+    with pytest.raises(pytest.UsageError, match=message):
+        find_mixer(wanted)

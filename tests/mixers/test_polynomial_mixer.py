@@ -1,0 +1,165 @@
+"""ReBased and Based against their formulas written out, in fp64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rebased.mixers import Based, PolynomialAttention, ReBased
+
+B, T, D, H, K = 2, 11, 24, 3, 4
+V = D // H
+TRANSFORMS = ["none", "norm", "scale", "affine", "norm_affine"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def randomised(mixer: PolynomialAttention) -> PolynomialAttention:
+    """In fp64, with gamma and beta away from 1 and 0."""
+    for parameter in mixer.double().parameters():
+        if parameter.ndim == 1:
+            nn.init.normal_(parameter)
+    return mixer
+
+
+def attend(mixer: PolynomialAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """o_i = sum_j sim_ij v_j / (sum_j sim_ij + eps), one head and one query at a time; q, k [B,T,H*K], v [B,T,H*V]."""
+    heads = []
+    for q_h, k_h, v_h in zip(q.chunk(H, -1), k.chunk(H, -1), v.chunk(H, -1), strict=True):
+        rows = []
+        for i in range(T):
+            s = (q_h[:, i : i + 1] * k_h[:, : i + 1]).sum(-1) / K**0.5  # [B,i+1]
+            sim = s**2 if isinstance(mixer, ReBased) else 1 + s + s**2 / 2
+            rows.append((sim[..., None] * v_h[:, : i + 1]).sum(1) / (sim.sum(1, keepdim=True) + 1e-12))
+        heads.append(torch.stack(rows, dim=1))
+    return torch.cat(heads, dim=-1) @ mixer.proj_o.weight.T
+
+
+def projected(mixer: PolynomialAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x @ mixer.proj_q.weight.T, x @ mixer.proj_k.weight.T, x @ mixer.proj_v.weight.T
+
+
+def standardised(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("row", TRANSFORMS)
+def test_rebased_is_the_row_of_table_1(row: str) -> None:
+    mixer = randomised(ReBased(D, n_heads=H, key_width=K, qk_transform=row))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    q, k, v = projected(mixer, x)
+    if row in ("norm", "norm_affine"):
+        q, k = standardised(q), standardised(k)  # over all heads' features jointly
+    if row in ("scale", "affine", "norm_affine"):
+        q, k = q * mixer.ln_q.weight, k * mixer.ln_k.weight
+    if row in ("affine", "norm_affine"):
+        q, k = q + mixer.ln_q.bias, k + mixer.ln_k.bias
+    torch.testing.assert_close(mixer(x), attend(mixer, q, k, v), rtol=0, atol=1e-10)
+
+
+def test_per_head_norm_shares_one_gamma_and_beta() -> None:
+    mixer = randomised(ReBased(D, n_heads=H, key_width=K, norm_axis="per_head"))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    q, k, v = projected(mixer, x)
+    gamma, beta = mixer.ln_q.weight, mixer.ln_q.bias
+    q, k = (torch.cat([gamma * standardised(head) + beta for head in y.chunk(H, -1)], -1) for y in (q, k))
+    torch.testing.assert_close(mixer(x), attend(mixer, q, k, v), rtol=0, atol=1e-10)
+
+
+def test_based_is_its_taylor_series() -> None:
+    mixer = randomised(Based(D, n_heads=H, key_width=K))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    torch.testing.assert_close(mixer(x), attend(mixer, *projected(mixer, x)), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "of_the_norm"),
+    [
+        ({}, 768),  # gamma and beta for q and for k, over 12 x 16 features
+        ({"norm_axis": "per_head"}, 32),
+        ({"qk_transform": "none"}, 0),
+        ({"qk_transform": "norm"}, 0),
+        ({"qk_transform": "scale"}, 384),
+        ({"qk_transform": "affine"}, 768),
+    ],
+)
+@pytest.mark.parametrize("d_model", [48, 96])
+def test_parameters_of_the_norm_do_not_depend_on_d(arguments: dict[str, str], of_the_norm: int, d_model: int) -> None:
+    def count(mixer: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in mixer.parameters())
+
+    assert count(Based(d_model)) == 2 * 192 * d_model + 2 * d_model * d_model
+    assert count(ReBased(d_model, **arguments)) == count(Based(d_model)) + of_the_norm
+
+
+@pytest.mark.parametrize("factor", [0.5, 30.0])
+def test_scaling_wq_changes_nothing_but_through_eps(factor: float) -> None:
+    mixer = randomised(ReBased(D, n_heads=H, key_width=K))
+    with torch.no_grad():
+        mixer.proj_q.weight *= 100  # so that eps is small beside the variance
+        x = torch.randn(B, T, D, dtype=torch.float64)
+        before = mixer(x)
+        mixer.proj_q.weight *= factor
+        torch.testing.assert_close(mixer(x), before, rtol=0, atol=1e-6)
+        plain = ReBased(D, n_heads=H, key_width=K, norm_axis="per_head").double()
+        plain.proj_v.weight *= factor
+        assert not torch.allclose(plain(x), before)
+
+
+def test_first_output_is_the_first_value() -> None:
+    mixer = randomised(ReBased(D, n_heads=H, key_width=K))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    torch.testing.assert_close(mixer(x)[:, 0], mixer.proj_o(mixer.proj_v(x[:, 0])), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("cls", [ReBased, Based])
+def test_a_width_that_heads_do_not_divide_is_refused(cls: type[PolynomialAttention]) -> None:
+    with pytest.raises(ValueError, match=r"d_model 64 is not divisible by n_heads 12.*value_width.*the floor, 5, .*4 "):
+        cls(64)
+    mixer = cls(64, value_width=5)
+    assert mixer.proj_o.weight.shape == (64, 60)
+    assert mixer(torch.randn(B, T, 64)).shape == (B, T, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"qk_transform": "nrom"}, "qk_transform 'nrom' is unknown"),
+        ({"norm_axis": "heads"}, "norm_axis 'heads' is unknown"),
+        ({"key_width": 0}, "key_width 0"),
+        ({"backend": "cuda"}, "backend 'cuda' is unknown"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReBased(24, **arguments)(torch.randn(1, 2, 24))
+
+
+@pytest.mark.parametrize("cls", [ReBased, Based])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_autocast(cls: type[PolynomialAttention]) -> None:
+    mixer = cls(48)
+    x = torch.randn(B, T, 48, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mixer(x)
+        pieces, state = [], mixer.init_state(B)
+        for piece in x.split(4, dim=1):
+            out, state = mixer.extend(piece, state)
+            pieces.append(out)
+    assert y.dtype == torch.bfloat16
+    assert state.kv.dtype == torch.float32
+    exact = mixer(x)
+    torch.testing.assert_close(y.float(), exact, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(torch.cat(pieces, 1).float(), exact, rtol=0.05, atol=0.05)
+    y.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in mixer.parameters())
+
+
+def test_a_foreign_state_is_refused() -> None:
+    x = torch.randn(B, T, 48)
+    with pytest.raises(ValueError, match="this state is of another shape"):
+        ReBased(48).extend(x, Based(48).init_state(B))
+    with pytest.raises(ValueError, match="this state is of another shape"):
+        ReBased(48).extend(x, ReBased(48).init_state(B + 1))
