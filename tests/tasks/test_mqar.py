@@ -96,8 +96,8 @@ def test_the_papers_pairs_fit_their_lengths(seq_len: int, kv_pairs: int) -> None
 
 
 def test_random_non_queries_touch_only_fillers() -> None:
-    plain = MQAR(seq_len=32, kv_pairs=4, vocab_size=40).build(1_500, seed=3)
-    noisy = MQAR(seq_len=32, kv_pairs=4, vocab_size=40, random_non_queries=True).build(1_500, seed=3)
+    plain = MQAR(seq_len=32, kv_pairs=4, vocab_size=40).build(3_000, seed=3)
+    noisy = MQAR(seq_len=32, kv_pairs=4, vocab_size=40, random_non_queries=True).build(3_000, seed=3)
     assert torch.equal(noisy.labels, plain.labels)
     filler = plain.inputs == 0
     assert torch.equal(noisy.inputs[~filler], plain.inputs[~filler])
@@ -156,14 +156,14 @@ def test_rows_with_too_few_distinct_draws_are_redrawn() -> None:
 
 def test_a_seed_gives_the_same_rows_and_fewer_rows_are_a_prefix() -> None:
     for task in (MQAR(), MQAR(random_non_queries=True)):
-        many = task.build(1_500, seed=7)  # three blocks
-        assert torch.equal(many.inputs, task.build(1_500, seed=7).inputs)
-        for n_examples in (1, 512, 513):
+        many = task.build(2_500, seed=7)  # three blocks
+        assert torch.equal(many.inputs, task.build(2_500, seed=7).inputs)
+        for n_examples in (1, 1_024, 1_025):
             few = task.build(n_examples, seed=7)
             assert torch.equal(few.inputs, many.inputs[:n_examples])
             assert torch.equal(few.labels, many.labels[:n_examples])
-        assert not torch.equal(many.inputs, task.build(1_500, seed=8).inputs)
-        assert len(many.inputs.unique(dim=0)) == 1_500  # blocks do not repeat
+        assert not torch.equal(many.inputs, task.build(2_500, seed=8).inputs)
+        assert len(many.inputs.unique(dim=0)) == 2_500  # blocks do not repeat
 
 
 def test_global_generators_are_left_alone() -> None:

@@ -17,7 +17,7 @@ from rebased.tasks.seeds import mix_seed
 FILLER = 0
 IGNORED = -100  # the label of a position that is not asked for; what cross_entropy ignores by default
 PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1
-BLOCK_ROWS = 512  # rows are made so many at a time: it bounds the scratch memory
+BLOCK_ROWS = 1024  # rows are made so many at a time: it bounds the scratch memory
 
 Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]  # 0.01 in the paper; at 1 every slot is as likely
 
