@@ -96,16 +96,15 @@ def test_parameters_of_the_norm_do_not_depend_on_d(arguments: dict[str, str], of
 
 @pytest.mark.parametrize("factor", [0.5, 30.0])
 def test_scaling_wq_changes_nothing_but_through_eps(factor: float) -> None:
-    mixer = randomised(ReBased(D, n_heads=H, key_width=K))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    rebased, based = (randomised(cls(D, n_heads=H, key_width=K)) for cls in (ReBased, Based))
     with torch.no_grad():
-        mixer.proj_q.weight *= 100  # so that eps is small beside the variance
-        x = torch.randn(B, T, D, dtype=torch.float64)
-        before = mixer(x)
-        mixer.proj_q.weight *= factor
-        torch.testing.assert_close(mixer(x), before, rtol=0, atol=1e-6)
-        plain = ReBased(D, n_heads=H, key_width=K, norm_axis="per_head").double()
-        plain.proj_v.weight *= factor
-        assert not torch.allclose(plain(x), before)
+        rebased.proj_q.weight *= 100  # so that eps is small beside the variance
+        before = rebased(x), based(x)
+        for mixer in (rebased, based):
+            mixer.proj_q.weight *= factor
+        torch.testing.assert_close(rebased(x), before[0], rtol=0, atol=1e-6)
+        assert not torch.allclose(based(x), before[1], atol=1e-3)  # Based has a scale of its own
 
 
 def test_first_output_is_the_first_value() -> None:
