@@ -38,6 +38,10 @@ def use_backend(name: Backend) -> Iterator[None]:
         _override.reset(token)
 
 
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 @cache
 def has_triton() -> bool:
     return find_spec("triton") is not None

@@ -1,0 +1,140 @@
+"""The floor plan of docs/architecture.md, held against every import; and what an import may cost and do."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rebased"
+FILES = sorted(SOURCE.rglob("*.py"))
+TORCH_ALONE = ("mixers", "ops")
+
+
+def read_floors() -> list[str]:
+    """Top to bottom, from the one table there is."""
+    table = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
+    return re.findall(r"^(\w+) {2,}\S", table, flags=re.MULTILINE)
+
+
+FLOORS = read_floors()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def floor_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, floor) of each use of this package; a name taken from the package's own top counts as floor ''."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write the import out from 'rebased'"
+            names = [f"rebased.{alias.name}" for alias in node.names]
+            modules = names if node.module == "rebased" else [node.module or ""]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            modules = [f"{node.value.id}.{node.attr}"]
+        for module in modules:
+            top, _, rest = module.partition(".")
+            floor = rest.split(".")[0]
+            if top == "rebased" and floor and not floor.startswith("__"):  # __version__ and __file__ are everyone's
+                yield getattr(node, "lineno", 0), floor if floor in FLOORS else ""
+
+
+def violations(path: Path) -> list[str]:
+    own = floor_of(path)
+    found = []
+    for line, floor in imported(path):
+        where = f"{name_of(path)}:{line}"
+        if floor == "":
+            found.append(f"{where} imports from the top; import from where the name lives")
+        elif FLOORS.index(floor) < FLOORS.index(own):
+            found.append(f"{where} ({own}) imports from {floor}, a floor above")
+        elif floor == "config" and own in TORCH_ALONE:
+            found.append(f"{where} ({own}) imports config; it must do with torch alone")
+    return found
+
+
+def test_the_table_names_every_floor() -> None:
+    assert FLOORS[0] == "cli"
+    assert FLOORS[-1] == "config"
+    assert {floor_of(path) for path in FILES} - {"__init__"} <= set(FLOORS)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if floor_of(path) != "__init__"], ids=name_of)
+def test_imports_go_down(path: Path) -> None:
+    assert violations(path) == []
+
+
+def test_a_violation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["import rebased.models", "from rebased import ReBased", "from rebased.config import Config"]
+    lines += ["import rebased", "print(rebased.__version__)", "rebased.MQAR()"]
+    monkeypatch.setattr(Path, "read_text", lambda self: "\n".join(lines))
+    for floor, wrong in (("ops", "1236"), ("tasks", "126"), ("train", "26")):
+        where = [text.split()[0] for text in violations(SOURCE / floor / "x.py")]
+        assert where == [f"{floor}/x.py:{line}" for line in wrong]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if floor_of(path) != "cli"], ids=name_of)
+def test_nothing_prints_below_cli(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert [call.lineno for call in calls if getattr(call.func, "id", None) == "print"] == []
+
+
+def test_one_file_asks_about_hardware() -> None:
+    asks = re.compile(r"cuda\.is_available|find_spec\(")
+    assert [name_of(path) for path in FILES if asks.search(path.read_text())] == ["ops/backend.py"]
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints, stderr included; it must succeed."""
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+def test_importing_rebased_is_silent_and_cheap() -> None:
+    heavy = ("torch", "numpy", "pydantic", "yaml", "rich", "cyclopts")
+    assert run_python(f"import rebased, sys; assert not [m for m in {heavy} if m in sys.modules]") == ""
+
+
+def test_names_at_the_top_arrive_on_first_use() -> None:
+    code = """
+import rebased
+assert set(rebased.__all__) <= set(dir(rebased))
+from rebased import *
+assert ReBased is rebased.mixers.ReBased and poly_attention is rebased.ops.poly_attention
+try:
+    rebased.nonsense
+except AttributeError as error:
+    assert "no attribute 'nonsense'" in str(error)
+else:
+    raise AssertionError
+"""
+    assert run_python(code) == ""
+
+
+def test_ops_and_mixers_need_torch_alone() -> None:
+    code = """
+import sys
+for name in ("pydantic", "yaml", "rich", "cyclopts", "safetensors", "triton", "scipy", "pandas", "matplotlib"):
+    sys.modules[name] = None  # importing it raises ImportError
+import inspect, torch, rebased.ops
+from rebased.mixers import CONTEXT, mixer_class, mixer_names
+for name in mixer_names():
+    cls = mixer_class(name)
+    context = {key: value for key, value in zip(CONTEXT, (48, 0, 2, 8)) if key in inspect.signature(cls).parameters}
+    assert cls(**context)(torch.randn(1, 5, 48)).shape == (1, 5, 48)
+assert not torch.cuda.is_initialized()
+"""
+    assert run_python(code) == ""
