@@ -14,20 +14,23 @@ def run(*words: str) -> int:
     return int(leaving.value.code or 0)
 
 
-def test_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     printed = capsys.readouterr()
     assert printed.err == ""  # the presets' warnings about 12 heads are one note here
-    assert printed.out.count("✓") == 19
+    assert printed.out.count("✓") == 31
     assert printed.out.count("156,992,256") == 2
     assert "145,453,824" in printed.out
-    assert printed.out.splitlines()[-1] == "all 19 cells exact"
+    assert printed.out.splitlines()[-1] == "all 31 cells exact"
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--json") == 0
-    cells = json.loads(capsys.readouterr().out)
-    assert len(cells) == 19
+    printed = json.loads(capsys.readouterr().out)
+    assert {size["preset"] for size in printed["at_one_length"]} >= {"rebased", "mamba", "rwkv", "hyena"}
+    cells = printed["cells"]
+    assert len(cells) == 31
+    assert sum(cell["table"] == 4 for cell in cells) == 28
     assert all(cell["exact"] and cell["ours"] == cell["paper"] for cell in cells)
     assert {cell["table"] for cell in cells} == {4, 9}
 
@@ -40,7 +43,7 @@ def test_a_cell_that_differs_is_an_exit_code(
     assert run() == 1
     printed = capsys.readouterr().out
     assert "✗ +1" in printed
-    assert printed.splitlines()[-1] == "1 of 19 differ"
+    assert printed.splitlines()[-1] == "1 of 31 differ"
     assert run("--json") == 1
 
 

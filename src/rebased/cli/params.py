@@ -11,7 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from rebased.models import preset
-from rebased.models.paper import TABLE_4, TABLE_9, Cell, count_parameters
+from rebased.models.paper import (
+    SAME_LENGTH,
+    STATE_LENGTHS,
+    TABLE_4,
+    TABLE_9,
+    Cell,
+    Size,
+    count_parameters,
+    sizes_at_one_length,
+)
 
 TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 
@@ -19,22 +28,26 @@ TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Count the parameters of the paper's models and compare them with its Tables 4 and 9.
 
-    The exit code is 1 where a number differs.
+    A third table has every MQAR model at one length, and the bytes of its state. The exit code is 1 where a number
+    differs from the paper's.
 
     Parameters
     ----------
     as_json: bool
-        Print one JSON list of cells instead of tables.
+        Print JSON instead of tables: the cells, and the sizes at one length.
     """
     with _truncation_unsaid():
         ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
+        sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())
     if as_json:
-        print(json.dumps([_record(cell, count) for cell, count in ours.items()], indent=1))
+        cells = [_record(cell, count) for cell, count in ours.items()]
+        print(json.dumps({"cells": cells, "at_one_length": [size._asdict() for size in sizes]}, indent=1))
     else:
         console = Console()
-        for cells in (TABLE_4, TABLE_9):
-            console.print(_table(cells, ours))
+        for table in (TABLE_4, TABLE_9):
+            console.print(_table(table, ours))
+        console.print(_size_table(sizes))
         console.print(_notes(), highlight=False)
         verdict = f"all {len(ours)} cells exact" if exact == len(ours) else f"{len(ours) - exact} of {len(ours)} differ"
         console.print(verdict, style="bold green" if exact == len(ours) else "bold red", highlight=False)
@@ -55,6 +68,18 @@ def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
         mark = "[green]✓[/]" if ours[cell] == cell.parameters else f"[red]✗ {ours[cell] - cell.parameters:+,}[/]"
         counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
         table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # the last of a model's widths
+    return table
+
+
+def _size_table(sizes: Sequence[Size]) -> Table:
+    title = f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) after so many tokens"
+    table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    table.add_column("preset")
+    for name in ("D", "parameters", *map(str, STATE_LENGTHS)):
+        table.add_column(name, justify="right")
+    for size in sizes:
+        states = (f"{size.state_bytes[length] / 1024:,.1f}" for length in STATE_LENGTHS)
+        table.add_row(size.preset, f"{size.d_model}", f"{size.parameters:,}", *states, end_section=size.d_model == 512)
     return table
 
 

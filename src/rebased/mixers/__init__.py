@@ -11,19 +11,31 @@ from rebased.mixers.contract import (
     mixer_names,
     register_mixer,
 )
+from rebased.mixers.hyena import Hyena, HyenaState
+from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, ReBased
+from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
+from rebased.mixers.sliding_window import SlidingWindow, WindowCache
 
 __all__ = [
     "CONTEXT",
+    "RWKV",
     "Based",
     "Extendable",
+    "Hyena",
+    "HyenaState",
     "KVCache",
+    "Mamba",
+    "MambaState",
     "PolynomialAttention",
     "QKTransform",
+    "RWKVState",
     "ReBased",
     "ShortConv",
+    "SlidingWindow",
     "SoftmaxAttention",
+    "WindowCache",
     "can_extend",
     "count_numbers",
     "mixer_class",

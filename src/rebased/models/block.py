@@ -29,24 +29,27 @@ def build_mixer(config: LMConfig, layer: int) -> nn.Module:
 
 class Block(nn.Module):
     """u = x + Mixer(LN1(x)),  x' = u + MLP(LN2(u)). Without an MLP the second line is u + LN2(u), as in the paper's
-    MQAR models: the MLP is replaced by the identity, the norm and the residual stay."""
+    MQAR models: the MLP is replaced by the identity, the norm and the residual stay. Mamba's block is the first line
+    alone, with an RMSNorm."""
 
     mixer: Any  # a torch module under the mixer contract
+    norm2: nn.Module | None
     mlp: nn.Module
 
     def __init__(self, config: LMConfig, layer: int) -> None:
         super().__init__()
-        D = config.d_model
-        self.norm1 = nn.LayerNorm(D)
+        D, is_mamba = config.d_model, config.block == "mamba"
+        self.norm1 = nn.RMSNorm(D, eps=1e-5) if is_mamba else nn.LayerNorm(D)
         self.mixer = build_mixer(config, layer)
-        self.norm2 = nn.LayerNorm(D)
+        self.norm2 = None if is_mamba else nn.LayerNorm(D)
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        return self._second_half(x + self.mixer(self.norm1(x)))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.extend(self.norm1(x), state)
-        x = x + y
-        return x + self.mlp(self.norm2(x)), state
+        return self._second_half(x + y), state
+
+    def _second_half(self, u: Tensor) -> Tensor:
+        return u if self.norm2 is None else u + self.mlp(self.norm2(u))

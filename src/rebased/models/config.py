@@ -61,6 +61,9 @@ class LMConfig(Config):
     max_len: int = Field(256, ge=1, description="learned positions: the longest sequence the model takes")
     mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
     mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")
+    block: Literal["double_norm", "mamba"] = Field(
+        "double_norm", description="two LayerNorms and residuals a layer; or Mamba's single RMSNorm and residual"
+    )
     embed_dropout: float = Field(0.1, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -69,6 +72,8 @@ class LMConfig(Config):
             raise ValueError("mixers is empty; name at least one, for example [short_conv, rebased]")
         if len(self.mixers) > self.n_layers:
             raise ValueError(f"{len(self.mixers)} mixers do not fit into {self.n_layers} layers; raise n_layers")
+        if self.block == "mamba" and self.mlp_ratio:
+            raise ValueError(f"Mamba's block has no MLP; set mlp_ratio to 0 (it is {self.mlp_ratio}) or another block")
         return self
 
     def mixer_of(self, layer: int) -> MixerConfig:

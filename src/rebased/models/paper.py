@@ -6,7 +6,7 @@ import torch
 
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel
-from rebased.models.presets import preset
+from rebased.models.presets import mqar_preset_names, preset
 
 
 class Cell(NamedTuple):
@@ -27,6 +27,9 @@ _WIDTHS = (64, 128, 256, 512)
 _TABLE_4 = {  # model: (preset, positions at each width, counts at each width)
     "Attention": ("attention", (1024, 1024, 1024, 1024), (623_744, 1_313_024, 2_888_192, 6_824_960)),
     "ConvAttention": ("conv_attention", (512, 128, 128, 128), (578_752, 1_149_312, 2_462_464, 5_580_288)),
+    "RWKV": ("rwkv", (1024, 1024, 1024, 1024), (623_872, 1_313_280, 2_888_704, 6_825_984)),
+    "ConvRWKV": ("conv_rwkv", (2048, 2048, 512, 512), (677_120, 1_395_200, 2_561_024, 5_777_408)),
+    "Mamba": ("mamba", (1024, 1024, 1024, 512), (655_360, 1_413_120, 3_235_840, 7_847_936)),
     "Based": ("based", (256, 256, 256, 256), (577_984, 1_179_520, 2_459_392, 5_307_904)),
     "ReBased": ("rebased", (256, 256, 256, 256), (578_752, 1_180_288, 2_460_160, 5_308_672)),  # "(+768)"
 }
@@ -43,6 +46,30 @@ TABLE_9 = (
     Cell(9, "Based", "lm-paper-checkpoint-based", 768, 4096, 156_955_392),
     Cell(9, "ReBased", "lm-paper-checkpoint-rebased", 768, 4096, 156_992_256),
 )
+
+
+class Size(NamedTuple):
+    """A model of MQAR at one length for all, which Table 4 is not, and what it remembers of a sequence."""
+
+    preset: str
+    d_model: int
+    parameters: int
+    state_bytes: dict[int, int]  # after so many tokens, in fp32
+
+
+SAME_LENGTH = 2048
+STATE_LENGTHS = (128, 256, 512, 1024, 2048)
+
+
+def sizes_at_one_length() -> list[Size]:
+    sizes = []
+    for name in mqar_preset_names():
+        for d_model in _WIDTHS:
+            with torch.device("meta"):
+                model = LanguageModel(preset(name, d_model=d_model, max_len=SAME_LENGTH))
+            state_bytes = {length: 4 * model.state_size(length) for length in STATE_LENGTHS}
+            sizes.append(Size(name, d_model, model.num_parameters(), state_bytes))
+    return sizes
 
 
 def count_parameters(config: LMConfig) -> int:

@@ -29,9 +29,18 @@ _MQAR: dict[str, tuple[str, ...]] = {
     "based": ("short_conv", "based"),
     "conv_attention": ("short_conv", "attention"),
     "attention": ("attention", "attention"),
+    "rwkv": ("rwkv", "rwkv"),
+    "conv_rwkv": ("short_conv", "rwkv"),
+    "mamba": ("mamba", "mamba"),
+    "hyena": ("hyena", "hyena"),
+    "conv_sliding": ("short_conv", "sliding_window"),  # not in the paper: what a window of 64 recalls on its own
 }
 
 _LM = {"paper-text": (12, 16), "paper-checkpoint": (8, 128)}  # heads x key width of the 18-layer language models
+
+
+def mqar_preset_names() -> list[str]:
+    return list(_MQAR)
 
 
 def preset_names() -> list[str]:
@@ -47,6 +56,8 @@ def preset(
         d_model = d_model or 128
         mixers = [_linear(mixer, d_model) if mixer in ("rebased", "based") else mixer for mixer in _MQAR[name]]
         shape: dict[str, Any] = {"n_layers": 2}
+        if name == "mamba":
+            shape |= {"block": "mamba", "embed_dropout": 0.0}
         vocab_size, max_len = vocab_size or 8192, max_len or 256
     elif name in preset_names():
         if name == "lm-attention":

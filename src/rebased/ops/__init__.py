@@ -1,7 +1,7 @@
 """Functions on tensors. Needs torch alone (and triton for the GPU's kernels)."""
 
 from rebased.ops.backend import Backend, use_backend
-from rebased.ops.convolution import short_conv, short_conv_extend
+from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
 from rebased.ops.polynomial import (
     BASED,
     REBASED,
@@ -12,6 +12,8 @@ from rebased.ops.polynomial import (
     poly_attention,
     poly_attention_extend,
 )
+from rebased.ops.rwkv import WKVState, init_wkv_state, wkv, wkv_extend
+from rebased.ops.scan import selective_scan, selective_scan_extend
 
 __all__ = [
     "BASED",
@@ -19,11 +21,19 @@ __all__ = [
     "Backend",
     "Coefficients",
     "PolyState",
+    "WKVState",
     "feature_count",
     "init_poly_state",
+    "init_wkv_state",
+    "long_conv",
+    "long_conv_extend",
     "poly_attention",
     "poly_attention_extend",
+    "selective_scan",
+    "selective_scan_extend",
     "short_conv",
     "short_conv_extend",
     "use_backend",
+    "wkv",
+    "wkv_extend",
 ]
