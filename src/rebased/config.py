@@ -1,11 +1,15 @@
-"""The base of every config: typed, frozen, and strict about its keys."""
+"""The base of every config: typed, frozen, strict about its keys; and how one is read from a YAML file."""
 
 import difflib
 import hashlib
 import json
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
@@ -21,14 +25,130 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
+    def _refuse_what_is_surely_a_mistake(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            for key in values:
+            for key, value in values.items():
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), list(cls.model_fields))}")
+                if isinstance(value, bool) and cls.model_fields[key].annotation in (int, float):
+                    raise ValueError(f"{key} should be a number; got {value}")  # pydantic would take yes for 1
         return values
 
     def digest(self) -> str:
         """Twelve hex digits that name this config: equal configs, and only those, share them."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
+def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:
+    """The config in a YAML file, after overrides such as {"train.lr": "3e-3", "model.mixers.1.n_heads": "4"}."""
+    patch: Any = {}
+    for dotted, text in (overrides or {}).items():
+        branch = parse_yaml(text, f"--{dotted}")
+        for key in reversed(dotted.split(".")):
+            branch = {key: branch}
+        patch = merge(patch, branch)
+    tree = merge(read_yaml(path), patch)
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {explain(error)}") from error
+
+
+def merge(base: Any, patch: Any, at: str = "") -> Any:
+    """`base` with what `patch` says instead. Mappings merge key by key; a mapping with numbers for keys changes single
+    entries of a list; the bare name of a mixer, `rebased`, is short for {name: rebased}. All else is replaced."""
+    if not isinstance(patch, dict):
+        return patch
+    if isinstance(base, list | tuple):
+        entries = list(base)
+        for key, value in patch.items():
+            if not str(key).isdecimal() or int(key) >= len(entries):
+                raise ValueError(f"{at or 'this list'} has entries 0 to {len(entries) - 1}; there is no {key!r}")
+            entries[int(key)] = merge(entries[int(key)], value, f"{at}.{key}".lstrip("."))
+        return entries
+    if isinstance(base, str):
+        base = {"name": base}
+    if not isinstance(base, dict) or ("name" in base and patch.get("name", base["name"]) != base["name"]):
+        return patch  # a mixer of another name takes other arguments
+    return base | {
+        key: merge(base[key], value, f"{at}.{key}".lstrip(".")) if key in base else value
+        for key, value in patch.items()
+    }
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found, in a line a mistake: the key's path, what is wrong with the value, what to do."""
+    return "\n".join(dict.fromkeys(_explain(error, ())))  # no line twice
+
+
+def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[str]:
+    for mistake in error.errors(include_url=False):
+        path = (*parent, *mistake["loc"])
+        cause = mistake.get("ctx", {}).get("error")
+        if isinstance(cause, ValidationError):  # of a part that was validated by itself, such as one mixer
+            yield from _explain(cause, path)
+            continue
+        key = ".".join(map(str, path))
+        if mistake["type"] in ("value_error", "assertion_error"):  # our own words, which name value and remedy
+            yield f"{key}: {cause}" if key else str(cause)
+        elif mistake["type"] == "missing":
+            yield f"{key}: is missing; give it a value"
+        else:
+            what = mistake["msg"].removeprefix("Input ")
+            hint = ""
+            if mistake["type"] == "literal_error":
+                near = difflib.get_close_matches(str(mistake["input"]), re.findall(r"'(.*?)'", what), n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"{key}: {what}; got {_short(mistake['input'])}{hint}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: 3e-3 is a number (YAML 1.1 wants 3.0e-3), and a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice; remove the one in line {line}", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader: no code is run
+    except yaml.YAMLError as error:
+        problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{source} is not valid YAML{where}: {problem or error}") from error
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file: {error.reason} at byte {error.start}") from error
+    tree = parse_yaml(text, str(path))
+    if tree is None:
+        raise ValueError(f"{path} is empty; configs/mqar/quick.yaml shows what belongs there")
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} should hold keys and values (train: ...); it holds {_short(tree)}")
+    return tree

@@ -1,0 +1,31 @@
+"""--import: a user's own Python file or module, loaded so that the mixers it registers are known."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def import_user_code(name: str) -> None:
+    """`my_mixers.py` or `package.module` (looked for in the current folder too)."""
+    path = Path(name)
+    try:
+        if path.suffix != ".py":
+            sys.path.insert(0, str(Path.cwd()))
+            importlib.import_module(name)
+            return
+        if not path.is_file():
+            raise ValueError(f"--import {name}: there is no such file")
+        module_name = f"imported_{path.stem}"
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"--import {name}: Python cannot load this file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise ValueError(
+            f"--import {name} failed: {type(error).__name__}: {error} (--debug shows where it comes from)"
+        ) from error

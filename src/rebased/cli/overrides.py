@@ -1,0 +1,27 @@
+"""--section.key value: settings of a config file, changed on the command line."""
+
+from collections.abc import Sequence
+
+from rebased.config import did_you_mean
+
+
+def parse_overrides(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """["--train.lr", "3e-3", "--model.d_model=64"] -> {"train.lr": "3e-3", "model.d_model": "64"}.
+
+    `known` are words that may have been meant where one of these is no setting.
+    """
+    overrides, rest = {}, list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"unexpected word {word!r}; settings are written --section.key value")
+        key, equals, value = word.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        if "." not in key:
+            raise ValueError(f"unknown option {word!r}; {did_you_mean(word, list(known))}")
+        if not equals:
+            if not rest:
+                raise ValueError(f"{word} needs a value, such as {word} 1")
+            value = rest.pop(0)
+        overrides[key] = value
+    return overrides

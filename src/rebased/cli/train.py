@@ -1,0 +1,66 @@
+"""rebased train: one run from a config file."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli import INTERRUPTED
+from rebased.cli.imports import import_user_code
+from rebased.cli.overrides import parse_overrides
+from rebased.cli.progress import progress_sink
+from rebased.config import load_config
+from rebased.train import RunConfig, RunResult, TrainConfig
+from rebased.train import train as run_training
+
+OPTIONS = (
+    "--config",
+    "--out",
+    "--resume",
+    "--import",
+    "--help",
+    *(f"--train.{key}" for key in TrainConfig.model_fields),
+)
+
+
+def train(
+    *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    config: Path,
+    out: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Train one model as a config file says. Any setting can be changed: --train.lr 3e-3 --model.mixers.1.n_heads 4
+
+    Parameters
+    ----------
+    config
+        YAML file with the sections task, model and train; configs/mqar/ has some.
+    out
+        Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
+    resume
+        Go on where the run in that folder was ended.
+    imports
+        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    """
+    for name in imports:
+        import_user_code(name)
+    run = load_config(RunConfig, config, parse_overrides(settings, OPTIONS))
+    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
+    console = Console()
+    with progress_sink(console) as sink:
+        result = run_training(run, folder, resume=resume, sinks=[sink])
+    console.print(describe(result, run, imports), soft_wrap=True, highlight=False, markup=False)
+    return INTERRUPTED if result.status == "interrupted" else 0
+
+
+def describe(result: RunResult, run: RunConfig, imports: tuple[str, ...]) -> str:
+    if result.status == "interrupted":
+        words = ["--config", str(result.folder / "config.yaml"), "--out", str(result.folder), "--resume"]
+        words += [word for name in imports for word in ("--import", name)]
+        return f"interrupted at step {result.step}, saved; go on with: rebased train {shlex.join(words)}"
+    split = "test" if run.train.protocol == "paper" else "held-out"
+    begin = "this run is done already: " if result.status == "already_done" else ""
+    return f"{begin}{split} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"

@@ -1,0 +1,99 @@
+"""A run as data: the task, the model and how the one is trained on the other."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from rebased.config import Config, did_you_mean, merge
+from rebased.models import LMConfig, preset
+from rebased.tasks import MQARData
+from rebased.train.protocol import Protocol
+
+
+class TrainConfig(Config):
+    """The paper's settings by default."""
+
+    protocol: Protocol = "paper"
+    seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of examples")
+    epochs: int = Field(64, ge=1)
+    batch_size: int = Field(512, ge=1, description="sequences a step, however many are computed at once")
+    micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False, description="of every parameter, as in the paper")
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32"] = "fp32"
+    checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.999]; got {list(betas)}")
+        return betas
+
+
+class RunConfig(Config):
+    """Finished before step 0 and never rewritten; its digest names the run."""
+
+    task: MQARData
+    model: LMConfig
+    train: TrainConfig = TrainConfig()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _finish_model(cls, value: Any, info: ValidationInfo) -> Any:
+        """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> every field of an LMConfig."""
+        if "task" not in info.data:  # it has an error of its own, which is the one to show
+            return LMConfig()
+        if not isinstance(value, dict):
+            return value
+        known = ["preset", *LMConfig.model_fields]
+        for key in value:
+            if key not in known:
+                raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), known)}")
+        task = info.data["task"]
+        patch = {"vocab_size": task.vocab_size, "max_len": longest(task)} | value
+        base = LMConfig()
+        if "preset" in patch:
+            sizes = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
+            typed = LMConfig.model_validate(sizes)
+            base = preset(str(patch.pop("preset")), **{key: getattr(typed, key) for key in sizes})
+        fields = base.model_dump()
+        _share_width_anew(fields["mixers"], patch.get("mixers"))
+        return merge(fields, patch)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RunConfig":
+        if self.model.vocab_size < self.task.vocab_size:
+            raise ValueError(
+                f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "
+                "leave it out to take the task's"
+            )
+        if self.model.max_len < longest(self.task):
+            raise ValueError(
+                f"model.max_len {self.model.max_len} is below the task's longest sequence, {longest(self.task)}; "
+                "leave it out to take the task's"
+            )
+        if self.train.protocol == "held_out" and not self.task.held_out:
+            raise ValueError(
+                "train.protocol held_out reports on a split of its own, and task.held_out is empty; give it segments, "
+                "such as [{seq_len: 256, kv_pairs: 64, examples: 3000}]"
+            )
+        return self
+
+
+def longest(task: MQARData) -> int:
+    return max(segment.seq_len for segment in task.train + task.test + task.held_out)
+
+
+def _share_width_anew(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
+    """Other heads than a preset's are d_model // n_heads wide, unless the change says how wide."""
+    if isinstance(changes, dict):
+        for i, mixer in enumerate(mixers):
+            change = changes.get(i, changes.get(str(i)))
+            if "value_width" in mixer and isinstance(change, dict) and "n_heads" in change:
+                mixer["value_width"] = None

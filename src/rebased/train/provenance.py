@@ -1,0 +1,53 @@
+"""Which code ran, and on what: enough to judge a number by, nothing about whose machine it was."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rebased
+
+
+def describe_code() -> dict[str, Any]:
+    """The package's version and, in a checkout, its commit and whether files differ from it."""
+    code: dict[str, Any] = {"version": rebased.__version__, "commit": None, "dirty": None}
+    package = Path(rebased.__file__).parent
+    # Installed somewhere below another project's checkout, that project's commit would say nothing about this code.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
+        changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
+        code |= {"commit": _git(package, "rev-parse", "HEAD"), "dirty": bool(changes)}
+    return code
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,83 @@
+"""record.jsonl: what a run was and what came of it, a line an event, only ever appended to.
+
+The first line has type "run" (config, digest, code, machine), then one of type "epoch" an epoch, the last has type
+"end". A line of type "resume" stands where a run went on with other code or on another machine.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+RECORD = "record.jsonl"
+
+
+class Record:
+    """The record of a run that is under way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self.size = 0  # bytes of whole lines
+        if path.exists():
+            self.lines, self.size = _read(path)
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["type"] == "epoch"]
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        return self.lines[-1] if self.lines and self.lines[-1]["type"] == "end" else None
+
+    def append(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            with open(self.path, "ab") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            self._truncate(self.size)
+            raise OSError(
+                f"{self.path} could not be written: {error.strerror}; nothing before it is lost: "
+                "make room and run again with --resume"
+            ) from error
+        self.lines.append(line)
+        self.size += len(data)
+
+    def rewind(self, size: int) -> None:
+        """Forget the lines after the first `size` bytes, and a last line that was torn off in the writing."""
+        if size > self.size:
+            raise ValueError(
+                f"{self.path} is damaged: it holds {self.size} bytes, and its checkpoint was saved after {size}; "
+                "start the run again in another folder"
+            )
+        if self.path.exists():
+            self._truncate(size)
+            self.lines, self.size = _read(self.path)
+
+    def _truncate(self, size: int) -> None:
+        with open(self.path, "r+b") as file:
+            file.truncate(size)
+            os.fsync(file.fileno())
+
+
+def read_record(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a record (or of the one in a run's folder), less a last one that is not whole."""
+    path = Path(path)
+    return _read(path / RECORD if path.is_dir() else path)[0]
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = []
+    for number, text in enumerate(whole.splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            line["type"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged in line {number}: {text[:60]!r} is not a record") from error
+        lines.append(line)
+    return lines, len(whole)
