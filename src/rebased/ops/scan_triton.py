@@ -1,0 +1,253 @@
+# mypy: allow-untyped-defs
+"""The selective scan on a GPU: one program a batch row and 32 channels, their [N,32] states in registers.
+
+A lane is a channel and holds its N states, so the sums over N need no other lane. The forward leaves a checkpoint
+every EVERY tokens; the backward walks the segments from the last to the first, computes a segment's states again
+from its checkpoint into a scratch that one program owns, and returns through them. Where B * D is too small to fill
+the GPU, time is cut into pieces: a first pass sums each piece up, pieces are joined, a second pass runs them at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 32  # channels of a program: one warp
+EVERY = 16  # tokens between two checkpoints: these and the scratch both stay below one [B,T,D] at N = 16
+PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
+SHORTEST_PIECE = 128
+
+
+@triton.jit
+def _load_state(ptr, D, channels, n, N: tl.constexpr):
+    """[N,D], of which these channels: zero beyond either end."""
+    mask = (n[:, None] < N) & (channels[None, :] < D)
+    return tl.load(ptr + n[:, None] * D + channels[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_state(ptr, value, D, channels, n, N: tl.constexpr):
+    mask = (n[:, None] < N) & (channels[None, :] < D)
+    tl.store(ptr + n[:, None] * D + channels[None, :], value, mask=mask)
+
+
+@triton.jit
+def _load_channels(ptr, t, D, channels):
+    return tl.load(ptr + t * D + channels, mask=channels < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_projection(ptr, t, n, N: tl.constexpr):
+    return tl.load(ptr + t * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+
+
+@triton.jit
+def forward_kernel(
+    x, dt, A, B, C, skip, starts, y, ends, checkpoints, T, D, piece,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    """y [B,T,D] and the state at the end of each piece, from the state at its start (starts, ends [B,P,N,D])."""
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    n = tl.arange(0, NP)
+    x, dt, y = x + row * T * D, dt + row * T * D, y + row * T * D
+    B, C = B + row * T * N, C + row * T * N
+    checkpoints += row * tl.cdiv(T, EVERY) * N * D
+    state = (row * tl.num_programs(2) + part) * N * D
+    rates = _load_state(A, D, channels, n, N) * 1.4426950408889634  # log2(e): exp2 is what the hardware has
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)
+    h = _load_state(starts + state, D, channels, n, N)
+    for segment in range(part * piece, tl.minimum((part + 1) * piece, tl.cdiv(T, EVERY))):
+        _store_state(checkpoints + segment * N * D, h, D, channels, n, N)
+        for t in range(segment * EVERY, tl.minimum((segment + 1) * EVERY, T)):
+            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
+            h = tl.exp2(step[None, :] * rates) * h + (step * u)[None, :] * _load_projection(B, t, n, N)
+            out = tl.sum(h * _load_projection(C, t, n, N), 0) + through * u
+            tl.store(y + t * D + channels, out.to(y.dtype.element_ty), mask=channels < D)
+    _store_state(ends + state, h, D, channels, n, N)
+
+
+@triton.jit
+def summary_kernel(
+    inputs, weights, dt, A, sums, totals, T, D, piece,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, EVERY: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """What a piece adds to the state at its end (from x and B), or BACK to the gradient at its start (from dy and C);
+    and totals [B,P,D], the sum of dt, which says how much of the rest passes through."""
+    channels = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    n = tl.arange(0, NP)
+    inputs, dt, weights = inputs + row * T * D, dt + row * T * D, weights + row * T * N
+    rates = _load_state(A, D, channels, n, N) * 1.4426950408889634
+    h = tl.zeros([NP, BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    first, last = part * piece * EVERY, tl.minimum((part + 1) * piece * EVERY, T)
+    for i in range(first, last):
+        t = first + last - 1 - i if BACK else i
+        step, u = _load_channels(dt, t, D, channels), _load_channels(inputs, t, D, channels)
+        a, w = tl.exp2(step[None, :] * rates), _load_projection(weights, t, n, N)
+        if BACK:
+            h = a * (h + u[None, :] * w)
+        else:
+            h = a * h + (step * u)[None, :] * w
+        total += step
+    at = row * tl.num_programs(2) + part
+    _store_state(sums + at * N * D, h, D, channels, n, N)
+    tl.store(totals + at * D + channels, total, mask=channels < D)
+
+
+@triton.jit
+def backward_kernel(
+    x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, piece,
+    N: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    """dx, ddt [B,T,D]; dB, dC [D/BLOCK,B,T,N], dA [B,P,N,D] and dskip [B,P,D] still to be summed."""
+    block, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    channels = block * BLOCK + tl.arange(0, BLOCK)
+    n = tl.arange(0, NP)
+    x, dt, dy, dx, ddt = x + row * T * D, dt + row * T * D, dy + row * T * D, dx + row * T * D, ddt + row * T * D
+    B, C = B + row * T * N, C + row * T * N
+    shared = (block * tl.num_programs(1) + row) * T * N
+    dB, dC = dB + shared, dC + shared
+    checkpoints += row * tl.cdiv(T, EVERY) * N * D
+    at = row * tl.num_programs(2) + part
+    scratch += (at * tl.num_programs(0) + block) * EVERY * NP * BLOCK
+    own = n[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    rates = _load_state(A, D, channels, n, N)
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)
+    g = _load_state(dends + at * N * D, D, channels, n, N)
+    rates_sum = tl.zeros([NP, BLOCK], tl.float32)
+    through_sum = tl.zeros([BLOCK], tl.float32)
+    begin, end = part * piece, tl.minimum((part + 1) * piece, tl.cdiv(T, EVERY))
+    for i in range(begin, end):
+        segment = begin + end - 1 - i
+        first, last = segment * EVERY, tl.minimum((segment + 1) * EVERY, T)
+        h = _load_state(checkpoints + segment * N * D, D, channels, n, N)
+        for t in range(first, last):
+            tl.store(scratch + (t - first) * NP * BLOCK + own, h)
+            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
+            a = tl.exp2(step[None, :] * rates * 1.4426950408889634)
+            h = a * h + (step * u)[None, :] * _load_projection(B, t, n, N)
+        tl.debug_barrier()  # what one lane wrote another may read
+        for j in range(first, last):
+            t = first + last - 1 - j
+            before = tl.load(scratch + (t - first) * NP * BLOCK + own)
+            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
+            do, b = _load_channels(dy, t, D, channels), _load_projection(B, t, n, N)
+            a = tl.exp2(step[None, :] * rates * 1.4426950408889634)
+            h = a * before + (step * u)[None, :] * b
+            tl.store(dC + t * N + n, tl.sum(h * do[None, :], 1), mask=n < N)
+            g += do[None, :] * _load_projection(C, t, n, N)
+            tl.store(dB + t * N + n, tl.sum(g * (step * u)[None, :], 1), mask=n < N)
+            du = tl.sum(g * b, 0)  # into step * u
+            g *= a
+            dlog = g * before  # into step * rates
+            dstep = tl.sum(dlog * rates, 0) + du * u
+            tl.store(dx + t * D + channels, (du * step + do * through).to(dx.dtype.element_ty), mask=channels < D)
+            tl.store(ddt + t * D + channels, dstep.to(ddt.dtype.element_ty), mask=channels < D)
+            rates_sum += dlog * step[None, :]
+            through_sum += do * u
+        tl.debug_barrier()  # the next segment overwrites the scratch
+    _store_state(dstarts + at * N * D, g, D, channels, n, N)
+    _store_state(dA + at * N * D, rates_sum, D, channels, n, N)
+    tl.store(dskip + at * D + channels, through_sum, mask=channels < D)
+
+
+def _pieces(batch: int, T: int, D: int) -> int:
+    """How many pieces time is cut into: one where rows and channels alone fill the GPU."""
+    wanted = PROGRAMS // (batch * triton.cdiv(D, BLOCK))
+    return max(1, min(wanted, T // SHORTEST_PIECE))
+
+
+def _launch(x: Tensor, A: Tensor, pieces: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
+    """The grid, the segments of a piece, and the constants of a kernel."""
+    batch, T, D = x.shape
+    N = A.shape[0]
+    shape = {"N": N, "NP": triton.next_power_of_2(N), "BLOCK": BLOCK, "EVERY": EVERY, "num_warps": 1}
+    return (triton.cdiv(D, BLOCK), batch, pieces), triton.cdiv(triton.cdiv(T, EVERY), pieces), shape
+
+
+def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, pieces: int, back: bool) -> Tensor:
+    """The state at the start of each piece, or the gradient at its end: [B,N,D] at one edge -> [B,P,N,D]."""
+    if pieces == 1:
+        return edge.unsqueeze(1)
+    grid, piece, shape = _launch(dt, A, pieces)
+    sums = edge.new_empty(len(edge), pieces, *A.shape)
+    totals = edge.new_empty(len(edge), pieces, A.shape[1])
+    summary_kernel[grid](inputs, weights, dt, A, sums, totals, *dt.shape[1:], piece, BACK=back, **shape)
+    passing = torch.exp(totals.unsqueeze(2) * A)
+    joined = torch.empty_like(sums)
+    for part in reversed(range(pieces)) if back else range(pieces):
+        joined[:, part] = edge
+        edge = torch.addcmul(sums[:, part], passing[:, part], edge)
+    return joined
+
+
+@torch.library.custom_op("rebased::selective_scan", mutates_args=())
+def _forward(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor, start: Tensor, pieces: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A [N,D] and start [B,N,D]: here the channel is the last axis everywhere."""
+    grid, piece, shape = _launch(x, A, pieces)
+    starts = _join(x, B, dt, A, start, pieces, back=False).contiguous()
+    y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
+    forward_kernel[grid](x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], piece, **shape)
+    return y, ends[:, -1].clone(), checkpoints
+
+
+def _checkpoints(x: Tensor, A: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], (x.shape[1] + EVERY - 1) // EVERY, *A.shape, dtype=torch.float32)
+
+
+@_forward.register_fake
+def _(x, dt, A, B, C, skip, start, pieces):
+    return torch.empty_like(x), torch.empty_like(start), _checkpoints(x, A)
+
+
+@torch.library.custom_op("rebased::selective_scan_backward", mutates_args=())
+def _backward(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor, dy: Tensor, dend: Tensor,
+    checkpoints: Tensor, pieces: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grid, piece, shape = _launch(x, A, pieces)
+    batch, T, D = x.shape
+    dends = _join(dy, C, dt, A, dend, pieces, back=True).contiguous()
+    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], EVERY, shape["NP"], BLOCK)
+    dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
+    dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[0]) for _ in "BC")
+    dskip = dends.new_empty(batch, pieces, D)
+    backward_kernel[grid](
+        x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, piece,
+        **shape,
+    )  # fmt: skip
+    sums = dA.sum((0, 1)), dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dskip.sum((0, 1))
+    return dx, ddt, *sums, dstarts[:, 0].clone()
+
+
+@_backward.register_fake
+def _(x, dt, A, B, C, skip, dy, dend, checkpoints, pieces):
+    return tuple(torch.empty_like(each) for each in (x, dt, A, B, C, skip, dend))
+
+
+def _setup(ctx, inputs, output):
+    *tensors, _, ctx.pieces = inputs
+    ctx.save_for_backward(*tensors, output[2])
+
+
+def _autograd(ctx, dy, dend, _):
+    *tensors, checkpoints = ctx.saved_tensors
+    return *_backward(*tensors, dy.contiguous(), dend.contiguous(), checkpoints, ctx.pieces), None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup)
+
+
+def scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """selective_scan_extend in fp32, whatever the inputs' dtype: A [D,N], state [B,D,N]."""
+    skip = x.new_zeros(x.shape[2], dtype=torch.float32) if skip is None else skip.float()
+    x, dt, B, C = (each.contiguous() for each in (x, dt, B, C))
+    A, start = A.float().t().contiguous(), state.transpose(1, 2).contiguous()
+    y, end, _ = _forward(x, dt, A, B, C, skip, start, _pieces(*x.shape))
+    return y, end.transpose(1, 2)

@@ -1,0 +1,46 @@
+"""The selective scan's kernels against the loop in fp64: odd shapes, gradients, and memory that starts as NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ops.scan_cases import assert_gradients_match, scan_inputs
+from rebased.ops import scan_triton
+from rebased.ops.backend import triton_interpreted
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces", "dtype"),
+    [
+        ((2, 1, 3, 1), 1, torch.float32),
+        ((2, 19, 33, 5), 1, torch.float32),
+        ((1, 32, 4, 16), 1, torch.float32),
+        ((1, 53, 5, 3), 3, torch.float32),
+        ((1, 17, 3, 4), 2, torch.float16),
+        ((1, 18, 2, 2), 5, torch.float32),  # more pieces than segments: some are empty
+    ],
+)
+def test_kernels(
+    shape: tuple[int, int, int, int], pieces: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert triton_interpreted()
+    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: pieces)
+    assert_gradients_match(scan_inputs(*shape, dtype=dtype), "triton")
+
+
+def test_extreme_steps_neither_overflow_nor_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: 2)
+    inputs = scan_inputs(1, 33, 2, 4)
+    inputs["dt"] = torch.tensor([1e4, 1e-6]).repeat(17)[:33].reshape(1, 33, 1).expand(1, 33, 2).contiguous()
+    assert_gradients_match(inputs, "triton")

@@ -1,0 +1,41 @@
+"""WKV's kernels against its formula in fp64: odd shapes, gradients, and memory that starts as NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ops.wkv_cases import assert_matches, by_path, wkv_inputs
+from rebased.ops import rwkv_triton
+from rebased.ops.backend import triton_interpreted
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces", "dtype"),
+    [
+        ((2, 1, 3), 1, torch.float32),
+        ((2, 19, 33), 1, torch.float32),
+        ((1, 40, 5), 3, torch.float32),
+        ((1, 9, 4), 4, torch.float32),  # the fourth piece is empty
+        ((1, 17, 6), 2, torch.float16),
+    ],
+)
+def test_kernels(shape: tuple[int, int, int], pieces: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_interpreted()
+    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: pieces)
+    assert_matches(wkv_inputs(*shape, dtype=dtype), by_path("triton"))
+
+
+def test_exponents_beyond_any_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: 2)
+    assert_matches(wkv_inputs(1, 24, 5, spread=60.0), by_path("triton"), tolerance=3e-4)  # 200 is rounded by 1e-5

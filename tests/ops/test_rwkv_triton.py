@@ -1,0 +1,68 @@
+"""WKV's kernels: interpreted here, built for GPUs that are not here, and held against fp64 on one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
+from rebased.ops import wkv
+from triton_aot import compile_launch, record_launches
+from triton_interpreter import run_interpreted
+
+KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
+
+
+def test_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__).with_name("interpreted_wkv.py"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import rwkv_triton
+
+    launches: list[dict[str, Any]] = []
+    for name in KERNELS:
+        monkeypatch.setattr(rwkv_triton, name, record_launches(getattr(rwkv_triton, name), launches))
+    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: 2)
+    k, v, w, u, *_ = wkv_inputs(1, 40, 64, dtype=dtype).values()
+    wkv(k.requires_grad_(), v, w, u, backend="triton").sum().backward()
+    built = [(launch["kernel"].__name__, compile_launch(launch, capability)) for launch in launches]
+    assert [name for name, _ in built] == ["forward_kernel"] * 2 + ["backward_kernel"] * 2 + ["rate_kernel"]
+    for _, kernel in built:
+        assert kernel.metadata.shared == 0  # all there is stays in registers
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 256, 64), (1, 3000, 96), (3, 77, 40), (2, 1, 64)])
+def test_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    law = by_double_sum if shape[1] < 100 else by_path("chunked")
+    assert_matches(
+        wkv_inputs(*shape, dtype=dtype, device="cuda"),
+        by_path("triton"),
+        law=law,
+        tolerance=1e-4 if dtype == torch.float32 else None,
+    )
+
+
+@pytest.mark.gpu
+def test_65536_tokens_on_a_gpu() -> None:
+    torch.manual_seed(0)
+    assert_matches(wkv_inputs(1, 65_536, 8, device="cuda"), by_path("triton"), law=by_path("chunked"), tolerance=1e-4)
+
+
+@pytest.mark.gpu
+def test_compiles_and_is_captured_in_a_graph() -> None:
+    torch.manual_seed(0)
+    inputs = list(wkv_inputs(4, 64, 32, device="cuda").values())[:4]
+    expected = wkv(*inputs)
+    torch.testing.assert_close(torch.compile(wkv, fullgraph=True)(*inputs), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = wkv(*inputs)
+    graph.replay()
+    torch.testing.assert_close(y, expected)

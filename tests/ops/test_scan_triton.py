@@ -1,0 +1,64 @@
+"""The selective scan's kernels: interpreted here, built for GPUs that are not here, held against fp64 on one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ops.scan_cases import assert_gradients_match, scan_inputs
+from rebased.ops import selective_scan, selective_scan_extend
+from triton_aot import compile_launch, record_launches
+from triton_interpreter import run_interpreted
+
+KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
+
+
+def test_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__).with_name("interpreted_scan.py"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import scan_triton
+
+    launches: list[dict[str, Any]] = []
+    for name in KERNELS:
+        monkeypatch.setattr(scan_triton, name, record_launches(getattr(scan_triton, name), launches))
+    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: 2)
+    inputs = scan_inputs(1, 40, 64, 16, dtype=dtype)
+    y, state = selective_scan_extend(inputs["x"].requires_grad_(), *list(inputs.values())[1:], backend="triton")
+    (y.sum() + state.sum()).backward()
+    built = [(launch["kernel"].__name__, compile_launch(launch, capability)) for launch in launches]
+    assert [name for name, _ in built] == ["summary_kernel", "forward_kernel", "summary_kernel", "backward_kernel"]
+    for _, kernel in built:
+        assert kernel.metadata.shared <= 4096  # states are in registers; shared memory only turns vectors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16)])
+def test_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    assert_gradients_match(scan_inputs(*shape, dtype=dtype, device="cuda"), "triton")
+
+
+@pytest.mark.gpu
+def test_65536_tokens_on_a_gpu() -> None:
+    torch.manual_seed(0)
+    assert_gradients_match(scan_inputs(1, 65_536, 4, 16, device="cuda"), "triton", law="chunked")
+
+
+@pytest.mark.gpu
+def test_compiles_and_is_captured_in_a_graph() -> None:
+    torch.manual_seed(0)
+    inputs = list(scan_inputs(4, 64, 32, 16, device="cuda").values())[:6]
+    expected = selective_scan(*inputs)
+    compiled = torch.compile(selective_scan, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = selective_scan(*inputs)
+    graph.replay()
+    torch.testing.assert_close(y, expected)
