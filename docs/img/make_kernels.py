@@ -1,0 +1,82 @@
+"""Draw the README's picture: python docs/img/make_kernels.py [FOLDER]
+
+Left, the similarity of a query and a key as a function of s = q . k / sqrt(K). Right, the share of attention that
+stays on the one key that equals the query among n others drawn at random: each kernel's noise before any training.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+import torch
+from torch import Tensor
+
+from rebased.ops import BASED, REBASED
+
+KERNELS = {"softmax": None, "Based": BASED, "ReBased": REBASED}  # exp(s), 1 + s + s²/2, s²
+LABELS = {"softmax": "softmax  $e^{s}$", "Based": "Based  $1+s+s^2/2$", "ReBased": "ReBased  $s^2$"}
+THEMES = {  # ink, grid, colours of the kernels
+    "light": ("#1f2328", "#d1d9e0", {"softmax": "#8b949e", "Based": "#d9730d", "ReBased": "#0969da"}),
+    "dark": ("#e6edf3", "#3d444d", {"softmax": "#8b949e", "Based": "#f0a050", "ReBased": "#58a6ff"}),
+}
+WIDTH, TRIALS = 16, 400
+
+
+def similarity(s: Tensor, kernel: str) -> Tensor:
+    coefficients = KERNELS[kernel]
+    if coefficients is None:
+        return s.exp()
+    c0, c1, c2 = coefficients
+    return c0 + c1 * s + c2 * s**2
+
+
+def normalised(x: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def share_on_the_match(kernel: str, others: int) -> float:
+    """Mean over trials, with queries and keys as a fresh layer's norm hands them over."""
+    generator = torch.Generator().manual_seed(0)
+    keys = normalised(torch.randn(TRIALS, others + 1, WIDTH, dtype=torch.float64, generator=generator))
+    s = (keys @ keys[:, 0].unsqueeze(-1)).squeeze(-1) / WIDTH**0.5  # the query is key 0
+    sim = similarity(s, kernel)
+    return float((sim[:, 0] / sim.sum(1)).mean())
+
+
+def draw(theme: str, path: Path) -> None:
+    ink, grid, colours = THEMES[theme]
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink, "font.size": 11}
+    style |= {"axes.edgecolor": grid, "grid.color": grid, "axes.spines.top": False, "axes.spines.right": False}
+    style |= {"svg.hashsalt": "rebased", "figure.constrained_layout.use": True, "mathtext.fontset": "cm"}
+    with pyplot.rc_context(style):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.5))
+        s = torch.linspace(-3, 2, 401, dtype=torch.float64)
+        counts = [2**n for n in range(11)]
+        for kernel, colour in colours.items():
+            width = 2.6 if kernel == "ReBased" else 1.8
+            left.plot(s, similarity(s, kernel), color=colour, lw=width)
+            shares = [share_on_the_match(kernel, n) for n in counts]
+            right.plot(counts, shares, color=colour, lw=width, marker="o", ms=4, label=LABELS[kernel])
+        for kernel, (x, y), words in (("Based", (-1, 0.5), "never below ½"), ("ReBased", (0, 0), "reaches zero")):
+            left.plot([x, x], [y, -0.35], color=colours[kernel], lw=1, marker="o", ms=6, markevery=[0])
+            left.text(x, -0.7, words, color=colours[kernel], ha="right" if x < 0 else "left", va="center")
+        left.set(xlabel=r"$s = q \cdot k \,/ \sqrt{K}$", title="similarity", xlim=(-3, 2), ylim=(-1, 5))
+        left.set_yticks(range(6))
+        right.legend(frameon=False, loc="upper right")
+        right.set(xscale="log", xlabel="random other keys", title="attention on the matching key", ylim=(0, 1.02))
+        right.set_xticks([1, 4, 16, 64, 256, 1024], ["1", "4", "16", "64", "256", "1024"])
+        right.minorticks_off()
+        for axes in (left, right):
+            axes.grid(lw=0.6)
+            axes.tick_params(length=0)
+        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
+    for theme in THEMES:
+        draw(theme, folder / f"kernels-{theme}.svg")
