@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rebased.models import LanguageModel
+from rebased.ops.backend import has_gpu
 from rebased.tasks import Batch, Examples, Splits, epoch_batches
 from rebased.tasks.seeds import mix_seed
 from rebased.train.checkpoint import read_pointer
@@ -56,10 +57,10 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
 
 
 def choose_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not has_gpu():
         raise ValueError("train.device is cuda, and torch sees no GPU here; use cpu, or auto to take what there is")
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if has_gpu() else "cpu"
     return torch.device(name)
 
 
