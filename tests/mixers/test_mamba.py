@@ -1,0 +1,140 @@
+"""Mamba against the one of `transformers`: the same weights, values, gradients and steps; and how it starts."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rebased.mixers import RWKV, Mamba
+from rebased.models import LanguageModel, LMConfig, preset
+from rebased.models.block import Block
+
+B, T, D = 2, 19, 24
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """Two layers with weights large enough to matter, no softplus near its linear ends."""
+    from transformers import MambaConfig, MambaModel
+
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=8, hidden_size=D, num_hidden_layers=2, time_step_rank=math.ceil(D / 16))
+    model = MambaModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter) if "norm" not in name else 0.1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Any) -> list[Block]:
+    """Our blocks with their weights: the mixers' names are the same, one norm is called `norm1` here."""
+    config = LMConfig(d_model=D, mixers=("mamba",), block="mamba")
+    blocks = [Block(config, layer) for layer in range(2)]
+    for block, layer in zip(blocks, theirs.layers, strict=True):
+        block.mixer.load_state_dict(layer.mixer.state_dict())
+        block.norm1.load_state_dict(layer.norm.state_dict())
+    return blocks
+
+
+def run(blocks: list[Block], x: Tensor, norm: nn.Module) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return norm(x)
+
+
+def test_values_and_gradients_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None:
+    torch.manual_seed(1)
+    x, weights = torch.randn(B, T, D, requires_grad=True), torch.randn(B, T, D)
+    expected, actual = theirs(inputs_embeds=x).last_hidden_state, run(ours, x, theirs.norm_f)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    (dx,) = torch.autograd.grad((expected * weights).sum(), x, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad((actual * weights).sum(), x, retain_graph=True)[0], dx)
+    for block, layer in zip(ours, theirs.layers, strict=True):
+        names = [name for name, _ in layer.mixer.named_parameters()]
+        mine = torch.autograd.grad((actual * weights).sum(), list(block.mixer.parameters()), retain_graph=True)
+        named = dict(zip([name for name, _ in block.mixer.named_parameters()], mine, strict=True))
+        other = torch.autograd.grad((expected * weights).sum(), list(layer.mixer.parameters()), retain_graph=True)
+        for name, gradient in zip(names, other, strict=True):
+            torch.testing.assert_close(named[name], gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@torch.no_grad()
+def test_steps_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None:
+    torch.manual_seed(2)
+    x, cache = torch.randn(B, T, D), None
+    states = [block.mixer.init_state(B) for block in ours]
+    for piece in x.split([6] + [1] * (T - 6), dim=1):  # a prompt, then one token at a time
+        out = theirs(inputs_embeds=piece, cache_params=cache, use_cache=True)
+        cache, h = out.cache_params, piece
+        for i, block in enumerate(ours):
+            h, states[i] = block.extend(h, states[i])
+        torch.testing.assert_close(theirs.norm_f(h), out.last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+def test_dt_starts_as_mambas_own_or_as_the_papers() -> None:
+    """Which one a run used stands in its config: `dt_init`."""
+    torch.manual_seed(0)
+    own = LanguageModel(preset("mamba", d_model=128)).blocks[1].mixer
+    dt = functional.softplus(own.dt_proj.bias).detach()
+    assert 1e-3 <= float(dt.min()) < 2e-3
+    assert 5e-2 < float(dt.max()) <= 1e-1 + 1e-6
+    logs = dt.log() - math.log(1e-3)  # uniform between 0 and log 100
+    assert float(logs.mean()) == pytest.approx(math.log(100) / 2, rel=0.1)
+    assert float(own.dt_proj.weight.abs().max()) <= 8**-0.5
+    config = LMConfig(d_model=128, mixers=({"name": "mamba", "dt_init": "paper"},), block="mamba")
+    paper = LanguageModel(config).blocks[1].mixer
+    assert not paper.dt_proj.bias.any()
+    assert float(paper.dt_proj.weight.std()) == pytest.approx(0.02, rel=0.1)
+    assert preset("mamba").mixers[0].arguments()["dt_init"] == "mamba"
+
+
+def test_the_rest_of_the_start() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(preset("mamba", d_model=128))
+    mixer = model.blocks[0].mixer
+    assert torch.equal(mixer.A_log, torch.log(torch.arange(1.0, 17.0)).expand(256, 16))
+    assert torch.equal(mixer.D, torch.ones(256))
+    assert float(mixer.out_proj.weight.std()) == pytest.approx(0.02 / 2, rel=0.05)  # sqrt(2 n_layers) = 2
+    assert float(mixer.in_proj.weight.std()) == pytest.approx(0.02, rel=0.05)
+    assert 0.4 < float(mixer.conv1d.weight.abs().max()) <= 0.5  # torch's own: 1/sqrt(4)
+    assert model.dropout.p == 0
+
+
+def test_block_is_one_rms_norm_and_a_residual() -> None:
+    torch.manual_seed(0)
+    block = Block(LMConfig(d_model=D, mixers=("mamba",), block="mamba"), 0)
+    x = torch.randn(B, T, D)
+    normed = block.norm1.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    torch.testing.assert_close(block(x), x + block.mixer(normed))
+    assert {name for name, _ in block.named_parameters() if "norm" in name} == {"norm1.weight"}
+    with pytest.raises(ValueError, match="Mamba's block has no MLP; set mlp_ratio to 0"):
+        LMConfig(block="mamba", mlp_ratio=4)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"d_state": 0}, "d_state 0 is out of range; choose 1 to 256"),
+        ({"d_state": 257}, "d_state 257"),
+        ({"d_conv": 0}, "d_conv 0 is out of range; choose 1 to 64"),
+        ({"expand": 0}, "expand 0"),
+        ({"dt_init": "zero"}, "dt_init 'zero' is unknown; choose 'mamba' or 'paper'"),
+    ],
+)
+def test_bad_arguments_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mamba(D, **values)
+
+
+def test_foreign_states_are_refused() -> None:
+    mixer, x = Mamba(D), torch.randn(B, T, D)
+    with pytest.raises(ValueError, match=r"must be a MambaState .* got RWKVState"):
+        mixer.extend(x, RWKV(D, 0, 2).init_state(B))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"state \[2, 3, 48\]; got .* \[3, 3, 48\]"):
+        mixer.extend(x, mixer.init_state(B + 1))
+    with pytest.raises(ValueError, match=r"state is \[2, 48, 8\]; .* needs \[2, 48, 16\]"):
+        mixer.extend(x, Mamba(D, d_state=8).init_state(B))
