@@ -92,3 +92,10 @@ def test_the_backward_holds_one_chunk_of_states(monkeypatch: pytest.MonkeyPatch)
 def test_wrong_inputs_are_named(name: str, value: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         selective_scan_extend(*(scan_inputs(2, 5, 3, 4) | {name: value}).values())
+
+
+def test_kernels_say_what_they_cannot_do() -> None:
+    with pytest.raises(ValueError, match="need CUDA tensors; these are on cpu: use backend='chunked'"):
+        selective_scan_extend(*scan_inputs(1, 3, 2, 2).values(), backend="triton")
+    with pytest.raises(ValueError, match="compute in fp32; for float64 inputs use"):
+        selective_scan_extend(*scan_inputs(1, 3, 2, 2, dtype=torch.float64).values(), backend="triton")

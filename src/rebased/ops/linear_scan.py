@@ -11,6 +11,23 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rebased.ops.backend import Backend, choose_path, triton_interpreted
+
+
+def scan_path(backend: Backend, x: Tensor) -> Backend:
+    """The path of a recurrence over x: "reference" (the loop, also under the name "recurrent"), "chunked" or "triton".
+
+    The kernels compute in fp32, so that fp64 is left to the chunked path.
+    """
+    path = choose_path(backend, x.device)
+    if path == "triton" and x.dtype == torch.float64:
+        if backend == "triton":
+            raise ValueError("the Triton kernels compute in fp32; for float64 inputs use backend='chunked' or 'auto'")
+        return "chunked"
+    if path == "triton" and not (x.is_cuda or triton_interpreted()):
+        raise ValueError(f"the Triton kernels need CUDA tensors; these are on {x.device}: use backend='chunked'")
+    return "reference" if path == "recurrent" else path
+
 
 def scan_(a: Tensor, h: Tensor) -> None:
     """In place: h_t <- a_t h_{t-1} + h_t, first token untouched. `a` may have axes of one where h is wider."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, choose_path
-from rebased.ops.linear_scan import linear_scan
+from rebased.ops.backend import Backend
+from rebased.ops.linear_scan import linear_scan, scan_path
 from rebased.ops.polynomial.state import state_dtype
 
 NOTHING = -1e38
@@ -46,14 +46,14 @@ def wkv_extend(
 ) -> tuple[Tensor, WKVState]:
     """wkv of tokens that follow a state, and the state after them. Differentiable in the state's num and den too."""
     _check(k, v, w, u, state)
-    path = choose_path(backend, k.device)
+    path = scan_path(backend, k)
     dtype = state_dtype(k.dtype)
     rate, u = torch.exp(w.to(dtype)), u.to(dtype)
-    if path == "triton" and k.dtype != torch.float64:  # the kernels compute in fp32
+    if path == "triton":
         from rebased.ops.rwkv_triton import scan
 
         return scan(k, v, rate, u, state)
-    run = _loop if path in ("reference", "recurrent") else _log_depth
+    run = _loop if path == "reference" else _log_depth
     y, state = run(k.to(dtype), v.to(dtype), rate, u, state)
     return y.to(v.dtype), state
 

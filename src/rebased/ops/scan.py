@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rebased.ops.backend import Backend, choose_path
-from rebased.ops.linear_scan import state_gradients, states
+from rebased.ops.backend import Backend
+from rebased.ops.linear_scan import scan_path, state_gradients, states
 from rebased.ops.polynomial.state import state_dtype
 
 CHUNK_NUMBERS = 1 << 20  # of [C,B,D,N] in one chunk: what still fits a core's caches
@@ -41,14 +41,14 @@ def selective_scan_extend(
 ) -> tuple[Tensor, Tensor]:
     """The scan of tokens that follow a state [B,D,N], and the state after them. Differentiable in the state too."""
     _check(x, dt, A, B, C, skip, state)
-    path = choose_path(backend, x.device)
-    if path == "triton" and x.dtype != torch.float64:  # the kernels compute in fp32
+    path = scan_path(backend, x)
+    if path == "triton":
         from rebased.ops.scan_triton import scan
 
         return scan(x, dt, A, B, C, skip, state)
     dtype = state_dtype(x.dtype)
     inputs = (x.to(dtype), dt.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype))
-    if path in ("reference", "recurrent"):
+    if path == "reference":
         y, state = _loop(*inputs, state)
     else:
         y, state = _ChunkedScan.apply(*inputs, state)
