@@ -39,6 +39,10 @@ class Config(BaseModel):
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process a config travels as the data it is: the class of a mixer's part is made on the way."""
+        return type(self).model_validate, (self.model_dump(),)
+
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 

@@ -48,9 +48,7 @@ def _check(folder: Path, config: Config, resume: bool) -> None:
                 "Use its settings to resume it, or choose another folder (--out)"
             )
         if not resume:
-            raise ValueError(
-                f"{folder} holds this run already; add --resume to go on, or choose another folder (--out)"
-            )
+            raise ValueError(f"{folder} holds this run; add --resume to go on, or choose another folder (--out)")
     elif folder.exists() and any(not name.startswith(".") for name in os.listdir(folder)):
         raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
 

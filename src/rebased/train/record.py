@@ -38,11 +38,8 @@ class Record:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._truncate(self.size)
-            raise OSError(
-                f"{self.path} could not be written: {error.strerror}; nothing before it is lost: "
-                "make room and run again with --resume"
-            ) from error
+            self._truncate(self.size)  # to make a file shorter needs no room
+            raise self._not_written(error) from error
         self.lines.append(line)
         self.size += len(data)
 
@@ -58,9 +55,18 @@ class Record:
             self.lines, self.size = _read(self.path)
 
     def _truncate(self, size: int) -> None:
-        with open(self.path, "r+b") as file:
-            file.truncate(size)
-            os.fsync(file.fileno())
+        try:
+            with open(self.path, "r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: OSError) -> OSError:
+        return OSError(
+            f"{self.path} could not be written: {error.strerror}; what was saved before is whole: "
+            "make room and run again with --resume"
+        )
 
 
 def read_record(path: Path | str) -> list[dict[str, Any]]:
