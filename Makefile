@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint format bench clean
+.PHONY: help setup demo test test-gpu lint format bench tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: setup ## let ruff fix what it can
 
 bench: setup ## measure the operator on this machine's CPU; the result is appended to benchmarks/
 	$(BIN)/python benchmarks/poly_cpu.py
+
+tree: setup ## write the README's file tree from the first line of each file
+	$(BIN)/python docs/make_tree.py
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

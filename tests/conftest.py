@@ -1,10 +1,5 @@
 """What all tests share: `--mixer NAME`, and no GPU tests where there is no GPU."""
 
-import sys
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 
 CONTRACT = "test_contract.py"
@@ -41,25 +36,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def find_mixer(wanted: str) -> str:
     """Import what stands before the colon, and check that the name after it is registered then."""
+    from rebased.cli.imports import import_user_code
     from rebased.mixers import mixer_class
 
     source, _, name = wanted.rpartition(":")
     try:
-        if source.endswith(".py"):
-            _import_file(Path(source))
-        elif source:
-            import_module(source)
+        if source:
+            import_user_code(source)
         mixer_class(name)
-    except (ValueError, ImportError, OSError) as error:
+    except ValueError as error:
         raise pytest.UsageError(f"--mixer {wanted}: {error}") from error
     return name
-
-
-def _import_file(path: Path) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[path.stem] = module = module_from_spec(spec)
-    spec.loader.exec_module(module)

@@ -57,7 +57,7 @@ def test_an_unknown_mixer_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("nowhere.py:mine", "there is no file nowhere.py"),
+        ("nowhere.py:mine", "nowhere.py: there is no such file"),
         ("no_such_package:mine", "No module named 'no_such_package'"),
         ("json:mine", "unknown mixer 'mine'"),
     ],

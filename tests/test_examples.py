@@ -1,0 +1,30 @@
+"""Every example runs, in under forty lines; so does the script behind the README's picture."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+ARGUMENTS = {"own_mixer.py": ["3"]}  # three steps of training show that it runs
+SAYS = {"layer.py": "106,080 numbers", "own_mixer.py": "ReBased recalls", "decode.py": "100 tokens decoded"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_example(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 40
+    command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert SAYS.get(path.name, "") in result.stdout
+    assert result.stdout
+
+
+def test_the_picture_can_be_made_again(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "img" / "make_kernels.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    for name in ("kernels-light.svg", "kernels-dark.svg"):
+        assert "<svg" in (tmp_path / name).read_text()
+        assert (ROOT / "docs" / "img" / name).is_file()
