@@ -1,3 +1,301 @@
-"""Polynomial attention in linear time, plain torch: the CPU's path and the second witness."""
+"""Polynomial attention in linear time, plain torch: the CPU's path and the second witness. Derivation: docs/math.md.
 
-from rebased.ops.polynomial.reference import attend, extend  # noqa: F401
+Every sum of this operator, forward or backward, is one pattern, a *walk*: tokens called readers (x, w) look at the
+tokens called writers (y, u) on one side of them,
+
+    out_i = sum_j sim(x_i, y_j) u_j        dx_i = sum_j (w_i . u_j) d sim(x_i, y_j) / dx_i
+
+With v' = [v, 1] the forward walk gives numerator and denominator at once, o = num / (den + eps); with
+g' = [do, -(do . o)] / (den + eps) the gradients are two more walks:
+
+    forward     readers q        writers (k, v')   over j <= i    out -> o
+    for dq      readers (q, g')  writers (k, v')   over j <= i    dx  -> dq
+    for dk, dv  readers (k, v')  writers (q, g')   over j >= i    dx  -> dk, out -> dv
+
+A walk cuts time into *segments*: readers see the writers of earlier segments through the state sum_j phi(y_j) u_j^T,
+and those of their own segment pair by pair, one *tile* of readers after another. A segment of one tile is the classic
+chunked form; one segment for everything is tiled quadratic attention. The backward recomputes states by walking again,
+so nothing the size of a state is kept per chunk.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rebased.ops.polynomial.state import (
+    Coefficients,
+    PolyState,
+    feature_count,
+    pair_indices,
+    query_weights,
+    state_dtype,
+)
+
+TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
+CPU_WORDS = 2**22  # numbers a walk works on at once, so that they stay in a cache; an accelerator wants them all
+ACCELERATOR_WORDS = 2**28
+
+
+class _Kernel(NamedTuple):
+    """The similarity c0 + c1 s + c2 s^2, s = scale * (x . y), on matrices of raw or scaled products."""
+
+    coefficients: Coefficients
+    scale: float
+
+    def similarity(self, s: Tensor) -> Tensor:
+        c0, c1, c2 = self.coefficients
+        sim = s.square() if c1 == 0 else (c2 * s).add_(c1).mul_(s)
+        sim = sim.mul_(c2) if c1 == 0 and c2 != 1 else sim
+        return sim.add_(c0) if c0 != 0 else sim
+
+    def times_slope_(self, ds: Tensor, s: Tensor) -> Tensor:
+        """ds * (c1 + 2 c2 s), written over ds and s."""
+        _, c1, c2 = self.coefficients
+        return ds.mul_(s.mul_(2 * c2).add_(c1)) if c1 != 0 else ds.mul_(s).mul_(2 * c2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    return _Attention.apply(q, k, v, None, _Kernel(coefficients, scale), eps)[0]
+
+
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+) -> tuple[Tensor, PolyState]:
+    before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B,H,F,V+1]
+    o, after = _Attention.apply(q, k, v, before, _Kernel(coefficients, scale), eps)
+    return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
+
+
+class _Attention(torch.autograd.Function):
+    """(q, k, v, state or None) -> (o, state after or None); a state here is kv and z side by side [B,H,F,V+1]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: _Kernel, eps: float
+    ) -> tuple[Tensor, Tensor | None]:
+        sums, _, after = _walk(kernel, q, k, _with_ones(v), None, state, want_out=True, want_state=state is not None)
+        assert sums is not None
+        denominator = sums[..., -1:].add_(eps)  # [B,T,H,1]
+        o = (sums[..., :-1] / denominator).to(v.dtype)
+        ctx.save_for_backward(q, k, v, state, o, denominator.clone())  # a clone: not a view that keeps the sums alive
+        ctx.kernel = kernel
+        ctx.set_materialize_grads(False)
+        return o, after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, state, o, denominator = ctx.saved_tensors
+        need_q, need_k, need_v, need_state = ctx.needs_input_grad[:4]
+        do = torch.zeros_like(o) if do is None else do
+        v1 = _with_ones(v)
+        do, o = do.to(v1.dtype), o.to(v1.dtype)
+        g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B,T,H,V+1]
+        dq = dk = dv = d_state = None
+        if need_q:
+            dq = _walk(ctx.kernel, q, k, v1, g1, state)[1]
+        if need_k or need_v or need_state:
+            w = v1 if need_k else None
+            dv, dk, d_state = _walk(
+                ctx.kernel, k, q, g1, w, d_after, reverse=True, want_out=need_v, want_state=need_state
+            )
+        return (
+            dq.to(q.dtype) if dq is not None else None,
+            dk.to(k.dtype) if dk is not None else None,
+            dv[..., :-1].to(v.dtype) if dv is not None else None,
+            d_state,
+            None,
+            None,
+        )
+
+
+def _with_ones(v: Tensor) -> Tensor:
+    """v' = [v, 1]: [B,T,H,V] -> [B,T,H,V+1], in the dtype of the sums."""
+    v = v.to(state_dtype(v.dtype))
+    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+
+
+def _walk(
+    kernel: _Kernel,
+    x: Tensor,
+    y: Tensor,
+    u: Tensor,
+    w: Tensor | None,
+    state: Tensor | None,
+    *,
+    reverse: bool = False,
+    want_out: bool = False,
+    want_state: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Readers x [B,T,H,K], w [B,T,H,W] and writers y [B,T,H,K], u [B,T,H,W] -> out [B,T,H,W], dx [B,T,H,K], state.
+
+    `state` is what the readers have seen before the first step; dx is made where w is given. Queries are the readers,
+    or the writers of a reverse walk. A reverse walk goes from the last token to the first.
+    """
+    (B, T, H, K), W = x.shape, u.shape[-1]
+    F = feature_count(K, kernel.coefficients)
+    segment, tile = _lengths(T, K, W, F, reads_first=state is not None, writes_last=want_state)
+    out = torch.empty_like(u) if want_out else None
+    dx = torch.empty_like(x, dtype=u.dtype) if w is not None else None
+    after = u.new_empty(B, H, F, W) if want_state else None
+    words = tile * (K * K + 2 * F + 3 * segment + 4 * W)
+    limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
+    with torch.autocast(x.device.type, enabled=False):
+        for b, h in _row_groups(B, H, max(1, limit // words)):
+            w_, out_, dx_ = (None if a is None else a[b, :, h] for a in (w, out, dx))
+            state_, after_ = (None if a is None else a[b, h] for a in (state, after))
+            _walk_rows(
+                kernel, x[b, :, h], y[b, :, h], u[b, :, h], w_, state_, out_, dx_, after_, segment, tile, reverse
+            )
+    return out, dx, after
+
+
+def _walk_rows(
+    kernel: _Kernel,
+    x: Tensor,
+    y: Tensor,
+    u: Tensor,
+    w: Tensor | None,
+    state: Tensor | None,
+    out: Tensor | None,
+    dx: Tensor | None,
+    after: Tensor | None,
+    segment: int,
+    tile: int,
+    reverse: bool,
+) -> None:
+    """The walk of a group of rows (b, h), n of them: fills out, dx and after, where they are given.
+
+    Inside, tokens are the last axis of x, y and w, so that features are rows and no matmul needs a transposed copy.
+    """
+    (B, T, H, K), dtype = x.shape, u.dtype
+    rows = (B, H)
+    # A forward walk's denominator is a sum of squares put together from features that cancel, and is divided by:
+    # fp64 there keeps o right when one key is thousands of times larger than the rest. Gradients divide by nothing.
+    wide = torch.float64 if dx is None and not reverse and x.device.type != "mps" else dtype
+    weights = query_weights(K, kernel.coefficients, kernel.scale, device=x.device, dtype=wide).unsqueeze(-1)
+    S = None if state is None else state.to(wide).flatten(0, 1)  # [n,F,W]
+    mask = torch.Tensor.tril_ if reverse else torch.Tensor.triu_  # of [writers, readers]
+    segments = _spans(0, T, segment, reverse)
+    for number, (first, last) in enumerate(segments):
+        ys = _features_first(y[:, first:last], dtype)  # [n,K,L]
+        us = _tokens_first(u[:, first:last])  # [n,L,W]
+        for i, j in _spans(first, last, tile, reverse):
+            seen = slice(i - first, None) if reverse else slice(0, j - first)  # of this segment's writers
+            own = slice(0, j - i) if reverse else slice(i - first, j - first)  # of those seen: this tile's own tokens
+            xs = _features_first(x[:, i:j], dtype)  # [n,K,C]
+            s = torch.bmm(ys[:, :, seen].transpose(1, 2), kernel.scale * xs)  # [n,J,C]
+            if out is not None:
+                sim = kernel.similarity(s)
+                mask(sim[:, own])
+                o = torch.bmm(sim.transpose(1, 2), us[:, seen])  # [n,C,W]
+                if S is not None:
+                    phi = _expand(xs.to(wide), kernel.coefficients)
+                    phi = phi if reverse else phi.mul_(weights)
+                    o += torch.bmm(phi.transpose(1, 2), S)
+                out[:, i:j] = o.unflatten(0, rows).transpose(1, 2)
+            if dx is not None and w is not None:
+                ws = _features_first(w[:, i:j], dtype)  # [n,W,C]
+                ds = kernel.times_slope_(torch.bmm(us[:, seen], ws), s)  # [n,J,C]
+                mask(ds[:, own])
+                d = torch.bmm(ys[:, :, seen], ds).mul_(kernel.scale)  # [n,K,C]
+                if S is not None:
+                    d_phi = torch.bmm(S, ws)
+                    d += _contract(d_phi if reverse else d_phi.mul_(weights), xs, kernel.coefficients)
+                dx[:, i:j] = d.unflatten(0, rows).permute(0, 3, 1, 2)
+        if number < len(segments) - 1 or after is not None:
+            for i, j in _spans(0, last - first, tile, reverse):
+                phi = _expand(ys[:, :, i:j].to(wide), kernel.coefficients)
+                phi = phi.mul_(weights) if reverse else phi
+                update = torch.bmm(phi, us[:, i:j].to(wide))
+                S = update if S is None else update.add_(S)
+    if after is not None and S is not None:
+        after.copy_(S.unflatten(0, rows))
+
+
+def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[int, int]:
+    """(segment, tile) with the fewest multiply-adds per token.
+
+    Pairs cost K + W each, and a tile's readers see (segment + tile) / 2 writers on average; reading and writing the
+    state cost F W each, in all segments but the first and the last. The sum is monotone in the number of segments,
+    so the best segment is one tile or everything.
+    """
+    tile = min(TILE, T)
+
+    def cost(segment: int) -> float:
+        n = -(-T // segment)
+        state = F * W * (2 * (n - 1) + reads_first + writes_last) / n
+        return (K + W) * (segment + tile) / 2 + state
+
+    return min(tile, T, key=cost), tile
+
+
+def _row_groups(B: int, H: int, rows: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch and heads with about `rows` pairs (b, h) each."""
+    batch, heads = max(1, rows // H), min(rows, H)
+    for b in range(0, B, batch):
+        for h in range(0, H, heads):
+            yield slice(b, b + batch), slice(h, h + heads)
+
+
+def _spans(start: int, stop: int, length: int, reverse: bool) -> list[tuple[int, int]]:
+    spans = [(i, min(i + length, stop)) for i in range(start, stop, length)]
+    return spans[::-1] if reverse else spans
+
+
+def _features_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B,T,H,K] -> [B*H,K,T], contiguous."""
+    return x.permute(0, 2, 3, 1).to(dtype).contiguous().flatten(0, 1)
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """[B,T,H,K] -> [B*H,T,K], contiguous."""
+    return x.transpose(1, 2).contiguous().flatten(0, 1)
+
+
+@lru_cache(maxsize=64)
+def _expansion(K: int, coefficients: Coefficients, device: torch.device) -> Tensor:
+    """[F]: where each feature stands in the outer product of [1, x] with itself, or of x where only c2 != 0."""
+    c0, c1, c2 = coefficients
+    with torch.inference_mode(False):
+        a, b = pair_indices(K, device)
+        if c0 == 0 and c1 == 0:
+            return a * K + b
+        parts = [torch.arange(0 if c0 != 0 else 1, K + 1 if c1 != 0 else 1, device=device)]
+        return torch.cat([*parts, (a + 1) * (K + 1) + b + 1] if c2 != 0 else parts)
+
+
+def _expand(x: Tensor, coefficients: Coefficients) -> Tensor:
+    """phi: [n,K,C] -> [n,F,C]. Taking rows of the outer product is three times faster than writing them one by one."""
+    K = x.shape[1]
+    z = x if coefficients[:2] == (0, 0) else torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
+    outer = (z.unsqueeze(2) * z.unsqueeze(1)).flatten(1, 2)
+    return outer.index_select(1, _expansion(K, coefficients, x.device))
+
+
+@lru_cache(maxsize=64)
+def _contraction(K: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[K*K] and [K]: which pair feature holds x_a x_b, for all (a, b) and for a = b."""
+    with torch.inference_mode(False):
+        a, b = pair_indices(K, device)
+        pair = torch.empty(K, K, dtype=torch.long, device=device)
+        pair[a, b] = pair[b, a] = torch.arange(len(a), device=device)
+        return pair.flatten(), pair.diagonal().contiguous()
+
+
+def _contract(d_phi: Tensor, x: Tensor, coefficients: Coefficients) -> Tensor:
+    """The transposed derivative of _expand: d_phi [n,F,C], x [n,K,C] -> dx [n,K,C]."""
+    c0, c1, c2 = coefficients
+    K = x.shape[1]
+    d_phi = d_phi[:, (c0 != 0) :]
+    linear = d_phi[:, :K] if c1 != 0 else 0
+    if c2 == 0:
+        return torch.zeros_like(x) + linear
+    d_pairs = d_phi[:, K:] if c1 != 0 else d_phi
+    every, diagonal = _contraction(K, x.device)
+    dx = d_pairs.index_select(1, every).unflatten(1, (K, K)).mul_(x.unsqueeze(1)).sum(2)
+    return dx.addcmul_(d_pairs.index_select(1, diagonal), x).add_(linear)
