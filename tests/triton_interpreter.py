@@ -1,4 +1,4 @@
-"""Runs a file of tests with Triton's kernels interpreted on the CPU.
+"""Runs files of tests with Triton's kernels interpreted on the CPU.
 
 Whether a kernel is interpreted is decided when its module is imported, so these tests need a process of their own.
 Their files are called interpreted_*.py: pytest finds them only when they are named, by `run_interpreted` or by hand
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 
-def run_interpreted(file: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+def run_interpreted(*files: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
-from rebased.ops import scan_triton
+from rebased.ops import scan_triton, selective_scan_extend
 from rebased.ops.backend import triton_interpreted
 
 
@@ -44,3 +44,14 @@ def test_extreme_steps_neither_overflow_nor_vanish(monkeypatch: pytest.MonkeyPat
     inputs = scan_inputs(1, 33, 2, 4)
     inputs["dt"] = torch.tensor([1e4, 1e-6]).repeat(17)[:33].reshape(1, 33, 1).expand(1, 33, 2).contiguous()
     assert_gradients_match(inputs, "triton")
+
+
+def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
+    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: 1)
+    inputs = [each.requires_grad_() for each in scan_inputs(1, 3, 2, 2).values()]
+    compiled = torch.compile(selective_scan_extend, backend="aot_eager", fullgraph=True)
+    results = [run(*inputs, backend="triton") for run in (selective_scan_extend, compiled)]
+    gradients = [torch.autograd.grad(y.sum() + state.sum(), inputs) for y, state in results]
+    for expected, actual in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected)

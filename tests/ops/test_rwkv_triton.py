@@ -1,6 +1,5 @@
-"""WKV's kernels: interpreted here, built for GPUs that are not here, and held against fp64 on one."""
+"""WKV's kernels: built for GPUs that are not here, and held against fp64 on one."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,31 +8,28 @@ import torch
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
 from rebased.ops import wkv
 from triton_aot import compile_launch, record_launches
-from triton_interpreter import run_interpreted
 
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 
-def test_in_the_interpreter() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_wkv.py"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.bfloat16), (90, torch.float16)]
+)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import linear_scan, rwkv_triton
 
     launches: list[dict[str, Any]] = []
     for name in KERNELS:
         monkeypatch.setattr(rwkv_triton, name, record_launches(getattr(rwkv_triton, name), launches))
-    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: 2)
     monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
-    k, v, w, u, *_ = wkv_inputs(1, 40, 64, dtype=dtype).values()
-    wkv(k.requires_grad_(), v, w, u, backend="triton").sum().backward()
-    built = [(launch["kernel"].__name__, compile_launch(launch, capability)) for launch in launches]
-    assert [name for name, _ in built] == ["forward_kernel"] * 2 + ["backward_kernel"] * 2 + ["rate_kernel"]
-    for _, kernel in built:
-        assert kernel.metadata.shared == 0  # all there is stays in registers
+    for T, pieces in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
+        monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_, pieces=pieces: pieces)
+        k, v, w, u, *_ = wkv_inputs(1, T, 64, dtype=dtype).values()
+        wkv(k.requires_grad_(), v, w, u, backend="triton").sum().backward()
+    both, each = ["forward_kernel"] * 2 + ["backward_kernel"] * 2 + ["rate_kernel"], list(KERNELS)
+    assert [launch["kernel"].__name__ for launch in launches] == both + each
+    for launch in launches:
+        assert compile_launch(launch, capability).metadata.shared == 0  # all there is stays in registers
 
 
 @pytest.mark.gpu

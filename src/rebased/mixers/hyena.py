@@ -99,7 +99,8 @@ class Hyena(nn.Module):
         return (self.conv.weight.shape[2] - 1) * 3 * len(self.skip) + seq_len * len(self.skip)
 
     def _gates(self, x: Tensor, state: HyenaState) -> tuple[Tensor, Tensor, Tensor]:
-        u, conv = short_conv_extend(self.in_proj(x), self.conv.weight.squeeze(1), self.conv.bias, state.conv)
+        taps, bias = self.conv.weight.squeeze(1), self.conv.bias
+        u, conv = short_conv_extend(self.in_proj(x), taps, bias, state.conv, backend=self.backend)
         x1, x2, v = u.chunk(3, dim=-1)
         return x2, v * x1, conv
 

@@ -87,7 +87,8 @@ class Mamba(nn.Module):
         if not isinstance(state, MambaState):
             raise ValueError(f"the state must be a MambaState (init_state makes one); got {type(state).__name__}")
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
-        u, conv = short_conv_extend(u, self.conv1d.weight.squeeze(1), self.conv1d.bias, state.conv)
+        taps = self.conv1d.weight.squeeze(1)
+        u, conv = short_conv_extend(u, taps, self.conv1d.bias, state.conv, backend=self.backend)
         u = functional.silu(u)
         dt, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         dt = functional.softplus(self.dt_proj(dt))

@@ -6,14 +6,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rebased.ops.backend import Backend, choose_path
+from rebased.ops.backend import Backend
+from rebased.ops.linear_scan import scan_path
 from rebased.ops.polynomial.state import state_dtype
 
 
-def short_conv_extend(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+def short_conv_extend(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
     """Depth-wise causal convolution of tokens that follow a state, the last W - 1 inputs.
 
-    x [B,T,D], weight [D,W] (the last tap meets the present token), bias [D], state [B,W-1,D].
+    x [B,T,D], weight [D,W] (the last tap meets the present token), bias [D], state [B,W-1,D]. Half precision is
+    computed in fp32.
     """
     width = weight.shape[1]
     if weight.shape[0] != x.shape[2] or state.shape != (x.shape[0], width - 1, x.shape[2]):
@@ -21,14 +25,21 @@ def short_conv_extend(x: Tensor, weight: Tensor, bias: Tensor | None, state: Ten
             f"x {list(x.shape)} with {width} taps needs weight {[x.shape[2], width]} and state "
             f"{[x.shape[0], width - 1, x.shape[2]]}; got {list(weight.shape)} and {list(state.shape)}"
         )
+    if scan_path(backend, x) == "triton":
+        from rebased.ops.convolution_triton import convolve
+
+        tail = torch.cat([state.to(x.dtype), x[:, max(0, x.shape[1] - width + 1) :]], dim=1)
+        return convolve(x, weight, bias, state), tail[:, tail.shape[1] - width + 1 :]
     seen = torch.cat([state.to(x.dtype), x], dim=1)  # [B,W-1+T,D]
-    y = _ShiftedSum.apply(seen, weight)
-    return (y if bias is None else y + bias), seen[:, x.shape[1] :]
+    dtype = state_dtype(x.dtype)
+    y = _ShiftedSum.apply(seen.to(dtype), weight.to(dtype))
+    return (y if bias is None else y + bias.to(dtype)).to(x.dtype), seen[:, x.shape[1] :]
 
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
     """Depth-wise causal convolution: y_t = bias + sum_w weight[:, W-1-w] x_{t-w}; zeros before the first token."""
-    return short_conv_extend(x, weight, bias, x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2]))[0]
+    state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
+    return short_conv_extend(x, weight, bias, state, backend=backend)[0]
 
 
 class _ShiftedSum(torch.autograd.Function):
@@ -70,7 +81,7 @@ def long_conv(x: Tensor, taps: Tensor, skip: Tensor | None = None, *, backend: B
         raise ValueError(f"{T} tokens are more than the filter's {len(taps)} taps; build a filter of at least {T}")
     dtype = state_dtype(x.dtype)
     signal, taps = x.to(dtype), taps[:T].to(dtype)
-    direct = choose_path(backend, x.device) in ("reference", "recurrent")
+    direct = scan_path(backend, x) == "reference"
     y = _direct_sum(signal, taps) if direct else _FFTConvolution.apply(signal, taps)
     return (y if skip is None else torch.addcmul(y, signal, skip.to(dtype))).to(x.dtype)
 

@@ -155,7 +155,7 @@ def backward_kernel(
 
 def _pieces(batch: int, T: int, D: int) -> int:
     """How many pieces time is cut into: one where rows and channels alone fill the GPU."""
-    wanted = PROGRAMS // (batch * triton.cdiv(D, BLOCK))
+    wanted = PROGRAMS // (batch * -(-D // BLOCK))
     return max(1, min(wanted, T // SHORTEST_PIECE))
 
 
