@@ -10,7 +10,7 @@ import torch
 from tiny_run import AtStep, tiny, without_timings
 from torch import Tensor, nn
 
-from rebased.mixers import register_mixer
+from rebased.mixers import contract
 from rebased.train import Diverged, RunStart, Sink, StepReport, load_model, read_record, reported, train
 from rebased.train.evaluate import accuracies, evaluate
 
@@ -117,7 +117,6 @@ def test_sinks_hear_everything(tmp_path: Path) -> None:
     assert heard[-1] == read_record(tmp_path)[-1]
 
 
-@register_mixer("test_bomb")
 class Bomb(nn.Module):
     """A gain, which in one training step is not a number, or has no finite gradient."""
 
@@ -139,10 +138,11 @@ class Bomb(nn.Module):
 
 @pytest.mark.parametrize(("at", "gradient_only", "saved"), [(3, False, None), (13, False, 8), (16, True, 8)])
 def test_divergence_keeps_the_last_good_checkpoint(
-    tmp_path: Path, at: int, gradient_only: bool, saved: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, gradient_only: bool, saved: int | None
 ) -> None:
     """At step 16, the last of its epoch, only the gradient is bad: the weights must be looked at before saving."""
-    Bomb.calls = 0
+    monkeypatch.setattr(Bomb, "calls", 0)
+    monkeypatch.setitem(contract._REGISTER, "test_bomb", Bomb)  # for this test alone
     bomb = {"name": "test_bomb", "at": at, "gradient_only": gradient_only}
     config = tiny({"model": {"n_layers": 1, "mixers": [bomb]}})
     with pytest.raises(Diverged, match=f"at step {at}, where lr was .*--train.lr 0.003") as caught:

@@ -18,7 +18,8 @@ def parse_overrides(words: Sequence[str], known: Sequence[str]) -> dict[str, str
         key, equals, value = word.removeprefix("--").partition("=")
         key = key.replace("-", "_")
         if "." not in key:
-            raise ValueError(f"unknown option {word!r}; {did_you_mean(word, list(known))}")
+            likely = [option for option in known if option.endswith(f".{key}")] or list(known)
+            raise ValueError(f"unknown option {word!r}; {did_you_mean(word, likely)}")
         if not equals:
             if not rest:
                 raise ValueError(f"{word} needs a value, such as {word} 1")

@@ -32,12 +32,13 @@ def train(
     resume: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> int:
-    """Train one model as a config file says. Any setting can be changed: --train.lr 3e-3 --model.mixers.1.n_heads 4
+    """Train one model as a config file says.
 
     Parameters
     ----------
     config
-        YAML file with the sections task, model and train; configs/mqar/ has some.
+        YAML file with the sections task, model and train; configs/mqar/ has some. Any setting in it can be changed on
+        the command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume

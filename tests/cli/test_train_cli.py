@@ -1,0 +1,226 @@
+"""rebased train, as it is typed."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rebased.cli import main
+from rebased.cli.overrides import parse_overrides
+from rebased.config import load_config
+from rebased.train import RunConfig, load_model, read_record
+from rebased.train.folder import run_folder
+
+COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
+TINY = {
+    "task": {
+        "vocab_size": 24,
+        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 40}],
+        "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 20}],
+    },
+    "model": {"d_model": 8, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]},
+    "train": {"epochs": 2, "batch_size": 8, "lr": 0.01, "device": "cpu"},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A config file in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return "tiny.yaml"
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_help_and_version_do_not_import_torch() -> None:
+    for word in ("--help", "--version"):
+        script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
+        script += "atexit.register(lambda: print('torch' in sys.modules, 'pydantic' in sys.modules)); main()"
+        answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert answer.stdout.endswith("False False\n"), answer.stdout
+
+
+def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("train", "--help") == 0
+    text = capsys.readouterr().out
+    for word in ("--config", "--out", "--resume", "--import", "--train.lr 3e-3"):
+        assert word in text
+
+
+def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("train", "--config", config, "--train.lr", "3e-3", "--model.mixers.1.n_heads=4") == 0
+    captured = capsys.readouterr()
+    (folder,) = Path("runs").iterdir()
+    record = read_record(folder)
+    assert folder.name == f"tiny-{record[0]['digest']}"
+    assert record[0]["config"]["train"]["lr"] == 3e-3
+    assert record[0]["config"]["model"]["mixers"][1]["n_heads"] == 4
+    lines = captured.out.splitlines()
+    assert len(lines) == 1 + 2 + 1  # the start, two epochs, the result
+    assert re.match(r"epoch 1/2  step 5  loss \d.*accuracy \d.*tokens/s", lines[1])
+    assert lines[-1] == f"test accuracy {record[-1]['accuracy']:.4f} at epoch {record[-1]['epoch']}; {folder}"
+    assert "\x1b" not in captured.out + captured.err  # this is not a terminal
+    assert "\r" not in captured.out
+    assert load_model(folder).config.d_model == 8
+
+    assert rebased("train", "--config", config, "--train.lr", "3e-3", "--model.mixers.1.n_heads=4", "--resume") == 0
+    assert capsys.readouterr().out.startswith("this run is done already: test accuracy")
+
+
+def test_in_a_terminal_there_is_a_bar(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    assert rebased("train", "--config", config, "--out", "run") == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert re.search(r"epoch 2/2 ━+ *10/10 loss \d\.\d+ +accuracy 0\.\d+ +[\d,]+ tokens/s", shown)
+
+
+BAD = [
+    (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+    (["--config", "tiny.yaml", "--train.lrr", "1"], "tiny.yaml: train: unknown key 'lrr'; did you mean 'lr'?"),
+    (["--config", "tiny.yaml", "--train.lr"], "--train.lr needs a value"),
+    (["--config", "tiny.yaml", "--lr", "1"], "unknown option '--lr'; did you mean '--train.lr'?"),
+    (["--config", "tiny.yaml", "--resum"], "unknown option '--resum'; did you mean '--resume'?"),
+    (["--config", "tiny.yaml", "faster"], "unexpected word 'faster'"),
+    (["--config", "tiny.yaml", "--import", "mine.py"], "--import mine.py: there is no such file"),
+    (["--config", "tiny.yaml", "--import", "no.such.module"], "--import no.such.module failed: ModuleNotFoundError"),
+    (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
+    (["--config", "tiny.yaml", "--out", "."], ". is not empty and not a run's (no config.yaml)"),
+    ([], "--config"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(
+    config: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert rebased("train", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+    assert os.listdir() == ["tiny.yaml"]
+
+
+def test_the_traceback_is_there_for_who_asks(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError):
+        main(["train", "--config", "nowhere.yaml", "--debug"])
+    monkeypatch.setenv("REBASED_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        main(["train", "--config", "nowhere.yaml"])
+
+
+def test_our_own_bugs_are_called_so(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rebased.cli.train.run_training", lambda *_, **__: 1 / 0)
+    assert rebased("train", "--config", config) == 1
+    assert capsys.readouterr().err.startswith("error: ZeroDivisionError: division by zero (not your fault")
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("trian") == 2
+    assert capsys.readouterr().err == "error: unknown command 'trian'; did you mean 'train'?\n"
+
+
+def test_a_mixer_of_ones_own(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "from torch import nn\nfrom rebased.mixers import register_mixer\n\n"
+        "@register_mixer('previous_token')\nclass Previous(nn.Module):\n"
+        "    def __init__(self, d_model: int, *, gain: float = 1.0) -> None:\n"
+        "        super().__init__()\n        self.gain = gain\n"
+        "    def forward(self, x):\n        return self.gain * x.roll(1, dims=1)\n"
+    )
+    words = ["train", "--config", config, "--model.mixers", "[{name: previous_token, gain: 2}]"]
+    assert rebased(*words) == 2
+    assert "unknown mixer 'previous_token'" in capsys.readouterr().err
+    assert rebased(*words, "--import", "mine.py", "--out", "run") == 0
+    assert read_record(Path("run"))[0]["config"]["model"]["mixers"] == [{"name": "previous_token", "gain": 2.0}]
+    Path("broken.py").write_text("import torch\nundefined_name\n")
+    assert rebased(*words, "--import", "broken.py") == 2
+    assert "--import broken.py failed: NameError: name 'undefined_name'" in capsys.readouterr().err
+
+
+def test_divergence_is_told_with_its_remedy(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("train", "--config", config, "--train.lr", "1e30", "--train.eps", "1e-30", "--out", "run") == 2
+    error = capsys.readouterr().err
+    assert re.search(
+        r"error: .* at step \d+, where lr was 1e\+30; .*Try a lower rate, such as --train\.lr 3e\+29", error
+    )
+    assert read_record(Path("run"))[-1]["status"] == "diverged"
+
+
+def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start("train", "--config", config, "--train.epochs", "50", "--train.stop_above", "1", "--out", "a run")
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("epoch 2"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+    last = out.splitlines()[-1]
+    assert re.match(r"interrupted at step \d+, saved; go on with: rebased train --config", last)
+    assert rebased(*shlex.split(last.partition("rebased ")[2])) == 0
+    assert "from step 0" not in capsys.readouterr().out.splitlines()[0]
+    assert epochs_of("a run") == list(range(1, 51))
+
+
+def test_a_folder_in_use_is_left_alone(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with run_folder(Path("run"), load_config(RunConfig, config), resume=False):
+        assert rebased("train", "--config", config, "--out", "run", "--resume") == 2
+    assert capsys.readouterr().err.startswith("error: run is in use by another process; wait until it ends")
+
+
+def test_kill_9_and_resume_is_the_run_that_was_never_killed(config: str) -> None:
+    words = ["train", "--config", config, "--train.epochs", "12", "--train.checkpoint_seconds", "1e-9"]
+    assert rebased(*words, "--out", "whole") == 0
+    killed = start(*words, "--out", "killed")
+    assert killed.stdout is not None
+    killed.stdout.readline()  # training has begun
+    time.sleep(random.Random(1).uniform(0.0, 0.3))
+    killed.kill()
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert rebased(*words, "--out", "killed", "--resume") == 0
+    assert Path("killed/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    assert epochs_of("killed") == list(range(1, 13))
+    assert losses_of("killed") == losses_of("whole")
+
+
+def epochs_of(folder: str) -> list[int]:
+    return [line["epoch"] for line in read_record(folder) if line["type"] == "epoch"]
+
+
+def losses_of(folder: str) -> list[float]:
+    return [line["loss"] for line in read_record(folder) if line["type"] == "epoch"]
+
+
+def test_parse_overrides() -> None:
+    words = ["--train.lr", "-1", "--model.d-model=64", "--task.train=[{a: 1}]", "--train.lr", "3e-3"]
+    assert parse_overrides(words, []) == {"train.lr": "3e-3", "model.d_model": "64", "task.train": "[{a: 1}]"}
