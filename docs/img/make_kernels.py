@@ -20,6 +20,7 @@ THEMES = {  # ink, grid, colours of the kernels
     "dark": ("#e6edf3", "#3d444d", {"softmax": "#8b949e", "Based": "#f0a050", "ReBased": "#58a6ff"}),
 }
 WIDTH, TRIALS = 16, 400
+OTHERS = [2**n for n in range(11)]
 
 
 def similarity(s: Tensor, kernel: str) -> Tensor:
@@ -34,16 +35,17 @@ def normalised(x: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(x, x.shape[-1:])
 
 
-def share_on_the_match(kernel: str, others: int) -> float:
-    """Mean over trials, with queries and keys as a fresh layer's norm hands them over."""
+def shares_on_the_match() -> dict[str, list[float]]:
+    """For each kernel and number of others: mean over trials, with keys as a fresh layer's norm hands them over."""
     generator = torch.Generator().manual_seed(0)
-    keys = normalised(torch.randn(TRIALS, others + 1, WIDTH, dtype=torch.float64, generator=generator))
-    s = (keys @ keys[:, 0].unsqueeze(-1)).squeeze(-1) / WIDTH**0.5  # the query is key 0
-    sim = similarity(s, kernel)
-    return float((sim[:, 0] / sim.sum(1)).mean())
+    keys = normalised(torch.randn(TRIALS, 1 + OTHERS[-1], WIDTH, generator=generator))
+    s = (keys @ keys[:, 0].unsqueeze(-1)).squeeze(-1) / WIDTH**0.5  # [TRIALS, 1 + others]: the query is key 0
+    sims = {kernel: similarity(s, kernel) for kernel in KERNELS}
+    shares = {kernel: [sim[:, 0] / sim[:, : n + 1].sum(1) for n in OTHERS] for kernel, sim in sims.items()}
+    return {kernel: [float(share.mean()) for share in by_count] for kernel, by_count in shares.items()}
 
 
-def draw(theme: str, path: Path) -> None:
+def draw(theme: str, shares: dict[str, list[float]], path: Path) -> None:
     ink, grid, colours = THEMES[theme]
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -54,12 +56,10 @@ def draw(theme: str, path: Path) -> None:
     with pyplot.rc_context(style):
         figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.5))
         s = torch.linspace(-3, 2, 401, dtype=torch.float64)
-        counts = [2**n for n in range(11)]
         for kernel, colour in colours.items():
             width = 2.6 if kernel == "ReBased" else 1.8
             left.plot(s, similarity(s, kernel), color=colour, lw=width)
-            shares = [share_on_the_match(kernel, n) for n in counts]
-            right.plot(counts, shares, color=colour, lw=width, marker="o", ms=4, label=LABELS[kernel])
+            right.plot(OTHERS, shares[kernel], color=colour, lw=width, marker="o", ms=4, label=LABELS[kernel])
         for kernel, (x, y), words in (("Based", (-1, 0.5), "never below ½"), ("ReBased", (0, 0), "reaches zero")):
             left.plot([x, x], [y, -0.35], color=colours[kernel], lw=1, marker="o", ms=6, markevery=[0])
             left.text(x, -0.7, words, color=colours[kernel], ha="right" if x < 0 else "left", va="center")
@@ -78,5 +78,6 @@ def draw(theme: str, path: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent
+    shares = shares_on_the_match()
     for theme in THEMES:
-        draw(theme, folder / f"kernels-{theme}.svg")
+        draw(theme, shares, folder / f"kernels-{theme}.svg")
