@@ -19,29 +19,23 @@ so nothing the size of a state is kept per chunk.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rebased.ops.polynomial.state import (
-    Coefficients,
-    PolyState,
-    feature_count,
-    pair_indices,
-    query_weights,
-    state_dtype,
-)
+from rebased.ops.polynomial.features import contract, expand
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights, state_dtype
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
+PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
 CPU_WORDS = 2**22  # numbers a walk works on at once, so that they stay in a cache; an accelerator wants them all
 ACCELERATOR_WORDS = 2**28
 
 
 class _Kernel(NamedTuple):
-    """The similarity c0 + c1 s + c2 s^2, s = scale * (x . y), on matrices of raw or scaled products."""
+    """The similarity c0 + c1 s + c2 s^2, s = scale * (x . y), on matrices of s."""
 
     coefficients: Coefficients
     scale: float
@@ -194,7 +188,7 @@ def _walk_rows(
                 mask(sim[:, own])
                 o = torch.bmm(sim.transpose(1, 2), us[:, seen])  # [n,C,W]
                 if S is not None:
-                    phi = _expand(xs.to(wide), kernel.coefficients)
+                    phi = expand(xs.to(wide), kernel.coefficients)
                     phi = phi if reverse else phi.mul_(weights)
                     o += torch.bmm(phi.transpose(1, 2), S)
                 out[:, i:j] = o.unflatten(0, rows).transpose(1, 2)
@@ -205,11 +199,11 @@ def _walk_rows(
                 d = torch.bmm(ys[:, :, seen], ds).mul_(kernel.scale)  # [n,K,C]
                 if S is not None:
                     d_phi = torch.bmm(S, ws)
-                    d += _contract(d_phi if reverse else d_phi.mul_(weights), xs, kernel.coefficients)
+                    d += contract(d_phi if reverse else d_phi.mul_(weights), xs, kernel.coefficients)
                 dx[:, i:j] = d.unflatten(0, rows).permute(0, 3, 1, 2)
         if number < len(segments) - 1 or after is not None:
             for i, j in _spans(0, last - first, tile, reverse):
-                phi = _expand(ys[:, :, i:j].to(wide), kernel.coefficients)
+                phi = expand(ys[:, :, i:j].to(wide), kernel.coefficients)
                 phi = phi.mul_(weights) if reverse else phi
                 update = torch.bmm(phi, us[:, i:j].to(wide))
                 S = update if S is None else update.add_(S)
@@ -218,18 +212,18 @@ def _walk_rows(
 
 
 def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[int, int]:
-    """(segment, tile) with the fewest multiply-adds per token.
+    """(segment, tile) with the lowest cost, in multiply-adds per token.
 
-    Pairs cost K + W each, and a tile's readers see (segment + tile) / 2 writers on average; reading and writing the
-    state cost F W each, in all segments but the first and the last. The sum is monotone in the number of segments,
-    so the best segment is one tile or everything.
+    A pair costs K + W and a tile's readers see (segment + tile) / 2 writers on average; reading the state and writing
+    it cost F W each, in all segments but the first and the last. The sum is monotone in the number of segments, so
+    the best segment is one tile or everything. Everything is best up to T = 600 at K = 16, T = 17,000 at K = 128.
     """
     tile = min(TILE, T)
 
     def cost(segment: int) -> float:
         n = -(-T // segment)
-        state = F * W * (2 * (n - 1) + reads_first + writes_last) / n
-        return (K + W) * (segment + tile) / 2 + state
+        state_uses = (2 * (n - 1) + reads_first + writes_last) / n
+        return (K + W + PASSES) * (segment + tile) / 2 + F * (W + PASSES) * state_uses
 
     return min(tile, T, key=cost), tile
 
@@ -255,47 +249,3 @@ def _features_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _tokens_first(x: Tensor) -> Tensor:
     """[B,T,H,K] -> [B*H,T,K], contiguous."""
     return x.transpose(1, 2).contiguous().flatten(0, 1)
-
-
-@lru_cache(maxsize=64)
-def _expansion(K: int, coefficients: Coefficients, device: torch.device) -> Tensor:
-    """[F]: where each feature stands in the outer product of [1, x] with itself, or of x where only c2 != 0."""
-    c0, c1, c2 = coefficients
-    with torch.inference_mode(False):
-        a, b = pair_indices(K, device)
-        if c0 == 0 and c1 == 0:
-            return a * K + b
-        parts = [torch.arange(0 if c0 != 0 else 1, K + 1 if c1 != 0 else 1, device=device)]
-        return torch.cat([*parts, (a + 1) * (K + 1) + b + 1] if c2 != 0 else parts)
-
-
-def _expand(x: Tensor, coefficients: Coefficients) -> Tensor:
-    """phi: [n,K,C] -> [n,F,C]. Taking rows of the outer product is three times faster than writing them one by one."""
-    K = x.shape[1]
-    z = x if coefficients[:2] == (0, 0) else torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
-    outer = (z.unsqueeze(2) * z.unsqueeze(1)).flatten(1, 2)
-    return outer.index_select(1, _expansion(K, coefficients, x.device))
-
-
-@lru_cache(maxsize=64)
-def _contraction(K: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[K*K] and [K]: which pair feature holds x_a x_b, for all (a, b) and for a = b."""
-    with torch.inference_mode(False):
-        a, b = pair_indices(K, device)
-        pair = torch.empty(K, K, dtype=torch.long, device=device)
-        pair[a, b] = pair[b, a] = torch.arange(len(a), device=device)
-        return pair.flatten(), pair.diagonal().contiguous()
-
-
-def _contract(d_phi: Tensor, x: Tensor, coefficients: Coefficients) -> Tensor:
-    """The transposed derivative of _expand: d_phi [n,F,C], x [n,K,C] -> dx [n,K,C]."""
-    c0, c1, c2 = coefficients
-    K = x.shape[1]
-    d_phi = d_phi[:, (c0 != 0) :]
-    linear = d_phi[:, :K] if c1 != 0 else 0
-    if c2 == 0:
-        return torch.zeros_like(x) + linear
-    d_pairs = d_phi[:, K:] if c1 != 0 else d_phi
-    every, diagonal = _contraction(K, x.device)
-    dx = d_pairs.index_select(1, every).unflatten(1, (K, K)).mul_(x.unsqueeze(1)).sum(2)
-    return dx.addcmul_(d_pairs.index_select(1, diagonal), x).add_(linear)

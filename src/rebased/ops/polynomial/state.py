@@ -53,7 +53,8 @@ def init_poly_state(
 @lru_cache(maxsize=64)
 def pair_indices(key_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(a, b) with a <= b, row by row: the order of the second-degree features."""
-    rows, columns = torch.triu_indices(key_width, key_width, device=device)
+    with torch.inference_mode(False):  # kept for later calls, which may need gradients
+        rows, columns = torch.triu_indices(key_width, key_width, device=device)
     return rows, columns
 
 
