@@ -150,6 +150,7 @@ def test_divergence_keeps_the_last_good_checkpoint(
     end = read_record(tmp_path / "run")[-1]
     assert (end["type"], end["status"], end["step"]) == ("end", "diverged", at)
     assert end["reason"] == str(caught.value)
+    assert str(tmp_path) not in (tmp_path / "run" / "record.jsonl").read_text()  # a record is for others to read
     files = [path.name for path in (tmp_path / "run").glob("checkpoint-*")]
     assert files == ([] if saved is None else [f"checkpoint-{saved}.pt"])
     assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -216,7 +216,7 @@ class Run:
 
     def diverged(self, what: str, lr: float) -> Diverged:
         good = read_pointer(self.folder)
-        kept = f"the checkpoint of step {good['step']} in {self.folder} is kept" if good else "nothing was saved yet"
+        kept = f"the checkpoint of step {good['step']} is kept" if good else "nothing was saved yet"
         return Diverged(
             f"{what} at step {self.state.progress.step}, where lr was {lr:.3g}; {kept}. "
             f"Try a lower rate, such as --train.lr {self.config.train.lr / 3:.1g}"
