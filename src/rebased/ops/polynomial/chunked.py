@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rebased.ops.polynomial.features import contract, expand
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights, state_dtype
@@ -73,37 +72,57 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         sums, _, after = _walk(kernel, q, k, _with_ones(v), None, state, want_out=True, want_state=state is not None)
         assert sums is not None
-        denominator = sums[..., -1:].add_(eps)  # [B,T,H,1]
-        o = (sums[..., :-1] / denominator).to(v.dtype)
-        ctx.save_for_backward(q, k, v, state, o, denominator.clone())  # a clone: not a view that keeps the sums alive
+        denominator = sums[..., -1:] + eps  # [B,T,H,1]
+        o = sums[..., :-1] / denominator
+        ctx.save_for_backward(q, k, v, state, o, denominator)
         ctx.kernel = kernel
         ctx.set_materialize_grads(False)
-        return o, after
+        return o.to(v.dtype), after
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, state, o, denominator = ctx.saved_tensors
-        need_q, need_k, need_v, need_state = ctx.needs_input_grad[:4]
-        do = torch.zeros_like(o) if do is None else do
+        return *_Gradients.apply(*ctx.saved_tensors, do, d_after, ctx.kernel, ctx.needs_input_grad[:4]), None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward as a function of all it depends on, so that a second derivative is an error and never a zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: Tensor | None,
+        o: Tensor,
+        denominator: Tensor,
+        do: Tensor | None,
+        d_after: Tensor | None,
+        kernel: _Kernel,
+        needed: tuple[bool, bool, bool, bool],
+    ) -> tuple[Tensor | None, ...]:
+        need_q, need_k, need_v, need_state = needed
         v1 = _with_ones(v)
-        do, o = do.to(v1.dtype), o.to(v1.dtype)
+        do = torch.zeros_like(o) if do is None else do.to(o.dtype)
         g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B,T,H,V+1]
         dq = dk = dv = d_state = None
         if need_q:
-            dq = _walk(ctx.kernel, q, k, v1, g1, state)[1]
+            dq = _walk(kernel, q, k, v1, g1, state)[1]
         if need_k or need_v or need_state:
             w = v1 if need_k else None
-            dv, dk, d_state = _walk(
-                ctx.kernel, k, q, g1, w, d_after, reverse=True, want_out=need_v, want_state=need_state
-            )
+            dv, dk, d_state = _walk(kernel, k, q, g1, w, d_after, reverse=True, want_out=need_v, want_state=need_state)
         return (
             dq.to(q.dtype) if dq is not None else None,
             dk.to(k.dtype) if dk is not None else None,
             dv[..., :-1].to(v.dtype) if dv is not None else None,
             d_state,
-            None,
-            None,
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(
+            "the chunked path of polynomial attention has first derivatives only; "
+            'for second derivatives pass backend="reference"'
         )
 
 

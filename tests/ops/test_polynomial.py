@@ -1,0 +1,337 @@
+"""Polynomial attention: every path is the reference's equation, values and gradients, at any length and any split."""
+
+import pytest
+import torch
+from benchmarks.cases import COEFFICIENTS, Shape, inputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from rebased.ops import (
+    BASED,
+    REBASED,
+    Backend,
+    Coefficients,
+    PolyState,
+    feature_count,
+    init_poly_state,
+    poly_attention,
+    poly_attention_extend,
+)
+from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial.features import expand
+from rebased.ops.polynomial.reference import similarity
+from rebased.ops.polynomial.state import key_features, query_features
+from tolerances import assert_close
+
+NAMES = ("o", "dq", "dk", "dv")
+STATE_NAMES = ("o", "kv", "z", "dq", "dk", "dv", "d kv", "d z")
+
+
+def attend(shape: Shape, backend: Backend, coefficients: Coefficients, **options: float) -> tuple[Tensor, ...]:
+    """o, dq, dk, dv."""
+    q, k, v, do = inputs(shape, coefficients=coefficients)
+    o = poly_attention(q, k, v, coefficients=coefficients, backend=backend, **options)  # type: ignore[arg-type]
+    return o, *torch.autograd.grad(o, (q, k, v), do)
+
+
+def past(shape: Shape, coefficients: Coefficients) -> PolyState:
+    """The state after nine tokens, as a leaf that wants gradients."""
+    q, k, v, _ = inputs(shape._replace(T=9), coefficients=coefficients, seed=1)
+    state = init_poly_state(shape.B, shape.H, shape.K, shape.V, coefficients, dtype=q.dtype)
+    _, state = poly_attention_extend(q, k, v, state, coefficients=coefficients, backend="reference")
+    return PolyState(*(x.detach().requires_grad_() for x in state))
+
+
+def extend(
+    shape: Shape, lengths: list[int], backend: Backend, coefficients: Coefficients, **options: float
+) -> tuple[Tensor, ...]:
+    """o, the state after, and all gradients of a loss of both, in pieces of these lengths that follow a past."""
+    q, k, v, do = inputs(shape, coefficients=coefficients)
+    before = state = past(shape, coefficients)
+    outputs = []
+    for piece in zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True):
+        o, state = poly_attention_extend(*piece, state, coefficients=coefficients, backend=backend, **options)  # type: ignore[arg-type]
+        outputs.append(o)
+    o = torch.cat(outputs, dim=1)
+    generator = torch.Generator().manual_seed(2)
+    d_state = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in state]
+    return o, *state, *torch.autograd.grad((o, *state), (q, k, v, *before), (do, *d_state))
+
+
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+@pytest.mark.parametrize("T", [1, 7, 64, 65, 1000])
+def test_chunked_is_the_reference(T: int, coefficients: Coefficients) -> None:
+    shape = Shape(B=2, T=T, H=3, K=16, V=5)
+    assert_close(attend(shape, "chunked", coefficients), attend(shape, "reference", coefficients), NAMES)
+    assert_close(
+        extend(shape, [T], "chunked", coefficients), extend(shape, [T], "reference", coefficients), STATE_NAMES
+    )
+
+
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+@pytest.mark.parametrize("T", [1, 7, 65])
+def test_recurrent_is_the_reference(T: int, coefficients: Coefficients) -> None:
+    shape = Shape(B=2, T=T, H=3, K=16, V=5)
+    assert_close(attend(shape, "recurrent", coefficients), attend(shape, "reference", coefficients), NAMES)
+    assert_close(
+        extend(shape, [T], "recurrent", coefficients), extend(shape, [T], "reference", coefficients), STATE_NAMES
+    )
+
+
+def test_recurrent_is_the_reference_over_a_thousand_tokens() -> None:
+    shape = Shape(B=1, T=1000, H=2, K=16, V=5)
+    assert_close(attend(shape, "recurrent", REBASED), attend(shape, "reference", REBASED), NAMES)
+
+
+@pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
+@pytest.mark.parametrize("K", [1, 2, 3, 16, 17, 64, 128])
+@pytest.mark.parametrize("backend", ["chunked", "recurrent"])
+def test_any_key_width(backend: Backend, K: int, coefficients: Coefficients) -> None:
+    shape = Shape(B=1, T=19, H=2, K=K, V=5)
+    assert_close(attend(shape, backend, coefficients), attend(shape, "reference", coefficients), NAMES)
+    want = extend(shape, [19], "reference", coefficients)
+    assert_close(extend(shape, [8, 11], backend, coefficients), want, STATE_NAMES)
+
+
+@pytest.mark.parametrize("lengths", [(16, 16), (32, 16), (50, 16), (7, 7), (3, 1)], ids=str)
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+def test_any_segment_and_tile(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int], coefficients: Coefficients
+) -> None:
+    """One mechanism from the chunked to the quadratic form, also where rows go in groups."""
+    shape = Shape(B=3, T=50, H=3, K=5, V=4)
+    want = attend(shape, "reference", coefficients), extend(shape, [50], "reference", coefficients)
+    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: lengths)
+    for words in (1, 2**13, 2**30):  # one row at a time, some, all of them
+        monkeypatch.setattr(chunked, "CPU_WORDS", words)
+        assert_close(attend(shape, "chunked", coefficients), want[0], NAMES)
+    assert_close(extend(shape, [50], "chunked", coefficients), want[1], STATE_NAMES)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+@pytest.mark.parametrize("lengths", [[1, 64], [64, 1], [7, 30, 28], [1] * 5 + [60]], ids=str)
+def test_any_split_of_extend(backend: Backend, lengths: list[int]) -> None:
+    shape = Shape(B=2, T=65, H=2, K=3, V=5)
+    assert_close(extend(shape, lengths, backend, BASED), extend(shape, [65], "reference", BASED), STATE_NAMES)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.builds(Shape, *(st.integers(1, high) for high in (3, 40, 3, 9, 9))),
+    coefficients=st.sampled_from(COEFFICIENTS),
+    cut=st.floats(0, 1),
+    tile=st.integers(1, 16),
+)
+def test_any_shape_and_split(shape: Shape, coefficients: Coefficients, cut: float, tile: int) -> None:
+    first = round(cut * shape.T)
+    lengths = [n for n in (first, shape.T - first) if n > 0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "TILE", tile)
+        got = extend(shape, lengths, "chunked", coefficients)
+    assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES)
+
+
+@pytest.mark.parametrize("backend", ["chunked", "recurrent"])
+def test_scale_and_eps_are_used(backend: Backend) -> None:
+    shape, options = Shape(B=1, T=30, H=2, K=4, V=3), {"scale": 0.3, "eps": 0.5}
+    want = attend(shape, "reference", BASED, **options)
+    assert_close(attend(shape, backend, BASED, **options), want, NAMES)
+    assert_close(
+        extend(shape, [30], backend, BASED, **options), extend(shape, [30], "reference", BASED, **options), STATE_NAMES
+    )
+    for other in ({"scale": 0.4, "eps": 0.5}, {"scale": 0.3, "eps": 0.25}):
+        assert not torch.allclose(attend(shape, backend, BASED, **other)[0], want[0])
+
+
+def test_scale_is_by_default_one_over_the_root_of_the_key_width() -> None:
+    shape = Shape(B=1, T=9, H=1, K=4, V=3)
+    assert torch.equal(attend(shape, "chunked", BASED)[0], attend(shape, "chunked", BASED, scale=0.5)[0])
+
+
+def test_features_are_the_similarity_in_one_order() -> None:
+    for coefficients in COEFFICIENTS:
+        q, k, _, _ = inputs(Shape(B=1, T=6, H=2, K=5, V=1))
+        dot = torch.einsum("bihf,bjhf->bhij", query_features(q, coefficients, 0.3), key_features(k, coefficients))
+        assert_close([dot.tril()], [similarity(q, k, coefficients=coefficients, scale=0.3)], ["sim"])
+        assert_close(
+            [expand(k[0].permute(1, 2, 0), coefficients)], [key_features(k, coefficients)[0].permute(1, 2, 0)], ["phi"]
+        )
+
+
+@pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
+def test_similarity_is_never_negative(coefficients: Coefficients) -> None:
+    q, k, _, _ = inputs(Shape(B=2, T=50, H=2, K=3, V=1))
+    sim = similarity(q, k, coefficients=coefficients, scale=3**-0.5)
+    lowest = {REBASED: 0.0, BASED: 0.5}[coefficients]
+    below = torch.ones(50, 50, dtype=torch.bool).tril()
+    assert (sim[..., below] >= lowest).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+def test_the_first_token_sees_itself(backend: Backend) -> None:
+    q, k, v, _ = inputs(Shape(B=2, T=5, H=2, K=16, V=5))
+    o = poly_attention(q, k, v, coefficients=REBASED, backend=backend)
+    assert_close([o[:, 0]], [v[:, 0]], ["o_0"])
+
+
+@pytest.mark.parametrize("lengths", [(16, 16), (64, 16)], ids=str)
+def test_no_token_sees_a_later_one(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]) -> None:
+    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: lengths)
+    q, k, v, _ = inputs(Shape(B=1, T=64, H=2, K=3, V=5))
+    o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")
+    for t in (1, 15, 16, 40, 63):
+        later = (torch.arange(64) >= t).view(1, 64, 1, 1)
+        changed = poly_attention(
+            *(torch.where(later, 7.0, x) for x in (q, k, v)), coefficients=BASED, backend="chunked"
+        )
+        assert torch.equal(changed[:, :t], o[:, :t])
+        assert not torch.isclose(changed[:, t:], o[:, t:]).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+@pytest.mark.parametrize("zero", ["q", "k", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_zeros_give_zeros(backend: Backend, zero: str, dtype: torch.dtype) -> None:
+    """ReBased of nothing similar is 0 / eps; no NaN, also in the gradients, and the same for every path."""
+    q, k, v, do = inputs(Shape(B=1, T=40, H=2, K=4, V=3), dtype=dtype)
+    q = torch.zeros_like(q, requires_grad=True) if zero in ("q", "both") else q
+    k = torch.zeros_like(k, requires_grad=True) if zero in ("k", "both") else k
+    o = poly_attention(q, k, v, coefficients=REBASED, backend=backend)
+    for x in (o, *torch.autograd.grad(o, (q, k, v), do)):
+        assert torch.equal(x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+def test_packed_documents_do_not_see_each_other(backend: Backend) -> None:
+    shape, bounds = Shape(B=1, T=30, H=2, K=4, V=3), [0, 1, 12, 12, 30]
+    q, k, v, do = inputs(shape)
+    packed = poly_attention(q, k, v, coefficients=BASED, cu_seqlens=torch.tensor(bounds), backend=backend)
+    alone = torch.cat(
+        [
+            poly_attention(q[:, i:j], k[:, i:j], v[:, i:j], coefficients=BASED, backend="reference")
+            for i, j in ((0, 1), (1, 12), (12, 30))
+        ],
+        dim=1,
+    )
+    got, want = (torch.autograd.grad(o, (q, k, v), do) for o in (packed, alone))
+    assert_close((packed, *got), (alone, *want), NAMES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
+def test_other_dtypes(dtype: torch.dtype, coefficients: Coefficients) -> None:
+    """The caller's dtype comes back; sums and states are fp32."""
+    shape = Shape(B=1, T=300, H=2, K=8, V=5)
+    results = []
+    for backend in ("chunked", "reference"):
+        q, k, v, do = inputs(shape, dtype=dtype)
+        o = poly_attention(q, k, v, coefficients=coefficients, backend=backend)
+        results.append((o, *torch.autograd.grad(o, (q, k, v), do)))
+    assert results[0][0].dtype == dtype
+    assert_close(*results, NAMES)
+    state = init_poly_state(1, 2, 8, 5, coefficients, dtype=dtype)
+    o, state = poly_attention_extend(q, k, v, state, coefficients=coefficients, backend="chunked")
+    assert (o.dtype, state.kv.dtype, state.z.dtype) == (dtype, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
+def test_state_is_small_and_stays_so(coefficients: Coefficients) -> None:
+    F = {REBASED: 136, BASED: 153}[coefficients]
+    assert feature_count(16, coefficients) == F
+    state = init_poly_state(2, 3, 16, 5, coefficients)
+    for T in (1, 300):
+        q, k, v, _ = inputs(Shape(B=2, T=T, H=3, K=16, V=5), dtype=torch.float32)
+        _, state = poly_attention_extend(q, k, v, state, coefficients=coefficients, backend="chunked")
+        assert (state.kv.shape, state.z.shape) == ((2, 3, F, 5), (2, 3, F))
+        assert state.kv.is_contiguous()
+        assert state.kv.untyped_storage().nbytes() == 4 * state.kv.numel()
+
+
+def test_strided_inputs() -> None:
+    """Views of one fused projection, heads before tokens, and one key for all heads."""
+    torch.manual_seed(0)
+    fused = torch.randn(2, 70, 3, 4 + 4 + 5, dtype=torch.float64, requires_grad=True)
+    views = fused.split([4, 4, 5], dim=-1)
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in views]
+    shared = [views[0], views[1][:, :, :1].expand(2, 70, 3, 4), views[2][:, :, :1].expand(2, 70, 3, 5)]
+    for q, k, v in (views, heads_first, shared):
+        results = []
+        for backend in ("chunked", "reference"):
+            o = poly_attention(q, k, v, coefficients=BASED, backend=backend)
+            results.append((o, *torch.autograd.grad(o.sum(), fused)))  # a sum's gradient has stride 0
+        assert_close(*results, ("o", "d fused"))
+
+
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [3], [0, 2], [1, 4]], ids=str)
+def test_only_some_inputs_want_gradients(wanted: list[int]) -> None:
+    shape, results = Shape(B=1, T=40, H=2, K=3, V=5), []
+    for backend in ("chunked", "reference"):
+        *qkv, do = inputs(shape)
+        tensors = [x.detach().requires_grad_(i in wanted) for i, x in enumerate((*qkv, *past(shape, BASED)))]
+        o, _ = poly_attention_extend(
+            *tensors[:3],
+            PolyState(*tensors[3:]),
+            coefficients=BASED,
+            backend=backend,  # type: ignore[arg-type]
+        )
+        results.append(torch.autograd.grad(o, [tensors[i] for i in wanted], do))
+    assert_close(*results, [str(i) for i in wanted])
+
+
+def test_a_loss_of_the_state_alone() -> None:
+    shape, results = Shape(B=1, T=40, H=2, K=3, V=5), []
+    for backend in ("chunked", "reference"):
+        q, k, v, _ = inputs(shape)
+        before = past(shape, BASED)
+        _, after = poly_attention_extend(q, k, v, before, coefficients=BASED, backend=backend)
+        results.append(torch.autograd.grad(after.kv.square().sum(), (k, v, before.kv)))
+    assert_close(*results, ("dk", "dv", "d kv"))
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    """Indices cached in inference mode must serve a later training step."""
+    q, k, v, _ = inputs(Shape(B=1, T=20, H=1, K=11, V=3))
+    with torch.inference_mode():
+        state = init_poly_state(1, 1, 11, 3, BASED, dtype=torch.float64)
+        poly_attention_extend(q, k, v, state, coefficients=BASED, backend="chunked")
+    with torch.no_grad():
+        assert not poly_attention(q, k, v, coefficients=BASED, backend="chunked").requires_grad
+    for backend in ("reference", "chunked"):
+        before = PolyState(*(x.clone() for x in state))
+        o, _ = poly_attention_extend(q, k, v, before, coefficients=BASED, backend=backend)
+        assert all(g.isfinite().all() for g in torch.autograd.grad(o.sum(), (q, k, v)))
+
+
+def test_autocast_does_not_reach_inside() -> None:
+    q, k, v, _ = inputs(Shape(B=1, T=50, H=1, K=4, V=3), dtype=torch.float32)
+    o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(poly_attention(q, k, v, coefficients=BASED, backend="chunked"), o)
+
+
+def test_the_backward_keeps_no_states() -> None:
+    """What autograd saves grows with T and holds nothing as wide as the features."""
+    F, sizes = feature_count(16, REBASED), []
+    for T in (2000, 4000):
+        q, k, v, _ = inputs(Shape(B=1, T=T, H=2, K=16, V=8), dtype=torch.float32)
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):  # type: ignore[func-returns-value]
+            poly_attention(q, k, v, coefficients=REBASED, backend="chunked")
+        assert kept
+        assert all(x.shape[1] == T and F not in x.shape for x in kept)
+        sizes.append(sum(x.untyped_storage().nbytes() for x in kept))
+        assert sizes[-1] == 4 * T * 2 * (16 + 16 + 8 + 8 + 1)  # q, k, v, o and the denominator
+    assert sizes[1] == 2 * sizes[0]
+
+
+def test_work_grows_linearly() -> None:
+    counts = []
+    for T in (2048, 4096, 8192):
+        q, k, v, do = inputs(Shape(B=1, T=T, H=1, K=4, V=4), dtype=torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            poly_attention(q, k, v, coefficients=REBASED, backend="chunked").backward(do)
+        counts.append(counter.get_total_flops())
+    assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
+    assert counts[2] / counts[1] == pytest.approx(2, rel=0.05)

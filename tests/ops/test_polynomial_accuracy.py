@@ -1,0 +1,50 @@
+"""fp32 over 65,536 tokens of very different scales, against fp64: values and gradients, one kind of scale per head."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rebased.ops import BASED, REBASED, Coefficients, poly_attention
+from tolerances import LONG_FLOAT32, OUTLIER_FLOAT32
+
+T, V = 65_536, 4
+HEADS = ("small", "large", "growing", "shrinking", "tokens", "channels", "outlier")
+
+
+def scaled_inputs(K: int) -> list[Tensor]:
+    """q, k, v, do [1,T,H,*] in fp32; head h is scaled as HEADS[h] says."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, T, len(HEADS), w, generator=generator) for w in (K, K, V, V))
+    ramp = 10 ** torch.linspace(-3, 3, T).view(1, T, 1)
+    at = {name: (slice(None), slice(None), h) for h, name in enumerate(HEADS)}
+    for x in (q, k):
+        x[at["small"]] *= 1e-3  # s^2 is then near eps
+        x[at["large"]] *= 1e3
+        x[at["tokens"]] *= 10 ** (6 * torch.rand(1, T, 1, generator=generator) - 3)
+    k[at["growing"]] *= ramp
+    k[at["shrinking"]] /= ramp
+    q[at["channels"]] *= 10 ** torch.linspace(-2, 2, K)
+    k[at["channels"]] *= 10 ** torch.linspace(2, -2, K)
+    v[at["channels"]] *= 10 ** torch.linspace(-4, 4, V)
+    k[0, 0, HEADS.index("outlier")] *= 1e3
+    return [q, k, v, do]
+
+
+def attend(tensors: list[Tensor], coefficients: Coefficients, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    q, k, v, do = (x.to(dtype).requires_grad_() for x in tensors)
+    o = poly_attention(q, k, v, coefficients=coefficients, backend="chunked")
+    return o, *torch.autograd.grad(o, (q, k, v), do)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("coefficients", "K"), [(REBASED, 16), (BASED, 8)], ids=str)
+def test_fp32_stays_accurate(coefficients: Coefficients, K: int) -> None:
+    tensors = scaled_inputs(K)
+    got = attend(tensors, coefficients, torch.float32)
+    want = attend(tensors, coefficients, torch.float64)
+    for name, a, b in zip(("o", "dq", "dk", "dv"), got, want, strict=True):
+        assert a.isfinite().all()
+        error = ((a - b).abs().amax(1) / b.abs().amax(1))[0].amax(-1)  # [H]: the worst channel of each head
+        for head, e in zip(HEADS, error.tolist(), strict=True):
+            limit = OUTLIER_FLOAT32[name] if head == "outlier" else LONG_FLOAT32
+            assert e < limit, f"{name} of the head {head!r} is off by {e:.1e}"
