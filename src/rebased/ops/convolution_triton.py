@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS, CHANNELS, WARPS = 64, 64, 4  # of a program
+TOKENS, CHANNELS, WARPS = 32, 64, 4  # of a program
 
 
 @triton.jit
