@@ -35,12 +35,12 @@ def test_kernels(
     shape: tuple[int, int, int, int], pieces: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert triton_interpreted()
-    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: pieces)
+    monkeypatch.setattr(scan_triton, "pieces_of_time", lambda *_: pieces)
     assert_gradients_match(scan_inputs(*shape, dtype=dtype), "triton")
 
 
 def test_extreme_steps_neither_overflow_nor_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: 2)
+    monkeypatch.setattr(scan_triton, "pieces_of_time", lambda *_: 2)
     inputs = scan_inputs(1, 33, 2, 4)
     inputs["dt"] = torch.tensor([1e4, 1e-6]).repeat(17)[:33].reshape(1, 33, 1).expand(1, 33, 2).contiguous()
     assert_gradients_match(inputs, "triton")
@@ -48,7 +48,7 @@ def test_extreme_steps_neither_overflow_nor_vanish(monkeypatch: pytest.MonkeyPat
 
 def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
-    monkeypatch.setattr(scan_triton, "_pieces", lambda *_: 1)
+    monkeypatch.setattr(scan_triton, "pieces_of_time", lambda *_: 1)
     inputs = [each.requires_grad_() for each in scan_inputs(1, 3, 2, 2).values()]
     compiled = torch.compile(selective_scan_extend, backend="aot_eager", fullgraph=True)
     results = [run(*inputs, backend="triton") for run in (selective_scan_extend, compiled)]

@@ -32,18 +32,18 @@ def _poison() -> Iterator[None]:
 )
 def test_kernels(shape: tuple[int, int, int], pieces: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_interpreted()
-    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: pieces)
+    monkeypatch.setattr(rwkv_triton, "pieces_of_time", lambda *_: pieces)
     assert_matches(wkv_inputs(*shape, dtype=dtype), by_path("triton"))
 
 
 def test_exponents_beyond_any_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: 2)
+    monkeypatch.setattr(rwkv_triton, "pieces_of_time", lambda *_: 2)
     assert_matches(wkv_inputs(1, 24, 5, spread=60.0), by_path("triton"), tolerance=3e-4)  # 200 is rounded by 1e-5
 
 
 def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
-    monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_: 1)
+    monkeypatch.setattr(rwkv_triton, "pieces_of_time", lambda *_: 1)
     inputs = [each.requires_grad_() for each in list(wkv_inputs(1, 3, 2).values())[:4]]
     compiled = torch.compile(wkv, backend="aot_eager", fullgraph=True)
     gradients = [torch.autograd.grad(run(*inputs, backend="triton").sum(), inputs) for run in (wkv, compiled)]

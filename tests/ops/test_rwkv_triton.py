@@ -23,7 +23,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
         monkeypatch.setattr(rwkv_triton, name, record_launches(getattr(rwkv_triton, name), launches))
     monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     for T, pieces in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
-        monkeypatch.setattr(rwkv_triton, "_pieces", lambda *_, pieces=pieces: pieces)
+        monkeypatch.setattr(rwkv_triton, "pieces_of_time", lambda *_, pieces=pieces: pieces)
         k, v, w, u, *_ = wkv_inputs(1, T, 64, dtype=dtype).values()
         wkv(k.requires_grad_(), v, w, u, backend="triton").sum().backward()
     both, each = ["forward_kernel"] * 2 + ["backward_kernel"] * 2 + ["rate_kernel"], list(KERNELS)

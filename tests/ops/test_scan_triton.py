@@ -23,7 +23,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
         monkeypatch.setattr(scan_triton, name, record_launches(getattr(scan_triton, name), launches))
     monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     for T, pieces in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
-        monkeypatch.setattr(scan_triton, "_pieces", lambda *_, pieces=pieces: pieces)
+        monkeypatch.setattr(scan_triton, "pieces_of_time", lambda *_, pieces=pieces: pieces)
         inputs = scan_inputs(1, T, 64, 16, dtype=dtype)
         y, state = selective_scan_extend(inputs["x"].requires_grad_(), *list(inputs.values())[1:], backend="triton")
         (y.sum() + state.sum()).backward()

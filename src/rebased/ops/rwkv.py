@@ -71,18 +71,24 @@ def _loop(k: Tensor, v: Tensor, rate: Tensor, u: Tensor, state: WKVState) -> tup
 
 def _log_depth(k: Tensor, v: Tensor, rate: Tensor, u: Tensor, state: WKVState) -> tuple[Tensor, WKVState]:
     k, v = k.transpose(0, 1), v.transpose(0, 1)  # [T,B,D]
-    with torch.no_grad():
-        m = torch.cat([state.max.unsqueeze(0), k])  # [T+1,B,D], the exponents before and after each token
-        _running_max_(m, rate)
-    before, after = m[:-1], m[1:]
-    old, new = torch.exp(before - rate - after), torch.exp(k - after)
-    sums = linear_scan(
-        old.unsqueeze(-1), torch.stack([new * v, new], dim=-1), torch.stack([state.num, state.den], dim=-1)
-    )  # [T,B,D,2]
+    m, sums = running_sums(k, torch.stack([v, torch.ones_like(v)], dim=-1), rate.expand(len(k), 1, -1), state)
     num = torch.cat([state.num.unsqueeze(0), sums[:-1, ..., 0]])
     den = torch.cat([state.den.unsqueeze(0), sums[:-1, ..., 1]])
-    y = _output(num, den, before, k, v, u)
-    return y.transpose(0, 1), WKVState(sums[-1, ..., 0], sums[-1, ..., 1], after[-1])
+    y = _output(num, den, m[:-1], k, v, u)
+    return y.transpose(0, 1), WKVState(sums[-1, ..., 0], sums[-1, ..., 1], m[-1])
+
+
+def running_sums(exponents: Tensor, terms: Tensor, fade: Tensor, state: WKVState) -> tuple[Tensor, Tensor]:
+    """All s_t = e^-fade_t s_{t-1} + e^exponents_t terms_t from a state on, in log depth and scaled by e^-m.
+
+    exponents [T,B,D], terms [T,B,D,2], fade [T,1,D] -> m [T+1,B,D] (before the first, and after each), s [T,B,D,2].
+    """
+    with torch.no_grad():
+        m = torch.cat([state.max.unsqueeze(0), exponents])
+        _running_max_(m, torch.cat([fade[:1], fade]))
+    old, new = torch.exp(m[:-1] - fade - m[1:]), torch.exp(exponents - m[1:])
+    start = torch.stack([state.num, state.den], dim=-1)
+    return m, linear_scan(old.unsqueeze(-1), new.unsqueeze(-1) * terms, start)
 
 
 def _output(num: Tensor, den: Tensor, m: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
@@ -92,16 +98,16 @@ def _output(num: Tensor, den: Tensor, m: Tensor, k: Tensor, v: Tensor, u: Tensor
     return (past * num + present * v) / (past * den + present)
 
 
-def _running_max_(m: Tensor, rate: Tensor) -> None:
-    """In place: m_t <- max(m_t, m_{t-1} - rate), in log depth as `linear_scan.scan_`."""
+def _running_max_(m: Tensor, fade: Tensor) -> None:
+    """In place: m_t <- max(m_t, m_{t-1} - fade_t), in log depth as `linear_scan.scan_`."""
     T = len(m)
     if T == 1:
         return
     even = T // 2 * 2
     seconds, rest = m[1:even:2], m[2::2]
-    torch.maximum(seconds, m[0:even:2] - rate, out=seconds)
-    _running_max_(seconds, 2 * rate)
-    torch.maximum(rest, m[1 : T - 1 : 2] - rate, out=rest)
+    torch.maximum(seconds, m[0:even:2] - fade[1:even:2], out=seconds)
+    _running_max_(seconds, fade[1:even:2] + fade[0:even:2])
+    torch.maximum(rest, m[1 : T - 1 : 2] - fade[2::2], out=rest)
 
 
 def _check(k: Tensor, v: Tensor, w: Tensor, u: Tensor, state: WKVState) -> None:

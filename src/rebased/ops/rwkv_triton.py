@@ -16,12 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rebased.ops.rwkv import NOTHING, WKVState
+from rebased.ops.rwkv import NOTHING, WKVState, running_sums
+from rebased.ops.scan_triton import BLOCK, pieces_of_time
 
 NOTHING_ = tl.constexpr(NOTHING)
-BLOCK = 32  # channels of a program: one warp
-PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
-SHORTEST_PIECE = 128
 
 
 @triton.jit
@@ -138,12 +136,6 @@ def rate_kernel(k, v, rates, starts, y, lse, dy, ends, dr, T, D, piece, BLOCK: t
     _store(dr + part // 3, dr_sum, 0, D, channels)
 
 
-def _pieces(batch: int, T: int, D: int) -> int:
-    """How many pieces time is cut into: one where rows and channels alone fill the GPU."""
-    wanted = PROGRAMS // (batch * -(-D // BLOCK))
-    return max(1, min(wanted, T // SHORTEST_PIECE))
-
-
 def _launch(k: Tensor, pieces: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """The grid; and T, D and the tokens of a piece."""
     batch, T, D = k.shape
@@ -152,16 +144,13 @@ def _launch(k: Tensor, pieces: int) -> tuple[tuple[int, int, int], tuple[int, in
 
 def _join(sums: Tensor, edge: Tensor, rates: Tensor, T: int, piece: int, back: bool) -> Tensor:
     """What each piece starts from: `edge` [B,3,D] and the pieces' own sums [B,P,3,D] -> [B,P,3,D]."""
-    joined, pieces = torch.empty_like(sums), sums.shape[1]
-    for part in reversed(range(pieces)) if back else range(pieces):
-        joined[:, part] = edge
-        length = max(0, min(piece, T - part * piece))
-        (a, b, m), (a_new, b_new, new) = edge.unbind(1), sums[:, part].unbind(1)
-        m = m - length * rates
-        top = torch.maximum(m, new)
-        old, new = torch.exp(m - top), torch.exp(new - top)
-        edge = torch.stack([old * a + new * a_new, old * b + new * b_new, top], dim=1)
-    return joined
+    lengths = (T - piece * torch.arange(sums.shape[1], device=sums.device)).clamp(0, piece)
+    order = (lambda x: x.flip(0)) if back else (lambda x: x)
+    own = order(sums.transpose(0, 1))  # [P,B,3,D]
+    fade = order(lengths.view(-1, 1, 1) * rates)
+    m, joined = running_sums(own[:, :, 2], own[:, :, :2].transpose(-1, -2), fade, WKVState(*edge.unbind(1)))
+    inner = torch.cat([joined.transpose(-1, -2), m[1:].unsqueeze(2)], dim=2)[:-1]
+    return order(torch.cat([edge.unsqueeze(0), inner])).transpose(0, 1).contiguous()
 
 
 @torch.library.custom_op("rebased::wkv", mutates_args=())
@@ -170,12 +159,11 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """start [B,3,D]: num, den and max. Also gives lse and what each piece started from."""
     grid, shape = _launch(k, pieces)
-    starts = start.unsqueeze(1)
+    starts = start.unsqueeze(1).clone()
     y, lse, ends = torch.empty_like(v), torch.empty_like(k, dtype=torch.float32), _states(start, pieces)
     if pieces > 1:
         forward_kernel[grid](k, v, rates, u, ends, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=True, num_warps=1)
         starts = _join(ends, start, rates, shape[0], shape[2], back=False)
-    starts = starts.clone()
     forward_kernel[grid](k, v, rates, u, starts, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=False, num_warps=1)
     return y, ends[:, -1].clone(), lse, starts
 
@@ -235,5 +223,7 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 def scan(k: Tensor, v: Tensor, rates: Tensor, u: Tensor, state: WKVState) -> tuple[Tensor, WKVState]:
     """wkv_extend in fp32, whatever the dtype of k and v."""
-    y, end, _, _ = _forward(k.contiguous(), v.contiguous(), rates, u, torch.stack(state, dim=1), _pieces(*k.shape))
+    y, end, _, _ = _forward(
+        k.contiguous(), v.contiguous(), rates, u, torch.stack(state, dim=1), pieces_of_time(*k.shape)
+    )
     return y, WKVState(*end.unbind(1))

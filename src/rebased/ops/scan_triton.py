@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.linear_scan import states
+
 BLOCK = 32  # channels of a program: one warp
 EVERY = 16  # tokens between two checkpoints: these and the scratch both stay below one [B,T,D] at N = 16
 PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
@@ -153,7 +155,7 @@ def backward_kernel(
     tl.store(dskip + at * D + channels, through_sum, mask=channels < D)
 
 
-def _pieces(batch: int, T: int, D: int) -> int:
+def pieces_of_time(batch: int, T: int, D: int) -> int:
     """How many pieces time is cut into: one where rows and channels alone fill the GPU."""
     wanted = PROGRAMS // (batch * -(-D // BLOCK))
     return max(1, min(wanted, T // SHORTEST_PIECE))
@@ -175,12 +177,10 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
     sums = edge.new_empty(len(edge), pieces, *A.shape)
     totals = edge.new_empty(len(edge), pieces, A.shape[1])
     summary_kernel[grid](inputs, weights, dt, A, sums, totals, *dt.shape[1:], piece, BACK=back, **shape)
+    order = (lambda x: x.flip(0)) if back else (lambda x: x)
     passing = torch.exp(totals.unsqueeze(2) * A)
-    joined = torch.empty_like(sums)
-    for part in reversed(range(pieces)) if back else range(pieces):
-        joined[:, part] = edge
-        edge = torch.addcmul(sums[:, part], passing[:, part], edge)
-    return joined
+    joined = states(order(passing.transpose(0, 1)), order(sums.transpose(0, 1)), edge)  # [P,B,N,D]
+    return order(torch.cat([edge.unsqueeze(0), joined[:-1]])).transpose(0, 1).contiguous()
 
 
 @torch.library.custom_op("rebased::selective_scan", mutates_args=())
@@ -249,5 +249,5 @@ def scan(
     skip = x.new_zeros(x.shape[2], dtype=torch.float32) if skip is None else skip.float()
     x, dt, B, C = (each.contiguous() for each in (x, dt, B, C))
     A, start = A.float().t().contiguous(), state.transpose(1, 2).contiguous()
-    y, end, _ = _forward(x, dt, A, B, C, skip, start, _pieces(*x.shape))
+    y, end, _ = _forward(x, dt, A, B, C, skip, start, pieces_of_time(*x.shape))
     return y, end.transpose(1, 2)
