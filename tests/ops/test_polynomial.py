@@ -103,7 +103,7 @@ def test_any_segment_and_tile(
     """One mechanism from the chunked to the quadratic form, also where rows go in groups."""
     shape = Shape(B=3, T=50, H=3, K=5, V=4)
     want = attend(shape, "reference", coefficients), extend(shape, [50], "reference", coefficients)
-    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: lengths)
+    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: (lengths, 1.0))
     for words in (1, 2**13, 2**30):  # one row at a time, some, all of them
         monkeypatch.setattr(chunked, "CPU_WORDS", words)
         assert_close(attend(shape, "chunked", coefficients), want[0], NAMES)
@@ -178,7 +178,7 @@ def test_the_first_token_sees_itself(backend: Backend) -> None:
 
 @pytest.mark.parametrize("lengths", [(16, 16), (64, 16)], ids=str)
 def test_no_token_sees_a_later_one(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]) -> None:
-    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: lengths)
+    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: (lengths, 1.0))
     q, k, v, _ = inputs(Shape(B=1, T=64, H=2, K=3, V=5))
     o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")
     for t in (1, 15, 16, 40, 63):

@@ -42,6 +42,11 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def splits_matmuls() -> bool:
+    """Whether the CPU's bmm splits every matmul of a batch among the threads; MKL's gives each thread some of them."""
+    return not torch.backends.mkl.is_available()
+
+
 @cache
 def has_triton() -> bool:
     return find_spec("triton") is not None

@@ -18,19 +18,21 @@ chunked form; one segment for everything is tiled quadratic attention. The backw
 so nothing the size of a state is kept per chunk.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rebased.ops.backend import splits_matmuls
 from rebased.ops.polynomial.features import contract, expand
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights, state_dtype
+from rebased.ops.threads import run_parts
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
 CPU_WORDS = 2**22  # numbers a walk works on at once, so that they stay in a cache; an accelerator wants them all
 ACCELERATOR_WORDS = 2**28
+THREADED = 2**26  # multiply-adds of a walk that are worth threads of their own, some milliseconds
 
 
 class _Kernel(NamedTuple):
@@ -151,19 +153,24 @@ def _walk(
     """
     (B, T, H, K), W = x.shape, u.shape[-1]
     F = feature_count(K, kernel.coefficients)
-    segment, tile = _lengths(T, K, W, F, reads_first=state is not None, writes_last=want_state)
+    (segment, tile), cost = _lengths(T, K, W, F, reads_first=state is not None, writes_last=want_state)
     out = torch.empty_like(u) if want_out else None
     dx = torch.empty_like(x, dtype=u.dtype) if w is not None else None
     after = u.new_empty(B, H, F, W) if want_state else None
-    words = tile * (K * K + 2 * F + 3 * segment + 4 * W)
-    limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
-    with torch.autocast(x.device.type, enabled=False):
-        for b, h in _row_groups(B, H, max(1, limit // words)):
-            w_, out_, dx_ = (None if a is None else a[b, :, h] for a in (w, out, dx))
-            state_, after_ = (None if a is None else a[b, h] for a in (state, after))
+
+    def walk_rows(rows: tuple[slice, slice]) -> None:
+        b, h = rows
+        w_, out_, dx_ = (None if a is None else a[b, :, h] for a in (w, out, dx))
+        state_, after_ = (None if a is None else a[b, h] for a in (state, after))
+        with torch.autocast(x.device.type, enabled=False):
             _walk_rows(
                 kernel, x[b, :, h], y[b, :, h], u[b, :, h], w_, state_, out_, dx_, after_, segment, tile, reverse
             )
+
+    limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
+    rows = max(1, limit // (tile * (K * K + 2 * F + 3 * segment + 4 * W)))
+    threads = _threads(x.device, B * T * H * cost)
+    run_parts(walk_rows, _row_groups(B, H, min(rows, -(-B * H // threads))), threads)
     return out, dx, after
 
 
@@ -230,8 +237,8 @@ def _walk_rows(
         after.copy_(S.unflatten(0, rows))
 
 
-def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[int, int]:
-    """(segment, tile) with the lowest cost, in multiply-adds per token.
+def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[tuple[int, int], float]:
+    """(segment, tile) with the lowest cost, and that cost, in multiply-adds per token.
 
     A pair costs K + W and a tile's readers see (segment + tile) / 2 writers on average; reading the state and writing
     it cost F W each, in all segments but the first and the last. The sum is monotone in the number of segments, so
@@ -244,15 +251,21 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
         state_uses = (2 * (n - 1) + reads_first + writes_last) / n
         return (K + W + PASSES) * (segment + tile) / 2 + F * (W + PASSES) * state_uses
 
-    return min(tile, T, key=cost), tile
+    segment = min(tile, T, key=cost)
+    return (segment, tile), cost(segment)
 
 
-def _row_groups(B: int, H: int, rows: int) -> Iterator[tuple[slice, slice]]:
+def _threads(device: torch.device, work: float) -> int:
+    """How many threads share a walk's rows; 1 where torch itself makes good use of them."""
+    if device.type != "cpu" or work < THREADED or not splits_matmuls() or torch.compiler.is_compiling():
+        return 1
+    return torch.get_num_threads()
+
+
+def _row_groups(B: int, H: int, rows: int) -> list[tuple[slice, slice]]:
     """Slices of batch and heads with about `rows` pairs (b, h) each."""
     batch, heads = max(1, rows // H), min(rows, H)
-    for b in range(0, B, batch):
-        for h in range(0, H, heads):
-            yield slice(b, b + batch), slice(h, h + heads)
+    return [(slice(b, b + batch), slice(h, h + heads)) for b in range(0, B, batch) for h in range(0, H, heads)]
 
 
 def _spans(start: int, stop: int, length: int, reverse: bool) -> list[tuple[int, int]]:

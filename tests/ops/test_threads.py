@@ -1,0 +1,68 @@
+"""Threads that share the rows of one computation change nothing but the time."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from benchmarks.cases import Shape, inputs
+
+from rebased.ops import BASED, poly_attention
+from rebased.ops.polynomial import chunked
+from rebased.ops.threads import run_parts
+
+
+@pytest.fixture
+def two_threads() -> Iterator[int]:
+    """Two threads for torch, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+def test_parts_run_once_each_on_single_threaded_torch(two_threads: int) -> None:
+    seen: list[tuple[int, int, int, bool]] = []
+
+    def note(part: int) -> None:
+        seen.append((part, threading.get_ident(), torch.get_num_threads(), torch.is_grad_enabled()))
+
+    run_parts(note, range(20), two_threads)
+    assert sorted(part for part, *_ in seen) == list(range(20))
+    assert all(rest == [1, False] for _, _, *rest in seen)
+    assert threading.get_ident() not in {thread for _, thread, *_ in seen}
+    assert torch.get_num_threads() == 2
+    later: list[int] = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [2], "a thread of the user's own was left with one thread"
+
+
+def test_one_thread_is_the_callers_own() -> None:
+    seen: list[int] = []
+    run_parts(lambda _: seen.append(threading.get_ident()), range(3), 1)
+    assert seen == [threading.get_ident()] * 3
+
+
+def test_an_error_in_a_part_arrives(two_threads: int) -> None:
+    def fail(part: int) -> None:
+        raise ValueError(f"part {part}")
+
+    with pytest.raises(ValueError, match="part 0"):
+        run_parts(fail, range(4), two_threads)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_attention_is_the_same_on_threads(monkeypatch: pytest.MonkeyPatch, two_threads: int, inference: bool) -> None:
+    results = []
+    monkeypatch.setattr(chunked, "splits_matmuls", lambda: True)
+    for least_work in (0, 2**60):
+        monkeypatch.setattr(chunked, "THREADED", least_work)
+        q, k, v, do = inputs(Shape(B=2, T=300, H=3, K=4, V=5))
+        with torch.inference_mode(inference):
+            o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")
+        results.append((o,) if inference else (o, *torch.autograd.grad(o, (q, k, v), do)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
