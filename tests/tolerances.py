@@ -22,3 +22,18 @@ def assert_close(got: Iterable[Tensor], want: Iterable[Tensor], names: Iterable[
     for a, b, name in zip(got, want, names, strict=True):
         assert a.dtype == b.dtype, f"{name} has dtype {a.dtype}, not {b.dtype}"
         torch.testing.assert_close(a, b, **TOLERANCES[b.dtype], msg=lambda text, name=name: f"{name}: {text}")
+
+
+KERNEL_ERRORS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+"""Triton kernels at real sizes against fp64: the norm of the difference over the norm. Sums of many random numbers have
+elements near zero, which an element-wise tolerance would have to be softened for."""
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def assert_small_error(got: Iterable[Tensor], want: Iterable[Tensor], names: Iterable[str], dtype: torch.dtype) -> None:
+    errors = {name: relative_error(a, b) for a, b, name in zip(got, want, names, strict=True)}
+    wrong = {name: f"{error:.1e}" for name, error in errors.items() if not error < KERNEL_ERRORS[dtype]}
+    assert not wrong, f"relative errors beyond {KERNEL_ERRORS[dtype]:.0e}: {wrong}"

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, choose_path
+from rebased.ops.backend import Backend, choose_path, has_triton
 from rebased.ops.polynomial import chunked, recurrent, reference
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, state_dtype
 
@@ -14,6 +14,7 @@ REBASED: Coefficients = (0.0, 0.0, 1.0)
 BASED: Coefficients = (1.0, 1.0, 0.5)
 EPS = 1e-12
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN_TORCH: dict[Backend, ModuleType] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
 
 def poly_attention(
@@ -33,13 +34,15 @@ def poly_attention(
     (B = 1) the row holds N documents, document n at positions cu_seqlens[n] to cu_seqlens[n+1], and none sees another.
     """
     coefficients, scale = _check(q, k, v, coefficients, scale)
-    path = _path(choose_path(backend, q.device))
+    path = _path(backend, q)
     if cu_seqlens is None:
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
-    bounds = _check_cu_seqlens(cu_seqlens, q)
+    _check_cu_seqlens(cu_seqlens, q)
+    if path not in _PLAIN_TORCH.values():
+        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
     documents = [
         path.attend(q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps)
-        for i, j in pairwise(bounds)
+        for i, j in pairwise(_bounds(cu_seqlens, q.shape[1]))
         if i < j
     ]
     return torch.cat(documents, dim=1)
@@ -62,12 +65,22 @@ def poly_attention_extend(
     """
     coefficients, scale = _check(q, k, v, coefficients, scale)
     _check_state(state, q, v, coefficients)
-    path = _path(choose_path(backend, q.device))
+    path = _path(backend, q)
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
-def _path(name: Backend) -> ModuleType:
-    return {"reference": reference, "recurrent": recurrent, "chunked": chunked}[name]
+def _path(backend: Backend, q: Tensor) -> ModuleType:
+    """The path a call takes; "auto" leaves to the chunked one what the kernels do not take."""
+    name = choose_path(backend, q.device)
+    if name != "triton":
+        return _PLAIN_TORCH[name]
+    if not has_triton():
+        raise ValueError("backend 'triton' needs Triton: pip install triton, or use 'auto' or 'chunked'")
+    from rebased.ops.polynomial import gpu  # here, because importing rebased.ops must not import Triton
+    from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH
+
+    beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH
+    return chunked if backend == "auto" and beyond_kernels else gpu
 
 
 def _check(
@@ -116,12 +129,18 @@ def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: Coefficie
         raise ValueError(f"the state is on {state.kv.device} and the inputs are on {q.device}; move one of them")
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
+def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
+    """All but the numbers themselves, for which the host would have to wait on a GPU."""
     if q.shape[0] != 1:
         raise ValueError(f"cu_seqlens packs documents into one row, so B must be 1; it is {q.shape[0]}")
     if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 2:
         raise ValueError(f"cu_seqlens must be whole numbers [0, ..., T], one axis; got shape {list(cu_seqlens.shape)}")
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens is on {cu_seqlens.device} and the inputs are on {q.device}; move one of them")
+
+
+def _bounds(cu_seqlens: Tensor, T: int) -> list[int]:
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != q.shape[1] or any(i > j for i, j in pairwise(bounds)):
-        raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[1]}; it is {bounds[:4]} ... {bounds[-1]}")
+    if bounds[0] != 0 or bounds[-1] != T or any(i > j for i, j in pairwise(bounds)):
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; it is {bounds[:4]} ... {bounds[-1]}")
     return bounds
