@@ -1,0 +1,71 @@
+"""How several runs side by side look: in a terminal a bar each, in a log a line an epoch each."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from rebased.train import RunStart, Sink, StepReport
+
+
+class Board:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[what]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def sink(self, name: str, epochs: int) -> Sink:
+        """The ear of one run; its bar waits from now on."""
+        task = self._progress.add_task(name, total=None, start=False, what="waiting")
+        return _Bar(self._progress, task, epochs) if self._console.is_terminal else _Lines(self._console, name, epochs)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+class _Bar(Sink):
+    def __init__(self, progress: Progress, task: TaskID, epochs: int) -> None:
+        self._progress, self._task, self._epochs = progress, task, epochs
+        self._accuracy = "-"
+
+    def start(self, run: RunStart) -> None:
+        self._progress.start_task(self._task)
+        self._progress.update(self._task, total=run.steps, completed=run.step, what="starting")
+        for line in run.epochs[-1:]:
+            self.epoch(line)
+
+    def step(self, report: StepReport) -> None:
+        what = f"epoch {report.epoch}/{self._epochs}  loss {report.loss:.2f}  accuracy {self._accuracy}"
+        self._progress.update(self._task, completed=report.step, what=what)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self._accuracy = f"{line['test']['accuracy']:.3f}"
+
+    def end(self, line: dict[str, Any]) -> None:
+        what = f"done: best accuracy {line['accuracy']:.3f}" if line["status"] == "done" else line["status"]
+        self._progress.update(self._task, total=line["step"], completed=line["step"], what=what)
+
+
+class _Lines(Sink):
+    def __init__(self, console: Console, name: str, epochs: int) -> None:
+        self._console, self._name, self._epochs = console, name, epochs
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        text = (
+            f"{self._name:<18}  epoch {line['epoch']:>2}/{self._epochs}  loss {line['loss']:.3f}  "
+            f"accuracy {line['test']['accuracy']:.3f}  {line['seconds'] + line['test_seconds']:.1f} s"
+        )
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,90 @@
+"""rebased demo: ReBased, Based and attention on one small MQAR, side by side on the CPU, and a page about them."""
+
+import logging
+import os
+import shlex
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from rebased.cli import INTERRUPTED
+from rebased.cli.board import Board
+from rebased.config import load_config
+from rebased.report import Table, demo_page, read_run, summary, write_page
+from rebased.train import RunConfig
+from rebased.train.parallel import Job, train_all
+
+MODELS = ("rebased", "based", "conv_attention")
+OUT, SEEDS = Path("runs") / "demo", 2
+FIRST_SEED = 42  # the paper's
+
+
+def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> int:
+    """Train ReBased, Based and attention on the same small MQAR on the CPU, and write a page that compares them.
+
+    Two minutes on two cores. Typed again it goes on where it was ended; runs that are done are not repeated.
+
+    Parameters
+    ----------
+    out
+        Folder for the runs and for report.html.
+    seeds
+        How many runs of each model.
+    config
+        YAML file with another run than the demo's own; its model.preset and train.seed are replaced.
+    """
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: give 1 or more")
+    console = Console()
+    configs = demo_configs(config, seeds)
+    with Board(console) as board:
+        jobs = [
+            Job(run, out / f"{name}-{run.digest()}", board.sink(name.replace("-seed", " "), run.train.epochs))
+            for name, run in configs.items()
+        ]
+        results = train_all(jobs, workers=usable_cores())
+    command = typed(out, seeds, config)
+    if any(result is None or result.status == "interrupted" for result in results):
+        console.print(f"interrupted, saved; go on with: {command}", soft_wrap=True, highlight=False, markup=False)
+        return INTERRUPTED
+    runs = [read_run(job.folder) for job in jobs]
+    page = out / "report.html"
+    write_page(demo_page(runs, command), page)
+    console.print(rich_table(summary(runs)))
+    console.print(f"wrote {page}: open it in a browser", soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
+    """One run with each model and seed in turn; a seed's runs of all models see the same data in the same order."""
+    logging.getLogger("rebased").setLevel(logging.ERROR)  # the page says how wide the values are; six lines need not
+    with as_file(files("rebased.cli") / "demo.yaml") as own:
+        return {
+            f"{model}-seed{seed}": load_config(RunConfig, path or own, {"model.preset": model, "train.seed": str(seed)})
+            for model in MODELS
+            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+        }
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def typed(out: Path, seeds: int, config: Path | None) -> str:
+    words = ["rebased", "demo"]
+    words += ["--out", str(out)] if out != OUT else []
+    words += ["--seeds", str(seeds)] if seeds != SEEDS else []
+    words += ["--config", str(config)] if config else []
+    return shlex.join(words)
+
+
+def rich_table(table: Table) -> RichTable:
+    name, *numbers = table.head
+    shown = RichTable(name)
+    for head in numbers:
+        shown.add_column(head, justify="right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown

@@ -1,0 +1,22 @@
+"""Records to tables, figures and one HTML page. Nothing here trains, and no weights are loaded."""
+
+from rebased.report.demo import demo_page
+from rebased.report.figures import learning_curves, state_growth
+from rebased.report.page import Page, Section, write_page
+from rebased.report.runs import Run, by_model, read_run
+from rebased.report.tables import Table, accuracy_by_pairs, summary
+
+__all__ = [
+    "Page",
+    "Run",
+    "Section",
+    "Table",
+    "accuracy_by_pairs",
+    "by_model",
+    "demo_page",
+    "learning_curves",
+    "read_run",
+    "state_growth",
+    "summary",
+    "write_page",
+]

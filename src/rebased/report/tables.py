@@ -1,0 +1,63 @@
+"""Tables as data: a page and a terminal show the same cells."""
+
+from collections.abc import Sequence
+from html import escape
+from statistics import mean
+from typing import NamedTuple
+
+from rebased.report.runs import Run, by_model
+
+
+class Table(NamedTuple):
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]  # the first cell of a row is its name, the others are numbers
+
+    def to_html(self) -> str:
+        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
+        rows = "".join(
+            f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+            for name, *cells in self.rows
+        )
+        return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def summary(runs: Sequence[Run]) -> Table:
+    """A row a model: what it recalled, how large it is, what it remembers, how long it took."""
+    length = max(run.seq_len for run in runs)
+    head = ("model", "accuracy", "parameters", f"state, T = {length}", "as T grows", "seconds")
+    rows = []
+    for model, group in by_model(runs).items():
+        state, later = group[0].state_bytes(length), group[0].state_bytes(2 * length)
+        grows = "-" if state is None else "constant" if state == later else "grows"
+        rows.append(
+            (
+                model,
+                spread([run.reported.accuracy for run in group]),
+                f"{group[0].parameters:,}",
+                "-" if state is None else f"{state:,} B",
+                grows,
+                f"{mean(run.seconds for run in group):.0f}",
+            )
+        )
+    return Table(head, rows)
+
+
+def accuracy_by_pairs(runs: Sequence[Run]) -> Table | None:
+    """Test accuracy by number of pairs, at each run's reported epoch. None where all examples hold equally many."""
+    pairs = sorted({int(key) for run in runs for key in run.epochs[0]["test"]["by_pairs"]})
+    if len(pairs) < 2:
+        return None
+    rows = []
+    for model, group in by_model(runs).items():
+        slices = [run.epochs[run.reported.epoch - 1]["test"]["by_pairs"] for run in group]
+        rows.append((model, *(spread([part[str(n)] for part in slices if str(n) in part]) for n in pairs)))
+    return Table(("model", *(f"{n} pairs" for n in pairs)), rows)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and between which values the seeds lie."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
