@@ -1,0 +1,48 @@
+"""One token from the state alone: reads the state once, writes it once."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def decode_kernel(
+    q, k, v, kv, z, kv_after, z_after, o, first, second, weights,
+    q_batch, q_head, k_batch, k_head, v_batch, v_head,
+    H, eps,
+    F: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """o [B,H,V] and the state after one token, for one head of one sequence.
+
+    Feature f is x_first[f] x_second[f], where x_K stands for 1; `weights` stand before it on the query's side.
+    """
+    pid = tl.program_id(0)
+    batch = (pid // H).to(tl.int64)
+    h = (pid % H).to(tl.int64)
+    q += batch * q_batch + h * q_head
+    k += batch * k_batch + h * k_head
+    columns = tl.arange(0, VP)
+    inside = columns < V
+    value = tl.load(v + batch * v_batch + h * v_head + columns, mask=inside, other=0.0).to(tl.float32)
+    here = pid.to(tl.int64) * F
+    acc = tl.zeros([VP], tl.float32)
+    total = tl.zeros([BF], tl.float32)
+    for start in range(0, F, BF):
+        f = start + tl.arange(0, BF)
+        known = f < F
+        i = tl.load(first + f, mask=known, other=K)
+        j = tl.load(second + f, mask=known, other=K)
+        phi_k = tl.load(k + i, mask=known & (i < K), other=1.0).to(tl.float32)
+        phi_k *= tl.load(k + j, mask=known & (j < K), other=1.0).to(tl.float32)
+        phi_q = tl.load(q + i, mask=known & (i < K), other=1.0).to(tl.float32)
+        phi_q *= tl.load(q + j, mask=known & (j < K), other=1.0).to(tl.float32)
+        phi_q *= tl.load(weights + f, mask=known, other=0.0)
+        at = (here + f)[:, None] * V + columns[None, :]
+        mask = known[:, None] & inside[None, :]
+        state = tl.load(kv + at, mask=mask, other=0.0) + phi_k[:, None] * value[None, :]
+        tl.store(kv_after + at, state, mask=mask)
+        acc += tl.sum(phi_q[:, None] * state, 0)
+        sums = tl.load(z + here + f, mask=known, other=0.0) + phi_k
+        tl.store(z_after + here + f, sums, mask=known)
+        total += phi_q * sums
+    out = acc / (tl.sum(total, 0) + eps)
+    tl.store(o + pid.to(tl.int64) * V + columns, out.to(o.dtype.element_ty), mask=inside)

@@ -1,0 +1,172 @@
+"""What the kernels share: where a block of tokens lies, and second-degree features in blocks of 64.
+
+Keys and queries are cut into tiles of 8 columns. A *feature block* is a pair of tiles (a, b), a <= b, and holds the 64
+products x_i x_j, i in tile a, j in tile b. On chip it is an outer product whose layout the compiler carries back from
+the tensor core product that eats it: half-precision multiplications in registers, no traffic through shared memory.
+Where c0 or c1 is not zero, further blocks hold x_0 .. x_{K-1}, 1, in steps of 64.
+Blocks are numbered: pairs row by row, then the linear ones. All features are bare monomials, for queries too: the
+weights that stand before them are put on when sums over chunks become running totals (states.py).
+"""
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(8)
+BLOCK = tl.constexpr(64)  # features in a block
+EXTRA = tl.constexpr(16)  # columns a state has beyond its values, for z: see states.py
+
+
+@triton.jit
+def locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED: tl.constexpr):
+    """Block number -> (sequence, batch row it lies in, which of its blocks, its first token in the row, its length)."""
+    if PACKED:
+        sequence = tl.load(owner + block)
+        inside = block - tl.load(first_block + sequence)
+        start = tl.load(cu_seqlens + sequence)
+        length = tl.load(cu_seqlens + sequence + 1) - start
+        row = sequence * 0
+    else:
+        sequence = block // blocks_per_sequence
+        inside = block % blocks_per_sequence
+        start = sequence * 0
+        length = T
+        row = sequence
+    return sequence, row.to(tl.int64), inside, start.to(tl.int64), length
+
+
+@triton.jit
+def positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr):
+    """first, first + 1, ...; WIDE where a position times a stride may not fit into 32 bits."""
+    rows = first + tl.arange(0, SIZE)
+    if WIDE:
+        rows = rows.to(tl.int64)
+    return rows
+
+
+@triton.jit
+def load_rows(base, stride, rows, n_rows, n_columns: tl.constexpr, WIDTH: tl.constexpr, MASK_ROWS: tl.constexpr):
+    """[rows, WIDTH] of a strided matrix; zeros outside."""
+    columns = tl.arange(0, WIDTH)
+    where = base + (rows[:, None] * stride + columns[None, :])
+    if MASK_ROWS:
+        mask = (rows < n_rows)[:, None]
+        if n_columns != WIDTH:
+            mask = mask & (columns < n_columns)[None, :]
+        return tl.load(where, mask=mask, other=0.0)
+    elif n_columns != WIDTH:
+        return tl.load(where, mask=(columns < n_columns)[None, :], other=0.0)
+    else:
+        return tl.load(where)
+
+
+@triton.jit
+def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr):
+    """[rows, 8]: the columns of one tile."""
+    columns = tl.arange(0, TILE) + tile * TILE
+    mask = (rows < n_rows)[:, None]
+    if K % 8 != 0:
+        mask = mask & (columns < K)[None, :]
+    return tl.load(base + (rows[:, None] * stride + columns[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def load_tile_across(base, stride, rows, n_rows, tile, K: tl.constexpr):
+    """[8, rows]: the transpose of load_tile, loaded so (Triton 3.4 to 3.7 miscompile a transposed register operand)."""
+    columns = tl.arange(0, TILE) + tile * TILE
+    mask = (rows < n_rows)[None, :]
+    if K % 8 != 0:
+        mask = mask & (columns < K)[:, None]
+    return tl.load(base + (rows[None, :] * stride + columns[:, None]), mask=mask, other=0.0)
+
+
+@triton.jit
+def load_linear_across(base, stride, rows, n_rows, step, K: tl.constexpr):
+    """[64, rows]: the transpose of load_linear."""
+    f = tl.arange(0, BLOCK) + step * BLOCK
+    inside = (rows < n_rows)[None, :]
+    x = tl.load(base + (rows[None, :] * stride + f[:, None]), mask=inside & (f < K)[:, None], other=0.0)
+    return x.to(tl.float32) + (inside & (f == K)[:, None]).to(tl.float32)
+
+
+@triton.jit
+def load_linear(base, stride, rows, n_rows, step, K: tl.constexpr):
+    """[rows, 64] in fp32: features step * 64 ... of x_0 .. x_{K-1}, 1."""
+    f = tl.arange(0, BLOCK) + step * BLOCK
+    inside = (rows < n_rows)[:, None]
+    x = tl.load(base + (rows[:, None] * stride + f[None, :]), mask=inside & (f < K)[None, :], other=0.0)
+    return x.to(tl.float32) + (inside & (f == K)[None, :]).to(tl.float32)
+
+
+@triton.jit
+def pair_of(block, TILES: tl.constexpr):
+    """The tiles (a, b) of a pair block."""
+    if TILES <= 2:  # (0, 0), (0, 1), (1, 1): no loop, so that a constant stays one
+        a = block // 2
+        b = (block + 1) // 2
+    else:
+        a = block * 0
+        b = block
+        while b >= TILES:
+            a += 1
+            b -= TILES - a
+    return a, b
+
+
+@triton.jit
+def outer(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
+    """A feature block [rows, 64]. One rounding of the exact product, as a product in fp32 rounded to dtype."""
+    return tl.reshape(xa.to(dtype)[:, :, None] * xb.to(dtype)[:, None, :], [ROWS, BLOCK])
+
+
+@triton.jit
+def outer_across(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
+    """The same from tiles [8, rows]: [64, rows]."""
+    return tl.reshape(xa.to(dtype)[:, None, :] * xb.to(dtype)[None, :, :], [BLOCK, ROWS])
+
+
+@triton.jit
+def against_z(x, dtype: tl.constexpr):
+    """x [rows] as [rows, 16], to be multiplied with the z columns of a state: x, x, and what rounding took from x."""
+    column = tl.arange(0, EXTRA)[None, :]
+    rounded = x.to(dtype).to(tl.float32)
+    rest = tl.where(column == 2, (x - rounded)[:, None], 0.0)
+    return tl.where(column < 2, rounded[:, None], rest).to(dtype)
+
+
+@triton.jit
+def fold(dx, grad, x, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """dx [rows, SLOTS, 8], at `tile`, plus sum_i x_i grad_ij for a gradient [rows, 64] at products x_i x_j."""
+    dx_j = tl.sum(tl.reshape(grad, [ROWS, TILE, TILE]) * x[:, :, None], 1)
+    return dx + tl.where(tl.arange(0, SLOTS)[None, :, None] == tile, dx_j[:, None, :], 0.0)
+
+
+@triton.jit
+def fold_linear(dx, grad, step, ROWS: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr):
+    """dx [rows, SLOTS, 8] plus a gradient [rows, 64] at linear features: feature f is column f % 8 of tile f // 8."""
+    PER_STEP: tl.constexpr = BLOCK // TILE
+    f = tl.arange(0, BLOCK) + step * BLOCK
+    grad = tl.reshape(tl.where((f < K)[None, :], grad, 0.0), [ROWS, PER_STEP, TILE])
+    if SLOTS <= PER_STEP:  # all of K is in the first step: what follows it is zero
+        return dx + tl.sum(tl.reshape(grad, [ROWS, PER_STEP // SLOTS, SLOTS, TILE]), 1)
+    else:
+        copies = tl.broadcast_to(grad[:, None, :, :], [ROWS, SLOTS // PER_STEP, PER_STEP, TILE])
+        here = tl.arange(0, SLOTS // PER_STEP)[None, :, None, None] == step
+        return dx + tl.reshape(tl.where(here, copies, 0.0), [ROWS, SLOTS, TILE])
+
+
+@triton.jit
+def similarity(s, c0, c1, c2, LOW: tl.constexpr):
+    """c0 + c1 s + c2 s^2; LOW says whether c0 or c1 may be other than zero."""
+    if LOW:
+        return c0 + s * (c1 + c2 * s)
+    else:
+        return c2 * s * s
+
+
+@triton.jit
+def slope(s, c1, c2, LOW: tl.constexpr):
+    """The derivative of similarity at s."""
+    if LOW:
+        return c1 + 2.0 * c2 * s
+    else:
+        return 2.0 * c2 * s

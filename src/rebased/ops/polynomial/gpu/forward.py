@@ -1,0 +1,129 @@
+"""The output of a tile of queries: squared scores with the keys of its chunk, plus phi(q) times the state before it."""
+
+import triton
+import triton.language as tl
+
+from rebased.ops.polynomial.gpu.features import (
+    BLOCK,
+    EXTRA,
+    load_linear,
+    load_rows,
+    load_tile,
+    locate,
+    outer,
+    pair_of,
+    positions,
+    similarity,
+)
+
+
+@triton.jit
+def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+              K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
+              DIAGONAL: tl.constexpr, LOW: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+              dtype: tl.constexpr):  # fmt: skip
+    """acc and total plus the keys n .. n+BN; only on the DIAGONAL some of them lie ahead of a query."""
+    columns = positions(n, BN, WIDE)
+    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL)
+    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL)
+    sim = similarity(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), c0, c1, c2, LOW)
+    if DIAGONAL:
+        sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
+    total += tl.sum(sim, 1)
+    acc = tl.dot(sim.to(dtype), values.to(dtype), acc, input_precision=PRECISION)
+    return acc, total
+
+
+@triton.jit
+def _add_product(acc, total, phi, state, block, VP: tl.constexpr, PRECISION: tl.constexpr):
+    """acc [rows, VP] and total [rows, 16] plus phi S and phi z for one feature block; S and z carry the weights."""
+    f = (tl.arange(0, BLOCK) + block * BLOCK)[:, None] * (VP + EXTRA)
+    acc = tl.dot(phi, tl.load(state + f + tl.arange(0, VP)[None, :]), acc, input_precision=PRECISION)
+    total = tl.dot(phi, tl.load(state + f + VP + tl.arange(0, EXTRA)[None, :]), total, input_precision=PRECISION)
+    return acc, total
+
+
+@triton.jit
+def _add_state(acc, total, q, stride, rows, length, state,
+               K: tl.constexpr, VP: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+               ROWS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """acc [rows, VP] and total [rows, 16] plus phi(q) S and phi(q) z over all feature blocks."""
+    if TILES <= 2:
+        x0 = load_tile(q, stride, rows, length, 0, K)
+        x1 = x0
+        if TILES == 2:
+            x1 = load_tile(q, stride, rows, length, 1, K)
+        for block in tl.static_range(PAIRS):
+            a, b = pair_of(block, TILES)
+            phi = outer(x0 if a == 0 else x1, x0 if b == 0 else x1, ROWS, dtype)
+            acc, total = _add_product(acc, total, phi, state, block, VP, PRECISION)
+    else:
+        for block in range(PAIRS):
+            a, b = pair_of(block, TILES)
+            xa = load_tile(q, stride, rows, length, a, K)
+            xb = load_tile(q, stride, rows, length, b, K)
+            acc, total = _add_product(acc, total, outer(xa, xb, ROWS, dtype), state, block, VP, PRECISION)
+    for step in tl.static_range(BLOCKS - PAIRS):
+        phi = load_linear(q, stride, rows, length, step, K).to(dtype)
+        acc, total = _add_product(acc, total, phi, state, step + PAIRS, VP, PRECISION)
+    return acc, total
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, o, inverse, states,
+    cu_seqlens, first_block, owner, first_chunk,
+    q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
+    T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
+    c0, c1, c2, eps,
+    K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o [B,T,H,V] and inverse [B,H,T] = 1 / (sum of similarities + eps), for BM queries of one head."""
+    pid = tl.program_id(0)
+    h = pid % H
+    block = pid // H
+    sequence, row, inside, start, length = locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED)
+    first = inside * BM
+    if first >= length:
+        return
+    head = h.to(tl.int64)
+    q += row * q_batch + start * q_token + head * q_head
+    k += row * k_batch + start * k_token + head * k_head
+    v += row * v_batch + start * v_token + head * v_head
+    HALF: tl.constexpr = v.dtype.element_ty == tl.bfloat16
+    dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
+
+    rows = positions(first, BM, WIDE)
+    queries = load_rows(q, q_token, rows, length, K, KP, True)
+    acc = tl.zeros([BM, VP], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    chunk = first // chunk_length
+    for n in range(chunk * chunk_length, first, BN):
+        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+                               K, KP, V, VP, BN, False, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+    for n in range(first, tl.minimum(first + BM, length), BN):
+        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+                               K, KP, V, VP, BN, True, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+    if HAS_STATES and (HAS_INITIAL or chunk > 0):
+        if PACKED:
+            chunk += tl.load(first_chunk + sequence)
+        else:
+            chunk += sequence * chunks_per_sequence
+        state = states + (chunk.to(tl.int64) * H + h) * (BLOCKS * BLOCK * (VP + EXTRA))
+        column = tl.arange(0, EXTRA)[None, :]
+        spread = tl.where(column == 0, total[:, None], 0.0)
+        acc, spread = _add_state(acc, spread, q, q_token, rows, length, state,
+                                 K, VP, TILES, PAIRS, BLOCKS, BM, PRECISION, dtype)  # fmt: skip
+        total = tl.sum(tl.where(column < 2, spread, 0.0), 1)
+    scale = 1.0 / (total + eps)
+    columns = tl.arange(0, VP)
+    at = (row * T + start) * H + h
+    tl.store(inverse + (row * H + h) * T + start + rows, scale, mask=rows < length)
+    tl.store(
+        o + at * V + (rows[:, None] * (H * V) + columns[None, :]),
+        (acc * scale[:, None]).to(o.dtype.element_ty),
+        mask=(rows < length)[:, None] & (columns < V)[None, :],
+    )

@@ -1,0 +1,94 @@
+"""How a call is cut up: chunk length, tiles, warps. Pure arithmetic, so that it can be tested without a GPU.
+
+The cost model counts in *keys*: the time that one query of one head spends on one key of width 16 with a value of width
+64, forward and backward. Measured on an H200 (benchmarks/ops.py), all in bf16:
+- a query meets T / 2 keys in the quadratic regime, half a chunk in the chunked one;
+- a key costs in proportion to 64 + KP + VP (elementwise work on its score, and the products), 144 at widths 16 and 64;
+- a block of 64 features costs BLOCK_KEYS keys at VP = 64, in proportion to 64 + VP (sums, running totals, products).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+FEATURE_TILE, FEATURE_BLOCK, STATE_EXTRA = 8, 64, 16  # as in features.py
+MAX_KEY_WIDTH = 128
+MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
+CHUNK = 256
+BLOCK_KEYS = 230
+
+_SAFE_WARPS = 2
+"""Four warps use Hopper's warp-group products. The ptxas that comes with Triton 3.6 breaks those of width 16 outside of
+loops (wrong numbers, illegal addresses; the ptxas of CUDA 13 does not), so kernels that have them are given two."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one kernel is launched."""
+
+    rows: int  # tokens that belong to a program
+    step: int  # tokens it meets at a time; it divides rows
+    warps: int
+    stages: int
+    registers: int | None = None  # a thread's at most; fewer let more programs share a multiprocessor
+
+    @property
+    def options(self) -> dict[str, int]:
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes for one call. `chunk` is the number of tokens between states; None means no states: quadratic in T."""
+
+    chunk: int | None
+    forward: Tile
+    query_grad: Tile
+    key_grad: Tile
+    sums: Tile
+
+
+def padded(width: int) -> int:
+    """The width a tensor core product is done in: a power of two, at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def feature_tiles(key_width: int) -> int:
+    return -(-key_width // FEATURE_TILE)
+
+
+def feature_blocks(key_width: int, low: bool) -> int:
+    """Blocks of 64 features: the pairs of tiles, then (low: c0 or c1 is not zero) x_0 .. x_{K-1}, 1."""
+    tiles = feature_tiles(key_width)
+    return tiles * (tiles + 1) // 2 + (-(-(key_width + 1) // FEATURE_BLOCK) if low else 0)
+
+
+def quadratic_cost(T: int, K: int, V: int) -> float:
+    return T / 2 * (64 + padded(K) + padded(V)) / 144
+
+
+def chunked_cost(K: int, V: int, low: bool) -> float:
+    """Does not depend on T: that is the point."""
+    return quadratic_cost(CHUNK, K, V) + BLOCK_KEYS * feature_blocks(K, low) * (64 + padded(V)) / 128
+
+
+@lru_cache(maxsize=1024)
+def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool) -> Plan:
+    """`half`: bf16, whose products are done in bf16; all else in fp32 (TF32). `has_state`: a state goes in or out."""
+    chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
+    chunk = CHUNK if chunked else None
+    if not half or padded(K) > 32 or padded(V) > 64:  # shared memory and registers are short
+        stages = 2 if half else 1
+        step = 32 if half or padded(K) + padded(V) <= 128 else 16
+        tile, safe = Tile(64, step, 4, stages), Tile(64, step, _SAFE_WARPS, stages)
+        narrow = chunked and padded(V) < 64
+        return Plan(chunk, safe if chunked else tile, safe if narrow else tile, safe if narrow else tile,
+                    Tile(64, 32, 4, stages))  # fmt: skip
+    if chunked:
+        grad = Tile(64, 64, 4, 3) if padded(V) == 64 else Tile(64, 32, _SAFE_WARPS, 3)
+        return Plan(chunk, Tile(64, 64, _SAFE_WARPS, 3), replace(grad, step=32), grad, Tile(64, 64, 4, 3))
+    if T <= 512:
+        tile = Tile(64, 32, 4, 3)
+        return Plan(None, tile, tile, replace(tile, registers=128), tile)
+    tile = Tile(64, 64, 4, 3)
+    return Plan(None, tile, tile, replace(tile, registers=168), tile)
