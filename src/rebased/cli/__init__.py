@@ -70,6 +70,8 @@ def explain_error(error: Exception) -> str:
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ImportError) and isinstance(error.__cause__, ImportError):
+        error = error.__cause__  # of a command's own imports: says what to install; cyclopts only says where
     if is_users(error):
         return str(error)
     return f"{type(error).__name__}: {error} (not your fault: run again with --debug and report what it shows)"

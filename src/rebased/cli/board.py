@@ -65,7 +65,7 @@ class _Lines(Sink):
 
     def epoch(self, line: dict[str, Any]) -> None:
         text = (
-            f"{self._name:<18}  epoch {line['epoch']:>2}/{self._epochs}  loss {line['loss']:.3f}  "
+            f"{self._name:<22}  epoch {line['epoch']:>2}/{self._epochs}  loss {line['loss']:.3f}  "
             f"accuracy {line['test']['accuracy']:.3f}  {line['seconds'] + line['test_seconds']:.1f} s"
         )
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)

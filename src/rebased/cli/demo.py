@@ -1,6 +1,5 @@
 """rebased demo: ReBased, Based and attention on one small MQAR, side by side on the CPU, and a page about them."""
 
-import logging
 import os
 import shlex
 from importlib.resources import as_file, files
@@ -12,9 +11,10 @@ from rich.table import Table as RichTable
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.config import load_config
-from rebased.report import Table, demo_page, read_run, summary, write_page
-from rebased.train import RunConfig
+from rebased.report import Table, check_replaceable, demo_page, read_run, summary, write_page
+from rebased.train import RunConfig, read_record
 from rebased.train.parallel import Job, train_all
+from rebased.train.record import RECORD
 
 MODELS = ("rebased", "based", "conv_attention")
 OUT, SEEDS = Path("runs") / "demo", 2
@@ -37,20 +37,21 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    console = Console()
+    console, page, command = Console(), out / "report.html", typed(out, seeds, config)
+    check_replaceable(page)  # before two minutes of training, not after
     configs = demo_configs(config, seeds)
+    folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}
     with Board(console) as board:
         jobs = [
-            Job(run, out / f"{name}-{run.digest()}", board.sink(name.replace("-seed", " "), run.train.epochs))
-            for name, run in configs.items()
+            Job(configs[name], folder, board.sink(name, configs[name].train.epochs))
+            for name, folder in folders.items()
+            if not is_done(folder)
         ]
         results = train_all(jobs, workers=usable_cores())
-    command = typed(out, seeds, config)
     if any(result is None or result.status == "interrupted" for result in results):
         console.print(f"interrupted, saved; go on with: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
-    runs = [read_run(job.folder) for job in jobs]
-    page = out / "report.html"
+    runs = [read_run(folder) for folder in folders.values()]
     write_page(demo_page(runs, command), page)
     console.print(rich_table(summary(runs)))
     console.print(f"wrote {page}: open it in a browser", soft_wrap=True, highlight=False, markup=False)
@@ -58,14 +59,19 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
 
 
 def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
-    """One run with each model and seed in turn; a seed's runs of all models see the same data in the same order."""
-    logging.getLogger("rebased").setLevel(logging.ERROR)  # the page says how wide the values are; six lines need not
+    """One run with each model and seed in turn: the same data and settings for all."""
     with as_file(files("rebased.cli") / "demo.yaml") as own:
         return {
-            f"{model}-seed{seed}": load_config(RunConfig, path or own, {"model.preset": model, "train.seed": str(seed)})
+            f"{model} seed {seed}": load_config(
+                RunConfig, path or own, {"model.preset": model, "train.seed": str(seed)}
+            )
             for model in MODELS
             for seed in range(FIRST_SEED, FIRST_SEED + seeds)
         }
+
+
+def is_done(folder: Path) -> bool:
+    return (folder / RECORD).exists() and any(line.get("status") == "done" for line in read_record(folder)[-1:])
 
 
 def usable_cores() -> int:

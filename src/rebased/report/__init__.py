@@ -2,7 +2,7 @@
 
 from rebased.report.demo import demo_page
 from rebased.report.figures import learning_curves, state_growth
-from rebased.report.page import Page, Section, write_page
+from rebased.report.page import Page, Section, check_replaceable, write_page
 from rebased.report.runs import Run, by_model, read_run
 from rebased.report.tables import Table, accuracy_by_pairs, summary
 
@@ -13,6 +13,7 @@ __all__ = [
     "Table",
     "accuracy_by_pairs",
     "by_model",
+    "check_replaceable",
     "demo_page",
     "learning_curves",
     "read_run",

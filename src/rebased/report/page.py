@@ -41,7 +41,7 @@ class Page(NamedTuple):
 
 
 def figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+    return f'<figure><div class="wide">{svg}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def paragraphs(*texts: str) -> str:
@@ -76,10 +76,14 @@ def embed(data: object) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def write_page(page: Page, path: Path) -> None:
-    """Whole or not at all; a file that is no page of ours is left alone."""
+def check_replaceable(path: Path) -> None:
+    """A page may take the place of an older page, never of another file."""
     if path.exists() and f'content="{GENERATOR}"' not in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{path} is not a page that rebased has written; move it, or choose another folder (--out)")
+
+
+def write_page(page: Page, path: Path) -> None:
+    check_replaceable(path)
     html = page.to_html()
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:

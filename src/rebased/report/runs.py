@@ -65,15 +65,15 @@ class Run:
         return max(segment.seq_len for segment in self.config.task.test)
 
     def state_bytes(self, seq_len: int) -> int | None:
-        """What the model remembers of one sequence after so many tokens, in fp32; None where a mixer has no state.
-
-        The shape alone decides: the model is built without memory for its weights.
-        """
-        with torch.device("meta"):
-            model = LanguageModel(self.config.model)
-        if not all(can_extend(block.mixer) for block in model.blocks):
+        """What the model remembers of one sequence after so many tokens, in fp32; None where a mixer has no state."""
+        if not all(can_extend(block.mixer) for block in self._shape.blocks):
             return None
-        return 4 * model.state_size(seq_len)
+        return 4 * self._shape.state_size(seq_len)
+
+    @cached_property
+    def _shape(self) -> LanguageModel:
+        with torch.device("meta"):  # no memory for weights, and none are loaded
+            return LanguageModel(self.config.model)
 
 
 def read_run(folder: Path) -> Run:

@@ -24,59 +24,75 @@ class Job(NamedTuple):
 
 
 def train_all(jobs: Sequence[Job], workers: int) -> list[RunResult | None]:
-    """Train or resume every job, so many at a time. A run that is done is left as it is.
+    """Train or resume every job, so many at a time; the results in the order of the jobs.
 
     Ctrl-C or SIGTERM saves the runs under way: their results have the status "interrupted", and those that had not
     begun are None. If one run fails, the others are saved and its error is raised.
     """
-    processes = multiprocessing.get_context("forkserver")  # imports torch once; each run is then forked in a moment
-    processes.set_forkserver_preload(["rebased.train.parallel", "torch._dynamo"])  # which the optimiser imports
-    results: dict[int, RunResult] = {}
-    waiting, running = list(range(len(jobs))), dict[Connection, tuple[int, ForkServerProcess]]()
+    results: list[RunResult | None] = [None] * len(jobs)
+    waiting, running = list(range(len(jobs))), dict[Connection, _Running]()
     with stop_request() as stop:
         try:
-            told = False
             while running or (waiting and not stop.asked):
                 while waiting and len(running) < workers and not stop.asked:
-                    i = waiting.pop(0)
-                    ours, theirs = processes.Pipe(duplex=False)
-                    process = processes.Process(target=_work, args=(jobs[i].config, jobs[i].folder, theirs))
-                    process.start()
-                    theirs.close()  # so that the pipe ends when the process does
-                    running[ours] = i, process
-                if stop.asked and not told:
+                    started = _start(jobs[waiting[0]], waiting.pop(0))
+                    running[started.connection] = started
+                if stop.asked:
                     _ask_to_stop(running)
-                    told = True
                 for connection in wait(list(running), timeout=0.2):
                     assert isinstance(connection, Connection)
-                    i, process = running[connection]
+                    job, process = jobs[running[connection].index], running[connection].process
                     try:
                         event, content = connection.recv()
                     except EOFError:
+                        index = running.pop(connection).index
                         process.join()
-                        del running[connection]
-                        if i not in results and not stop.asked:
-                            raise ValueError(
-                                f"the process that trained {jobs[i].folder} ended with exit code {process.exitcode} "
-                                "(-9 often means too little memory); run the same command again to go on"
-                            ) from None
+                        if results[index] is None and not stop.asked:
+                            raise _died(job, process) from None
                         continue
                     if event == "failed":
                         raise content
                     if event == "result":
-                        results[i] = content
+                        results[running[connection].index] = content
                     else:
-                        getattr(jobs[i].sink, event)(content)
-        finally:  # whatever happened, nothing keeps running behind the user's back
+                        getattr(job.sink, event)(content)
+        finally:  # whatever happened, nothing goes on behind the caller's back
             _ask_to_stop(running)
-            for _, process in running.values():
-                process.join()
-    return [results.get(i) for i in range(len(jobs))]
+            for started in running.values():
+                started.process.join()
+    return results
 
 
-def _ask_to_stop(running: dict[Connection, tuple[int, ForkServerProcess]]) -> None:
-    for _, process in running.values():
-        process.terminate()  # SIGTERM, upon which a run saves itself
+class _Running:
+    """A process that trains, and the pipe through which it tells of it."""
+
+    def __init__(self, index: int, process: ForkServerProcess, connection: Connection) -> None:
+        self.index, self.process, self.connection = index, process, connection
+        self.asked = False  # to stop; asked twice, a run ends without saving
+
+
+def _start(job: Job, index: int) -> _Running:
+    context = multiprocessing.get_context("forkserver")  # a server imports torch once and forks each run in a moment
+    context.set_forkserver_preload(["rebased.train.parallel", "torch._dynamo"])  # which the optimiser imports
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(job.config, job.folder, theirs))
+    process.start()
+    theirs.close()  # so that the pipe ends when the process does
+    return _Running(index, process, ours)
+
+
+def _ask_to_stop(running: dict[Connection, _Running]) -> None:
+    for started in running.values():
+        if not started.asked:
+            started.process.terminate()  # SIGTERM, upon which a run saves itself
+            started.asked = True
+
+
+def _died(job: Job, process: ForkServerProcess) -> ValueError:
+    return ValueError(
+        f"the process that trained {job.folder} ended with exit code {process.exitcode} "
+        "(-9 often means too little memory); run the same command again to go on"
+    )
 
 
 class _Relay(Sink):

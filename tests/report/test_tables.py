@@ -1,0 +1,74 @@
+"""Tables say what the records say."""
+
+from pathlib import Path
+
+import pytest
+from made_up import made_up
+
+from rebased.report import accuracy_by_pairs, by_model, read_run, summary
+from rebased.train import train
+
+RUNS = [
+    made_up("rebased", [0.2, 0.75, 0.7]),
+    made_up("rebased", [0.2, 0.25], seed=43),
+    made_up("based", [0.1]),
+    made_up("conv_attention", [0.5, 0.995]),
+    made_up("hyena", [0.3]),
+]
+
+
+def test_summary() -> None:
+    table = summary(RUNS)
+    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "as T grows", "seconds")
+    # 12 heads of 136 or 153 features by 2 values and 1 norm; 2 tokens of the convolution; keys and values of 24
+    assert table.rows[0] == (
+        "ReBased",
+        "0.500 (0.250 to 0.750)",
+        "1,234",
+        f"{4 * (12 * 136 * 3 + 48):,} B",
+        "constant",
+        "9",
+    )
+    assert table.rows[1] == ("Based", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4")
+    assert table.rows[2] == ("ConvAttention", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7")
+    assert table.rows[3][0] == "Hyena"
+
+
+def test_models_are_grouped_in_order() -> None:
+    assert {name: len(group) for name, group in by_model(RUNS).items()} == {
+        "ReBased": 2,
+        "Based": 1,
+        "ConvAttention": 1,
+        "Hyena": 1,
+    }
+
+
+def test_by_pairs_is_the_reported_epochs() -> None:
+    assert accuracy_by_pairs(RUNS) is None
+    table = accuracy_by_pairs([made_up(accuracies=[0.2, 0.8, 0.4], pairs=[4, 8])])
+    assert table is not None
+    assert table.head == ("model", "4 pairs", "8 pairs")
+    assert table.rows == [("ReBased", "0.800", "0.400")]
+
+
+def test_cells_are_escaped() -> None:
+    table = summary(RUNS)._replace(rows=[("<b>", "1 & 2")])
+    assert '<th scope="row">&lt;b&gt;</th><td>1 &amp; 2</td>' in table.to_html()
+
+
+def test_a_real_run_is_read(tmp_path: Path) -> None:
+    config = made_up().config
+    config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2, "device": "cpu"})})
+    result = train(config, tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert run.config == config
+    assert run.reported.accuracy == result.accuracy
+    assert len(run.accuracies) == 2
+    assert run.folder == "run"
+    assert summary([run]).rows[0][1] == f"{result.accuracy:.3f}"
+
+
+def test_a_run_without_an_epoch(tmp_path: Path) -> None:
+    (tmp_path / "record.jsonl").write_text('{"type": "run"}\n')
+    with pytest.raises(ValueError, match="no epoch in its record yet; train it first"):
+        read_run(tmp_path)
