@@ -1,20 +1,17 @@
-"""Launches the kernels: polynomial attention as custom operators (forward, backward, decode), each with a fake version.
+"""Launches the kernels: forward, backward and decode as custom operators, each with a fake version."""
 
-Inside, states are tiled: [sequence, H, F', VP] with F' feature blocks of 64 (features.py), so that the kernels need no
-gathers. `tiled` and `canonical` translate to and from the public PolyState.
-"""
-
-from functools import lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rebased.ops.backend import triton_interpreted
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
+from rebased.ops.polynomial.gpu.blocks import Blocks, cut
 from rebased.ops.polynomial.gpu.decode import decode_kernel
 from rebased.ops.polynomial.gpu.forward import forward_kernel
+from rebased.ops.polynomial.gpu.layout import canonical, monomials, spread, tiled
 from rebased.ops.polynomial.gpu.plan import (
     FEATURE_BLOCK,
     FEATURE_TILE,
@@ -28,7 +25,7 @@ from rebased.ops.polynomial.gpu.plan import (
     padded,
 )
 from rebased.ops.polynomial.gpu.states import chunk_sums_kernel, running_totals_kernel
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
+from rebased.ops.polynomial.state import Coefficients, PolyState
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SPAN = 256  # numbers of a state that a program of the running totals takes
@@ -95,94 +92,13 @@ def _folded(coefficients: Coefficients, scale: float) -> Coefficients:
     return c0, c1 * scale, c2 * scale**2
 
 
-# --- states: public order <-> feature blocks -------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=64)
-def _orders(K: int, coefficients: tuple[bool, bool, bool], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each tiled feature its public number (F: none); of each public feature the two tiled ones that hold it."""
-    has0, has1, has2 = coefficients
-    F = feature_count(K, tuple(map(float, coefficients)))  # type: ignore[arg-type]
-    first_linear, first_pair = int(has0), int(has0) + has1 * K
-    tiles = feature_tiles(K)
-    numbers = []
-    for a in range(tiles):
-        for b in range(a, tiles):
-            for i in range(a * FEATURE_TILE, (a + 1) * FEATURE_TILE):
-                for j in range(b * FEATURE_TILE, (b + 1) * FEATURE_TILE):
-                    m, n = min(i, j), max(i, j)
-                    numbers.append(first_pair + m * K - m * (m - 1) // 2 + n - m if has2 and n < K else F)
-    if has0 or has1:
-        linear = [first_linear + f if has1 else F for f in range(K)] + [0 if has0 else F]
-        numbers += linear + [F] * (-len(linear) % FEATURE_BLOCK)
-    to_tiled = torch.tensor(numbers)
-    where = {number: place for place, number in enumerate(numbers)}
-    mirror = {number: place for place, number in reversed(list(enumerate(numbers)))}
-    homes = [torch.tensor([found[number] for number in range(F)], device=device) for found in (where, mirror)]
-    return to_tiled.to(device), homes[0], homes[1]
-
-
-def _which(coefficients: Coefficients) -> tuple[bool, bool, bool]:
-    c0, c1, c2 = coefficients
-    return c0 != 0, c1 != 0, c2 != 0
-
-
-def tiled(state: PolyState, K: int, coefficients: Coefficients) -> Tensor:
-    """kv [B,H,F,V] and z [B,H,F] -> [B,H,F',VP+16], z in column VP."""
-    order, _, _ = _orders(K, _which(coefficients), state.z.device)
-    V = state.kv.shape[-1]
-    kv = functional.pad(state.kv, (0, padded(V) - V, 0, 1))
-    z = functional.pad(state.z.unsqueeze(-1), (0, STATE_EXTRA - 1, 0, 1))
-    return torch.cat([kv, z], -1).index_select(2, order)
-
-
-def _spread(state: Tensor | None) -> Tensor | None:
-    """A tiled state as the kernels take it: z in its first three columns (states.py)."""
-    if state is None:
-        return None
-    z = state.shape[-1] - STATE_EXTRA
-    return torch.cat([state[..., : z + 1], state[..., z : z + 1], state[..., z : z + 1], state[..., z + 3 :]], -1)
-
-
-def canonical(x: Tensor, K: int, V: int, coefficients: Coefficients) -> PolyState:
-    """The way back. Reads both x_i x_j and x_j x_i, so that its gradient is symmetric, as the kernels want it."""
-    _, one, other = _orders(K, _which(coefficients), x.device)
-    x = (x.index_select(2, one) + x.index_select(2, other)) / 2
-    return PolyState(x[..., :V], x[..., padded(V)])
-
-
-# --- cutting sequences into blocks -----------------------------------------------------------------------------------
-
-
-class Blocks(NamedTuple):
-    """Blocks of `size` tokens that never straddle two sequences."""
-
-    count: int  # how many there are, or for packed documents at most
-    per_sequence: int
-    first: Tensor | None  # [N+1] packed: the number of each document's first block
-    owner: Tensor | None  # [count] packed: the document a block belongs to
-
-
-def cut(B: int, T: int, size: int, cu_seqlens: Tensor | None) -> Blocks:
-    if cu_seqlens is None:
-        per_sequence = -(-T // size)
-        return Blocks(B * per_sequence, per_sequence, None, None)
-    N = cu_seqlens.shape[0] - 1
-    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    ends = torch.cumsum((lengths + size - 1) // size, 0)
-    first = functional.pad(ends, (1, 0)).to(torch.int32)
-    count = T // size + N  # no document wastes more than one block; the exact number would cost a host sync
-    numbers = torch.arange(count, device=cu_seqlens.device)
-    owner = torch.searchsorted(ends, numbers, right=True).clamp_(max=N - 1).to(torch.int32)
-    return Blocks(count, 0, first, owner)
-
-
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Whatever a kernel writes is made here, so that tests can poison it."""
     return torch.empty(shape, device=like.device, dtype=dtype or like.dtype)
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Call:
     """What every launch of one call shares."""
 
     B: int
@@ -281,16 +197,6 @@ def _totals(
     return totals, final
 
 
-@lru_cache(maxsize=64)
-def _monomials(K: int, coefficients: Coefficients, scale: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The two factors of each public feature, K standing for 1, and what stands before it on the query's side."""
-    c0, c1, c2 = coefficients
-    pairs = [(K, K)] * (c0 != 0) + [(i, K) for i in range(K)] * (c1 != 0)
-    pairs += [(i, j) for i in range(K) for j in range(i, K)] * (c2 != 0)
-    first, second = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(device)
-    return first, second, query_weights(K, coefficients, scale, device=device, dtype=torch.float32)
-
-
 @torch.library.custom_op("rebased::poly_decode", mutates_args=())
 def poly_decode(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
@@ -298,7 +204,7 @@ def poly_decode(
     """(o, kv, z) after one token; the state is the public one."""
     q, k, v, kv, z = _rows(q), _rows(k), _rows(v), kv.contiguous(), z.contiguous()
     B, _, H, K = q.shape
-    first, second, weights = _monomials(K, (c0, c1, c2), scale, q.device)
+    first, second, weights = monomials(K, (c0, c1, c2), scale, q.device)
     o = _empty(*v.shape, like=v)
     kv_after, z_after = _empty(*kv.shape, like=kv), _empty(*z.shape, like=z)
     F, V = kv.shape[2:]
@@ -337,7 +243,7 @@ def poly_forward(
     if call.plan.chunk is None:
         states, final = (_empty(0, like=q, dtype=torch.float32) for _ in range(2))
     else:
-        initial = _spread(initial)
+        initial = spread(initial)
         states, final = _totals(call, k, v, None, initial, (c0, c1, c2), backward=False, want_final=want_final)
     o = _empty(*v.shape, like=v)
     inverse = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
@@ -425,7 +331,7 @@ def poly_backward(
     )  # fmt: skip
     if has_states:
         grads, d_initial = _totals(
-            call, q, do, (inverse, deltas), _spread(d_final), (c0, c1, c2), backward=True, want_final=has_initial
+            call, q, do, (inverse, deltas), spread(d_final), (c0, c1, c2), backward=True, want_final=has_initial
         )
         d_initial[..., padded(call.V) + 1 :] = 0  # copies of z: the one in the first column counts
     else:

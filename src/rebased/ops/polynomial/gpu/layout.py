@@ -1,0 +1,77 @@
+"""The order of features in a public state and in the kernels: what stands where.
+
+Inside, a state is tiled: [sequence, H, F', VP + 16] with F' in feature blocks of 64 (features.py), so that the kernels
+need no gathers. `tiled` and `canonical` translate from and to the public PolyState.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.ops.polynomial.gpu.plan import FEATURE_BLOCK, FEATURE_TILE, STATE_EXTRA, feature_tiles, padded
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
+
+
+@lru_cache(maxsize=64)
+def _orders(K: int, coefficients: tuple[bool, bool, bool], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each tiled feature its public number (F: none); of each public feature the two tiled ones that hold it."""
+    has0, has1, has2 = coefficients
+    F = feature_count(K, tuple(map(float, coefficients)))  # type: ignore[arg-type]
+    first_linear, first_pair = int(has0), int(has0) + has1 * K
+    tiles = feature_tiles(K)
+    numbers = []
+    for a in range(tiles):
+        for b in range(a, tiles):
+            for i in range(a * FEATURE_TILE, (a + 1) * FEATURE_TILE):
+                for j in range(b * FEATURE_TILE, (b + 1) * FEATURE_TILE):
+                    m, n = min(i, j), max(i, j)
+                    numbers.append(first_pair + m * K - m * (m - 1) // 2 + n - m if has2 and n < K else F)
+    if has0 or has1:
+        linear = [first_linear + f if has1 else F for f in range(K)] + [0 if has0 else F]
+        numbers += linear + [F] * (-len(linear) % FEATURE_BLOCK)
+    to_tiled = torch.tensor(numbers)
+    where = {number: place for place, number in enumerate(numbers)}
+    mirror = {number: place for place, number in reversed(list(enumerate(numbers)))}
+    homes = [torch.tensor([found[number] for number in range(F)], device=device) for found in (where, mirror)]
+    return to_tiled.to(device), homes[0], homes[1]
+
+
+def _which(coefficients: Coefficients) -> tuple[bool, bool, bool]:
+    c0, c1, c2 = coefficients
+    return c0 != 0, c1 != 0, c2 != 0
+
+
+def tiled(state: PolyState, K: int, coefficients: Coefficients) -> Tensor:
+    """kv [B,H,F,V] and z [B,H,F] -> [B,H,F',VP+16], z in column VP."""
+    order, _, _ = _orders(K, _which(coefficients), state.z.device)
+    V = state.kv.shape[-1]
+    kv = functional.pad(state.kv, (0, padded(V) - V, 0, 1))
+    z = functional.pad(state.z.unsqueeze(-1), (0, STATE_EXTRA - 1, 0, 1))
+    return torch.cat([kv, z], -1).index_select(2, order)
+
+
+def spread(state: Tensor | None) -> Tensor | None:
+    """A tiled state as the kernels take it: z in its first three columns (states.py)."""
+    if state is None:
+        return None
+    z = state.shape[-1] - STATE_EXTRA
+    return torch.cat([state[..., : z + 1], state[..., z : z + 1], state[..., z : z + 1], state[..., z + 3 :]], -1)
+
+
+def canonical(x: Tensor, K: int, V: int, coefficients: Coefficients) -> PolyState:
+    """The way back. Reads both x_i x_j and x_j x_i, so that its gradient is symmetric, as the kernels want it."""
+    _, one, other = _orders(K, _which(coefficients), x.device)
+    x = (x.index_select(2, one) + x.index_select(2, other)) / 2
+    return PolyState(x[..., :V], x[..., padded(V)])
+
+
+@lru_cache(maxsize=64)
+def monomials(K: int, coefficients: Coefficients, scale: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The two factors of each public feature, K standing for 1, and what stands before it on the query's side."""
+    c0, c1, c2 = coefficients
+    pairs = [(K, K)] * (c0 != 0) + [(i, K) for i in range(K)] * (c1 != 0)
+    pairs += [(i, j) for i in range(K) for j in range(i, K)] * (c2 != 0)
+    first, second = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(device)
+    return first, second, query_weights(K, coefficients, scale, device=device, dtype=torch.float32)
