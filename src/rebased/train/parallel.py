@@ -117,6 +117,7 @@ class _Relay(Sink):
 def _work(config: RunConfig, folder: Path, connection: Connection) -> None:
     os.setpgrp()  # Ctrl-C in a terminal reaches the caller alone, which asks every run to stop, once
     torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)  # on ARM its small batched products take up to 60 times as long
     with contextlib.suppress(BrokenPipeError):  # the caller was killed: end too; the last checkpoint is there
         try:
             result = train(config, folder, resume=True, sinks=[_Relay(connection)])
