@@ -94,9 +94,7 @@ def seconds(run: Run) -> float:
 
 
 def compare(ours: Run, theirs: Run, repeats: int) -> dict[str, float]:
-    ours()
-    theirs()
-    turns = [(seconds(ours), seconds(theirs)) for _ in range(repeats)]
+    turns = [(seconds(ours), seconds(theirs)) for _ in range(repeats + 1)][1:]  # the first turn warms up
     mine, other = zip(*turns, strict=True)
     return {
         "ours_ms": 1e3 * statistics.median(mine),
@@ -111,7 +109,7 @@ def time_lengths(lengths: tuple[int, ...], repeats: int) -> list[dict[str, Any]]
     rows = []
     for T in lengths:
         for part, (ours, theirs) in runs(T).items():
-            row = {"T": T, "pass": part, **compare(ours, theirs, repeats if T <= HEADLINE.T else 3)}
+            row = {"T": T, "pass": part, **compare(ours, theirs, repeats if T <= HEADLINE.T else 1)}
             rows.append(row)
             print(f"T {T:6d} {part:17s} ratio {row['ratio']:.1f}", file=sys.stderr)
     return rows
@@ -183,7 +181,7 @@ def show(timing: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="short lengths and few repeats; writes nothing")
-    parser.add_argument("--repeats", type=int, default=7, help="turns up to T = 4096; 3 beyond")
+    parser.add_argument("--repeats", type=int, default=7, help="turns up to T = 4096; 1 beyond")
     parser.add_argument("--peak-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak_of:

@@ -32,7 +32,7 @@ TILE = 128  # readers per tile: below it small matmuls lose half their speed, ab
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
 CPU_WORDS = 2**22  # numbers a walk works on at once, so that they stay in a cache; an accelerator wants them all
 ACCELERATOR_WORDS = 2**28
-THREADED = 2**26  # multiply-adds of a walk that are worth threads of their own, some milliseconds
+THREADED = 2**24  # multiply-adds of a walk that are worth threads of their own, about a millisecond
 
 
 class _Kernel(NamedTuple):
