@@ -74,7 +74,7 @@ def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path("out/report.html").read_text()
     for model, shown in zip(MODELS, ("ReBased", "Based", "ConvAttention"), strict=True):
         best = f"{runs[model][-1]['accuracy']:.3f}"
-        assert re.search(rf"{shown} *│ *{best} ", captured.out)
+        assert re.search(rf"{shown} +{best} ", captured.out)
         assert f'<th scope="row">{shown}</th><td>{best}</td><td>{runs[model][0]["parameters"]:,}</td>' in page
         assert runs[model][0]["machine"]["threads"] == 1
     assert "By number of pairs" in page

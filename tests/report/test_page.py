@@ -65,7 +65,7 @@ def assert_self_contained(html: str) -> Reader:
 def test_the_demo_page_is_whole() -> None:
     html = demo_page(RUNS, "rebased demo").to_html()
     reader = assert_self_contained(html)
-    assert "0.604 (0.604 to 0.604)" in reader.texts["td"]
+    assert "0.604 (0.604–0.604)" in reader.texts["td"]
     assert "rebased demo" in reader.texts["code"]
     assert "rebased train --config rebased-seed42/config.yaml --out again" in reader.texts["code"]
     assert "commit 0123456789; torch 2.9, Python 3.11, Linux; A CPU, 2 cores" in "".join(reader.texts["footer"])

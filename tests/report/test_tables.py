@@ -19,11 +19,11 @@ RUNS = [
 
 def test_summary() -> None:
     table = summary(RUNS)
-    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "as T grows", "seconds")
+    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "with T", "seconds")
     # 12 heads of 136 or 153 features by 2 values and 1 norm; 2 tokens of the convolution; keys and values of 24
     assert table.rows[0] == (
         "ReBased",
-        "0.500 (0.250 to 0.750)",
+        "0.500 (0.250–0.750)",
         "1,234",
         f"{4 * (12 * 136 * 3 + 48):,} B",
         "constant",

@@ -5,6 +5,7 @@ import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -88,7 +89,7 @@ def typed(out: Path, seeds: int, config: Path | None) -> str:
 
 def rich_table(table: Table) -> RichTable:
     name, *numbers = table.head
-    shown = RichTable(name)
+    shown = RichTable(name, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
     for head in numbers:
         shown.add_column(head, justify="right")
     for row in table.rows:

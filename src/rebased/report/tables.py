@@ -24,7 +24,7 @@ class Table(NamedTuple):
 def summary(runs: Sequence[Run]) -> Table:
     """A row a model: what it recalled, how large it is, what it remembers, how long it took."""
     length = max(run.seq_len for run in runs)
-    head = ("model", "accuracy", "parameters", f"state, T = {length}", "as T grows", "seconds")
+    head = ("model", "accuracy", "parameters", f"state, T = {length}", "with T", "seconds")
     rows = []
     for model, group in by_model(runs).items():
         state, later = group[0].state_bytes(length), group[0].state_bytes(2 * length)
@@ -60,4 +60,4 @@ def spread(values: Sequence[float]) -> str:
         return "-"
     if len(values) == 1:
         return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+    return f"{mean(values):.3f} ({min(values):.3f}–{max(values):.3f})"
