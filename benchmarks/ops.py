@@ -22,10 +22,9 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -34,10 +33,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
+
+from benchmarks.ops_report import draw, show
+from benchmarks.regimes import REGIMES, Regime, forced
 
 from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from rebased.ops.backend import has_gpu
@@ -84,13 +86,19 @@ class Way(NamedTuple):
     context: Callable[[], AbstractContextManager[Any]] = nullcontext  # for forward and backward
 
 
+def one_regime(regime: Regime) -> Way:
+    """Ours, forced into one regime."""
+    longest = QUADRATIC_UNTIL if regime == "quadratic" else 2**30
+    attend = partial(poly_attention, coefficients=REBASED)
+    return Way(f"ours, {regime}", attend, REBASED, True, longest, partial(forced, regime))
+
+
 def ways(device: str) -> tuple[list[Way], dict[str, str]]:
     """All that can be measured here, and the reason for each one that cannot."""
     ours = partial(poly_attention, coefficients=REBASED)
     found, left_out = [Way("ours", ours, REBASED, ours=True)], {}
     if device == "cuda":
-        found.append(Way("ours, quadratic", ours, REBASED, True, QUADRATIC_UNTIL, partial(forced, "quadratic")))
-        found.append(Way("ours, chunked", ours, REBASED, True, context=partial(forced, "chunked")))
+        found += [one_regime(regime) for regime in REGIMES]
     softmax = partial(F.scaled_dot_product_attention, is_causal=True)
     for name, backend in (("SDPA Flash", SDPBackend.FLASH_ATTENTION), ("SDPA cuDNN", SDPBackend.CUDNN_ATTENTION)):
         found.append(Way(name, softmax, None, longest=QUADRATIC_UNTIL, context=partial(sdpa_kernel, backend)))
@@ -103,25 +111,6 @@ def ways(device: str) -> tuple[list[Way], dict[str, str]]:
         found.append(Way("fla parallel_rebased", parallel_rebased, REBASED, longest=QUADRATIC_UNTIL))
         found.append(Way("fla fused_chunk_based", fused_chunk_based, BASED))
     return found, left_out
-
-
-@contextmanager
-def forced(regime: str) -> Iterator[None]:
-    """Within the block our kernels take this regime, with the tiles that the plan has for it."""
-    from rebased.ops.polynomial.gpu import launch
-
-    choose = launch.make_plan
-
-    def plan(*sizes: Any, has_state: bool, **kinds: Any) -> Any:
-        if regime == "chunked" or has_state:  # a call with a state is always chunked
-            return choose(*sizes, has_state=True, **kinds)
-        return replace(choose(*sizes, has_state=False, **kinds), chunk=None)
-
-    launch.make_plan = plan
-    try:
-        yield
-    finally:
-        launch.make_plan = choose
 
 
 # --- right or wrong --------------------------------------------------------------------------------------------------
@@ -282,45 +271,38 @@ def copy_rate(scope: Scope) -> float:
 
 
 def measure_decode(scope: Scope) -> dict[str, Any]:
-    """One step of extend after 100 tokens, beside a copy of the state: what reading and writing it once takes."""
+    """One step of extend beside a copy of the state: what reading and writing it once takes.
+
+    The state is one that a step has made, as it is in a long generation.
+    """
     B, H, T = scope.decode_batch, scope.heads, 100
     q, k, v, _ = (x.detach() for x in inputs(B, T + 1, H, K, False, scope.device, scope.dtype))
-    first, last = ([x[:, part] for x in (q, k, v)] for part in (slice(0, T), slice(T, None)))
-    empty = init_poly_state(B, H, K, V, REBASED, device=scope.device)
+    prompt, token = ([x[:, part] for x in (q, k, v)] for part in (slice(0, T), slice(T, None)))
+    extend = partial(poly_attention_extend, coefficients=REBASED)
     with torch.no_grad():
-        _, state = poly_attention_extend(*first, empty, coefficients=REBASED)
-        o, after = poly_attention_extend(*last, state, coefficients=REBASED)
-        exact = PolyState(*(x.double() for x in state))
-        want, want_after = poly_attention_extend(
-            *(x.double() for x in last), exact, coefficients=REBASED, backend="reference"
-        )
-        row: dict[str, Any] = {"B": B, "H": H, "K": K, "V": V, "error": error_of((o, *after), (want, *want_after))}
+        _, before = extend(*prompt, init_poly_state(B, H, K, V, REBASED, device=scope.device))
+        o, state = extend(*token, before)
+        exact = [x.double() for x in token], PolyState(*(x.double() for x in before))
+        want, want_state = extend(*exact[0], exact[1], backend="reference")
+        row: dict[str, Any] = {"B": B, "H": H, "K": K, "V": V, "error": error_of((o, *state), (want, *want_state))}
         if not is_right(row["error"], scope.dtype):
             return {**row, "wrong": f"off by {row['error']:.1e} from fp64: not timed"}
-        targets = [torch.empty_like(x) for x in state]
-
-        def copy() -> None:
-            for target, source in zip(targets, state, strict=True):
-                target.copy_(source)
-
-        def step() -> None:
-            poly_attention_extend(*last, state, coefficients=REBASED)
-
-        row |= {"state_bytes": sum(x.nbytes for x in state), "copy_ms": median_ms(copy, scope)}
-        row["eager_ms"] = median_ms(step, scope)
+        source = torch.cat([x.flatten() for x in state])
+        target = torch.empty_like(source)
+        row["state_bytes"] = source.nbytes
+        row["copy_ms"] = median_ms(lambda: target.copy_(source), scope)
+        row["eager_ms"] = median_ms(lambda: extend(*token, state), scope)
         if scope.device == "cuda":
-            row["graph_ms"] = graph_ms(step, scope)
+            row["graph_ms"] = graph_ms(lambda: extend(*token, state), scope)
     return row
 
 
-def measure_regimes(scope: Scope, found: Sequence[Way]) -> list[dict[str, Any]]:
+def measure_regimes(scope: Scope) -> list[dict[str, Any]]:
     """Graph times of both regimes: what the GPU does, without what Python adds to both."""
-    regimes = {"ours, quadratic": "quadratic", "ours, chunked": "chunked"}
     return [
-        {"regime": regimes[way.name], **attempt(way, T, key_width, scope, ("graph",))}
+        {"regime": regime, **attempt(one_regime(regime), T, key_width, scope, ("graph",))}
         for T, key_width in scope.grid
-        for way in found
-        if way.name in regimes
+        for regime in REGIMES
     ]
 
 
@@ -330,7 +312,7 @@ def compile_kernels(scope: Scope, sections: Sequence[str], found: Sequence[Way])
     if "lengths" in sections:
         jobs += [(way.name, T, K) for way in found for T in scope.lengths if min(way.longest, 32_768) >= T]
     if "regimes" in sections:
-        jobs += [(way.name, T, width) for way in found if way.name.startswith("ours,") for T, width in scope.grid]
+        jobs += [(one_regime(regime).name, T, width) for regime in REGIMES for T, width in scope.grid]
     with ProcessPoolExecutor(COMPILERS, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(run_once, *zip(*dict.fromkeys(jobs), strict=True), chunksize=2))
 
@@ -366,90 +348,6 @@ def save(record: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def best_mode(row: dict[str, Any], part: str) -> float | None:
-    """Milliseconds without launch overhead where there is such a number."""
-    return row.get(f"graph_{part}_ms", row.get(f"eager_{part}_ms"))
-
-
-def draw(record: dict[str, Any], path: Path) -> None:
-    """ms over T, log-log, from the record alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharex=True)
-    for axis, part, title in zip(axes, ("forward", "both"), ("forward", "forward + backward"), strict=True):
-        for name in dict.fromkeys(row["way"] for row in record["lengths"]):
-            points = [
-                (row["T"], ms) for row in record["lengths"] if row["way"] == name and (ms := best_mode(row, part))
-            ]
-            style = {"lw": 2.5} if name == "ours" else {"lw": 1, "ls": "--" if name.startswith("ours,") else "-"}
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, **style)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set(xlabel="T", ylabel="ms", title=title)
-        axis.grid(True, which="both", alpha=0.25)
-    axes[0].legend(fontsize="small")
-    figure.suptitle(
-        f"{record['shape']['tokens']:,} tokens in all (T where it is longer), {record['machine']['device']}"
-    )
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def show(record: dict[str, Any]) -> None:
-    console = Console(width=160)
-    if rows := record.get("lengths", []):
-        names = list(dict.fromkeys(row["way"] for row in rows))
-        table = Table(title="ms, forward / forward+backward, eager", title_justify="left")
-        table.add_column("T", justify="right")
-        for name in names:
-            table.add_column(name, justify="right")
-        for T in dict.fromkeys(row["T"] for row in rows):
-            at = {row["way"]: row for row in rows if row["T"] == T}
-            table.add_row(f"{T:,}", *(cell(at.get(name, {}), "eager") for name in names))
-        console.print(table)
-        table = Table(title="ours as it chooses, in a CUDA graph", title_justify="left")
-        for column in ("T", "ms", "share of the floor", "ns a token", "MB", "error"):
-            table.add_column(column, justify="right")
-        for row in (row for row in rows if row["way"] == "ours" and "graph_both_ms" in row):
-            shares = [f"{row[f'floor_{part}_ms'] / row[f'graph_{part}_ms']:.0%}" for part in ("forward", "both")]
-            per_token = 1e6 * row["graph_both_ms"] / (row["B"] * row["T"])
-            memory = f"{row['peak_bytes'] / 1e6:,.0f}"
-            error = f"{row['error']:.1e}"
-            table.add_row(f"{row['T']:,}", cell(row, "graph"), " / ".join(shares), f"{per_token:.1f}", memory, error)
-        console.print(table)
-    if row := record.get("decode"):
-        if "wrong" in row:
-            console.print(f"decode: [red]{row['wrong']}[/red]")
-        else:
-            copy, ms = row["copy_ms"], row.get("graph_ms", row["eager_ms"])
-            console.print(
-                f"decode, B = {row['B']}: {ms:.3f} ms, {ms / copy:.1f} times a copy of the state ({copy:.3f} ms); "
-                f"eager {row['eager_ms']:.3f} ms"
-            )
-    if rows := record.get("regimes", []):
-        table = Table(title="forward+backward ms, quadratic | chunked, in a CUDA graph", title_justify="left")
-        widths = list(dict.fromkeys(row["K"] for row in rows))
-        for column in ("T", *(f"K {width}" for width in widths)):
-            table.add_column(column, justify="right")
-        for T in dict.fromkeys(row["T"] for row in rows):
-            at = [[r for r in rows if r["T"] == T and r["K"] == width] for width in widths]
-            table.add_row(f"{T:,}", *(" | ".join(f"{r.get('graph_both_ms', float('nan')):.2f}" for r in c) for c in at))
-        console.print(table)
-    for name, reason in record["left_out"].items():
-        console.print(f"left out: {name} ({reason})")
-
-
-def cell(row: dict[str, Any], mode: str) -> str:
-    if "wrong" in row or "failed" in row:
-        return "[red]wrong[/red]" if "wrong" in row else "failed"
-    ms = [row.get(f"{mode}_{part}_ms") for part in ("forward", "both")]
-    return " / ".join(f"{x:.3f}" for x in ms if x is not None)
-
-
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
@@ -478,7 +376,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     if "decode" in args.sections:
         record["decode"] = measure_decode(scope)
     if "regimes" in args.sections:
-        record["regimes"] = measure_regimes(scope, found)
+        record["regimes"] = measure_regimes(scope)
     rows = [*record.get("lengths", []), *record.get("regimes", []), record.get("decode", {})]
     record["left_out"] = left_out | {row["way"]: row["failed"] for row in rows if "failed" in row}
     path = save(record, args.out)

@@ -1,6 +1,13 @@
-"""What all tests share: `--mixer NAME`, and no GPU tests where there is no GPU."""
+"""What all tests share: `--mixer NAME`, no GPU tests where there is no GPU, only `ops` where there is torch alone."""
+
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+TORCH_ALONE = find_spec("pydantic") is None
+"""A machine that lends its GPU and nothing else: `python3 -m pytest -m gpu` runs there, over what needs no more."""
+collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
 CONTRACT = "test_contract.py"
 MIXER = pytest.StashKey[str]()
@@ -13,6 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="run the contract suite alone, for one mixer: a registered name, path/to/file.py:name, or module:name",
     )
+
+
+def pytest_report_header() -> str | None:
+    return "pydantic is not installed: only tests/ops is collected" if TORCH_ALONE else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,10 +1,11 @@
 """Polynomial attention's kernels on real hardware: real sizes, every dtype, compiled, captured, and never NaN."""
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.regimes import REGIMES, Regime, forced
 from torch import Tensor
 
 from rebased.mixers import mixer_class
@@ -47,20 +48,10 @@ def law(tensors: list[Tensor], coefficients: Coefficients = REBASED) -> list[Ten
     return attend(exact(tensors), coefficients, "chunked" if tensors[0].shape[1] > 2048 else "reference")
 
 
-@pytest.fixture(params=["quadratic", "chunked"])
-def regime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either regime, whatever the cost model would choose."""
-    from rebased.ops.polynomial.gpu import launch
-
-    choose = launch.make_plan
-
-    def plan(*sizes: int, has_state: bool, **kinds: bool) -> object:
-        if request.param == "chunked" or has_state:
-            return choose(*sizes, has_state=True, **kinds)
-        return replace(choose(*sizes, has_state=False, **kinds), chunk=None)
-
-    monkeypatch.setattr(launch, "make_plan", plan)
-    return request.param
+@pytest.fixture(params=REGIMES)
+def regime(request: pytest.FixtureRequest) -> Iterator[Regime]:
+    with forced(request.param):
+        yield request.param
 
 
 CASES = [  # every dtype, every length, width and coefficient once: each line is a dozen kernels to compile
@@ -79,7 +70,7 @@ CASES = [  # every dtype, every length, width and coefficient once: each line is
 
 @pytest.mark.parametrize(("dtype", "coefficients", "shape"), CASES, ids=str)
 def test_values_and_gradients(
-    dtype: torch.dtype, coefficients: Coefficients, shape: tuple[int, ...], regime: str
+    dtype: torch.dtype, coefficients: Coefficients, shape: tuple[int, ...], regime: Regime
 ) -> None:
     tensors = made(*shape, dtype=dtype)
     got = attend(tensors, coefficients)
@@ -123,7 +114,7 @@ def test_prefill_and_decode(dtype: torch.dtype, widths: tuple[int, int], lengths
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_packed_documents(dtype: torch.dtype, regime: str) -> None:
+def test_packed_documents(dtype: torch.dtype, regime: Regime) -> None:
     bounds = [0, 1, 1, 300, 301, 1500, 2000]
     tensors = made(1, 2000, 3, 16, 64, dtype=dtype)
     cu_seqlens = torch.tensor(bounds, device="cuda", dtype=torch.int32)
@@ -222,7 +213,7 @@ def test_decoding_captured_in_a_cuda_graph() -> None:
 
 @pytest.mark.parametrize("K", [16, 64])
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 10.0])
-def test_errors_in_bf16_are_at_most_those_of_softmax_attention(scale: float, K: int, regime: str) -> None:
+def test_errors_in_bf16_are_at_most_those_of_softmax_attention(scale: float, K: int, regime: Regime) -> None:
     q, k, v, do = made(2, 1000, 4, K, 64, dtype=torch.bfloat16)
     tensors = [*((scale * x).detach().requires_grad_() for x in (q, k)), v, do]
 
@@ -240,12 +231,12 @@ def test_errors_in_bf16_are_at_most_those_of_softmax_attention(scale: float, K: 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
 @pytest.mark.parametrize("scale", [1e-4, 100.0])
-def test_no_nan_at_any_scale(scale: float, coefficients: Coefficients, dtype: torch.dtype, regime: str) -> None:
+def test_no_nan_at_any_scale(scale: float, coefficients: Coefficients, dtype: torch.dtype, regime: Regime) -> None:
     for x in attend(made(1, 1000, 2, 16, 64, dtype=dtype, scale=scale), coefficients):
         assert not x.isnan().any()
 
 
-def test_zeros_give_zeros(regime: str) -> None:
+def test_zeros_give_zeros(regime: Regime) -> None:
     tensors = [
         torch.zeros_like(x).requires_grad_(x.requires_grad) for x in made(1, 600, 2, 16, 64, dtype=torch.bfloat16)
     ]
@@ -253,7 +244,7 @@ def test_zeros_give_zeros(regime: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_same_inputs_same_bits(dtype: torch.dtype, regime: str) -> None:
+def test_same_inputs_same_bits(dtype: torch.dtype, regime: Regime) -> None:
     tensors = made(2, 1000, 3, 16, 64, dtype=dtype)
     first = attend(tensors, BASED)
     for _ in range(3):
@@ -261,7 +252,7 @@ def test_same_inputs_same_bits(dtype: torch.dtype, regime: str) -> None:
 
 
 @pytest.mark.parametrize("K", [16, 128])
-def test_fp32_is_exact_until_torch_allows_tf32(K: int, regime: str) -> None:
+def test_fp32_is_exact_until_torch_allows_tf32(K: int, regime: Regime) -> None:
     tensors = made(1, 1000, 2, K, 64, dtype=torch.float32)
     want = law(tensors)
     assert torch.get_float32_matmul_precision() == "highest"
