@@ -19,7 +19,7 @@ RUNS = [
 
 def test_summary() -> None:
     table = summary(RUNS)
-    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "with T", "seconds")
+    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "with T", "time")
     # 12 heads of 136 or 153 features by 2 values and 1 norm; 2 tokens of the convolution; keys and values of 24
     assert table.rows[0] == (
         "ReBased",
@@ -27,10 +27,10 @@ def test_summary() -> None:
         "1,234",
         f"{4 * (12 * 136 * 3 + 48):,} B",
         "constant",
-        "9",
+        "9 s",
     )
-    assert table.rows[1] == ("Based", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4")
-    assert table.rows[2] == ("ConvAttention", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7")
+    assert table.rows[1] == ("Based", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4 s")
+    assert table.rows[2] == ("ConvAttention", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7 s")
     assert table.rows[3][0] == "Hyena"
 
 

@@ -101,7 +101,7 @@ def limits(runs: Sequence[Run]) -> list[str]:
         "8,192, and its differences grow with length: that is where a state of constant size must forget.",
         "Task, width and learning rate were chosen so that there is something to see in two minutes on two cores. Here "
         "accuracy is mostly a matter of how soon a model begins to learn, less of how much its state can hold.",
-        "Seconds are those of a CPU with runs side by side, and say nothing about speed on a GPU or on long sequences.",
+        "Times are those of a CPU with runs side by side, and say nothing about speed on a GPU or on long sequences.",
         "Accuracy is the best of all epochs on the test set, as in the paper: a bit flattering, to all models alike.",
     ]
 

@@ -24,7 +24,7 @@ class Table(NamedTuple):
 def summary(runs: Sequence[Run]) -> Table:
     """A row a model: what it recalled, how large it is, what it remembers, how long it took."""
     length = max(run.seq_len for run in runs)
-    head = ("model", "accuracy", "parameters", f"state, T = {length}", "with T", "seconds")
+    head = ("model", "accuracy", "parameters", f"state, T = {length}", "with T", "time")
     rows = []
     for model, group in by_model(runs).items():
         state, later = group[0].state_bytes(length), group[0].state_bytes(2 * length)
@@ -36,7 +36,7 @@ def summary(runs: Sequence[Run]) -> Table:
                 f"{group[0].parameters:,}",
                 "-" if state is None else f"{state:,} B",
                 grows,
-                f"{mean(run.seconds for run in group):.0f}",
+                f"{mean(run.seconds for run in group):.0f} s",
             )
         )
     return Table(head, rows)
