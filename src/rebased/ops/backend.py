@@ -73,3 +73,8 @@ def choose_path(backend: Backend, device: torch.device) -> Backend:
         chosen = "triton" if device.type == "cuda" and has_triton() else "chunked"
     _say_once(chosen, device.type)
     return chosen  # type: ignore[return-value]
+
+
+# torch.compile cannot trace a ContextVar or a logger, and need not: it asks once and keeps the answer. The public
+# decorator, torch.compiler.assume_constant_result, sets this very attribute but imports the whole of dynamo for it.
+choose_path._dynamo_marked_constant = True  # type: ignore[attr-defined]

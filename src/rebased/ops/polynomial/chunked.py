@@ -251,7 +251,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
         state_uses = (2 * (n - 1) + reads_first + writes_last) / n
         return (K + W + PASSES) * (segment + tile) / 2 + F * (W + PASSES) * state_uses
 
-    segment = min(tile, T, key=cost)
+    segment = tile if cost(tile) <= cost(T) else T
     return (segment, tile), cost(segment)
 
 

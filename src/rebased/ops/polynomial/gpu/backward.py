@@ -113,7 +113,7 @@ def _query_grad(dq, queries, grads, delta, scale, k, k_token, v, v_token, n, row
     return tl.dot(ds.to(dtype), keys.to(dtype), dq, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def query_grad_kernel(
     q, k, v, o, do, inverse, dq, deltas, states,
     cu_seqlens, first_block, owner, first_chunk,
@@ -201,7 +201,7 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def key_grad_kernel(
     q, k, v, do, inverse, deltas, dk, dv, states,
     cu_seqlens, first_block, owner, first_chunk,

@@ -29,8 +29,11 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
     sim = similarity(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), c0, c1, c2, LOW)
     if DIAGONAL:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
-    total += tl.sum(sim, 1)
-    acc = tl.dot(sim.to(dtype), values.to(dtype), acc, input_precision=PRECISION)
+    sim = sim.to(dtype)
+    total += tl.sum(
+        sim.to(tl.float32), 1
+    )  # what the product below weighs values with: a single key gives back its value
+    acc = tl.dot(sim, values.to(dtype), acc, input_precision=PRECISION)
     return acc, total
 
 
@@ -69,7 +72,7 @@ def _add_state(acc, total, q, stride, rows, length, state,
     return acc, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def forward_kernel(
     q, k, v, o, inverse, states,
     cu_seqlens, first_block, owner, first_chunk,

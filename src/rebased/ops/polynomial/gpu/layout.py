@@ -31,11 +31,12 @@ def _orders(K: int, coefficients: tuple[bool, bool, bool], device: torch.device)
     if has0 or has1:
         linear = [first_linear + f if has1 else F for f in range(K)] + [0 if has0 else F]
         numbers += linear + [F] * (-len(linear) % FEATURE_BLOCK)
-    to_tiled = torch.tensor(numbers)
     where = {number: place for place, number in enumerate(numbers)}
     mirror = {number: place for place, number in reversed(list(enumerate(numbers)))}
-    homes = [torch.tensor([found[number] for number in range(F)], device=device) for found in (where, mirror)]
-    return to_tiled.to(device), homes[0], homes[1]
+    orders = (numbers, [where[number] for number in range(F)], [mirror[number] for number in range(F)])
+    with torch.inference_mode(False):  # kept, and perhaps first asked for where nothing may be saved for a backward
+        to_tiled, one, other = (torch.tensor(order, device=device) for order in orders)
+    return to_tiled, one, other
 
 
 def _which(coefficients: Coefficients) -> tuple[bool, bool, bool]:
@@ -64,7 +65,7 @@ def canonical(x: Tensor, K: int, V: int, coefficients: Coefficients) -> PolyStat
     """The way back. Reads both x_i x_j and x_j x_i, so that its gradient is symmetric, as the kernels want it."""
     _, one, other = _orders(K, _which(coefficients), x.device)
     x = (x.index_select(2, one) + x.index_select(2, other)) / 2
-    return PolyState(x[..., :V], x[..., padded(V)])
+    return PolyState(x[..., :V].contiguous(), x[..., padded(V)].contiguous())  # no more memory than a state needs
 
 
 @lru_cache(maxsize=64)

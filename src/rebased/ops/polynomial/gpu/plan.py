@@ -8,7 +8,6 @@ The cost model counts in *keys*: the time that one query of one head spends on o
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 FEATURE_TILE, FEATURE_BLOCK, STATE_EXTRA = 8, 64, 16  # as in features.py
 MAX_KEY_WIDTH = 128
@@ -72,7 +71,6 @@ def chunked_cost(K: int, V: int, low: bool) -> float:
     return quadratic_cost(CHUNK, K, V) + BLOCK_KEYS * feature_blocks(K, low) * (64 + padded(V)) / 128
 
 
-@lru_cache(maxsize=1024)
 def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool) -> Plan:
     """`half`: bf16, whose products are done in bf16; all else in fp32 (TF32). `has_state`: a state goes in or out."""
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)

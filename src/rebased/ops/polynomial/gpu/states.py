@@ -54,7 +54,7 @@ def _store_block(acc, z, to, VP: tl.constexpr):
     tl.store(to + f + VP + tl.arange(0, EXTRA)[None, :], z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_per_sequence"])
 def chunk_sums_kernel(
     x, y, scale, weight, sums,
     cu_seqlens, first_block, owner,
@@ -127,7 +127,7 @@ def chunk_sums_kernel(
         _store_block(acc3, z3, to + 3 * SIZE, VP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_per_sequence"])
 def running_totals_kernel(
     sums, initial, totals, final,
     first_block,
