@@ -335,3 +335,17 @@ def test_work_grows_linearly() -> None:
         counts.append(counter.get_total_flops())
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.05)
     assert counts[2] / counts[1] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiles_as_one_graph_at_any_length() -> None:
+    """The default path, chosen by "auto", for a first length and for others after it."""
+    compiled = torch.compile(
+        lambda q, k, v: poly_attention(q, k, v, coefficients=REBASED), fullgraph=True, backend="aot_eager"
+    )
+    for T in (64, 96, 700):
+        q, k, v, do = inputs(Shape(B=1, T=T, H=2, K=4, V=3), dtype=torch.float32)
+        want = torch.autograd.grad(poly_attention(q, k, v, coefficients=REBASED), (q, k, v), do)
+        got = torch.autograd.grad(compiled(q, k, v), (q, k, v), do)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)

@@ -257,7 +257,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
 def _threads(device: torch.device, work: float) -> int:
     """How many threads share a walk's rows; 1 where torch itself makes good use of them."""
-    if device.type != "cpu" or work < THREADED or not splits_matmuls() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or device.type != "cpu" or work < THREADED or not splits_matmuls():
         return 1
     return torch.get_num_threads()
 
