@@ -83,7 +83,7 @@ def test_findings_keep_to_the_runs() -> None:
     text = " ".join(findings(RUNS))
     assert "ReBased recalled 60.4% of what it was asked." in text
     assert "ConvAttention recalled 99.5% of what it was asked, and was done after 2 epochs." in text
-    assert "ReBased is ahead of Based" in text
+    assert "In these runs ReBased is ahead of Based" in text
     overlap = [made_up("rebased", [0.3]), made_up("rebased", [0.6], seed=43), made_up("based", [0.5])]
     assert "these runs do not decide" in " ".join(findings(overlap))
     near = [made_up("rebased", [0.992]), made_up("based", [0.991])]

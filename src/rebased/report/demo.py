@@ -76,7 +76,7 @@ def findings(runs: Sequence[Run]) -> list[str]:
     for pair in combinations(groups.items(), 2):
         (one, high), (other, low) = sorted(pair, key=lambda item: mean(item[1]), reverse=True)
         if min(high) - max(low) > CLOSE:
-            lines.append(f"{one} is ahead of {other}: its worst run is above the other's best.")
+            lines.append(f"In these runs {one} is ahead of {other}: its worst is above the other's best.")
         else:
             lines.append(f"Between {one} and {other} these runs do not decide: their accuracies overlap or nearly do.")
     return lines
