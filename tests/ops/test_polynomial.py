@@ -349,3 +349,10 @@ def test_compiles_as_one_graph_at_any_length() -> None:
         got = torch.autograd.grad(compiled(q, k, v), (q, k, v), do)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b)
+
+
+def test_no_state_is_the_state_before_the_first_token() -> None:
+    q, k, v, _ = inputs(Shape(B=2, T=9, H=2, K=4, V=3))
+    o, state = poly_attention_extend(q, k, v, None, coefficients=BASED)
+    torch.testing.assert_close(o, poly_attention(q, k, v, coefficients=BASED))
+    assert state.kv.shape == (2, 2, feature_count(4, BASED), 3)

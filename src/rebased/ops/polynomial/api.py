@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rebased.ops.backend import Backend, choose_path, has_triton
 from rebased.ops.polynomial import chunked, recurrent, reference
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, state_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state, state_dtype
 
 REBASED: Coefficients = (0.0, 0.0, 1.0)
 BASED: Coefficients = (1.0, 1.0, 0.5)
@@ -52,18 +52,21 @@ def poly_attention_extend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    state: PolyState,
+    state: PolyState | None,
     *,
     coefficients: Coefficients,
     scale: float | None = None,
     eps: float = EPS,
     backend: Backend = "auto",
 ) -> tuple[Tensor, PolyState]:
-    """poly_attention of tokens that follow those a state has seen; also gives the state after them.
+    """poly_attention of tokens that follow those a state has seen (None: no tokens); also gives the state after them.
 
     Prefill and decoding are this one function, at T = a prompt's length and T = 1. Differentiable in the state too.
     """
     coefficients, scale = _check(q, k, v, coefficients, scale)
+    if state is None:
+        B, _, H, K = q.shape
+        state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
     _check_state(state, q, v, coefficients)
     path = _path(backend, q)
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
