@@ -1,7 +1,5 @@
 """The selective scan's kernels against the loop in fp64: odd shapes, gradients, and memory that starts as NaN."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,15 +7,7 @@ from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import scan_triton, selective_scan_extend
 from rebased.ops.backend import triton_interpreted
 
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The short convolution's kernels against plain torch in fp64: odd shapes, gradients, memory that starts as NaN."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,15 +7,7 @@ from ops.test_short_conv_triton import assert_matches_torch
 from rebased.ops import short_conv
 from rebased.ops.backend import triton_interpreted
 
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize(

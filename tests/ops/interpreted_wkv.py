@@ -1,7 +1,5 @@
 """WKV's kernels against its formula in fp64: odd shapes, gradients, and memory that starts as NaN."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,15 +7,7 @@ from ops.wkv_cases import assert_matches, by_path, wkv_inputs
 from rebased.ops import rwkv_triton, wkv
 from rebased.ops.backend import triton_interpreted
 
-
-@pytest.fixture(autouse=True)
-def _poison() -> Iterator[None]:
-    """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize(

@@ -6,4 +6,6 @@ from triton_interpreter import run_interpreted
 
 
 def test_every_kernel_in_the_interpreter() -> None:
-    run_interpreted(*sorted(Path(__file__).parent.glob("interpreted_*.py")))
+    done = run_interpreted(*sorted(Path(__file__).parent.glob("interpreted_*.py")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

@@ -26,7 +26,7 @@ def scaled_inputs(K: int) -> list[Tensor]:
     q[at["channels"]] *= 10 ** torch.linspace(-2, 2, K)
     k[at["channels"]] *= 10 ** torch.linspace(2, -2, K)
     v[at["channels"]] *= 10 ** torch.linspace(-4, 4, V)
-    k[0, 0, HEADS.index("outlier")] *= 1e3
+    k[0, 0, HEADS.index("outlier")] *= 1e4
     return [q, k, v, do]
 
 

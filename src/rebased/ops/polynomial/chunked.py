@@ -194,9 +194,9 @@ def _walk_rows(
     """
     (B, T, H, K), dtype = x.shape, u.dtype
     rows = (B, H)
-    # A forward walk's denominator is a sum of squares put together from features that cancel, and is divided by:
-    # fp64 there keeps o right when one key is thousands of times larger than the rest. Gradients divide by nothing.
-    wide = torch.float64 if dx is None and not reverse and x.device.type != "mps" else dtype
+    # What a walk reads out of the state is put together from features that cancel, and o is divided by such a sum: fp64
+    # keeps o and dv right when one key is thousands of times larger than the rest. dq and dk do well without.
+    wide = torch.float64 if out is not None and x.device.type != "mps" else dtype
     weights = query_weights(K, kernel.coefficients, kernel.scale, device=x.device, dtype=wide).unsqueeze(-1)
     S = None if state is None else state.to(wide).flatten(0, 1)  # [n,F,W]
     mask = torch.Tensor.tril_ if reverse else torch.Tensor.triu_  # of [writers, readers]
@@ -224,7 +224,7 @@ def _walk_rows(
                 mask(ds[:, own])
                 d = torch.bmm(ys[:, :, seen], ds).mul_(kernel.scale)  # [n,K,C]
                 if S is not None:
-                    d_phi = torch.bmm(S, ws)
+                    d_phi = torch.bmm(S.to(dtype), ws)
                     d += contract(d_phi if reverse else d_phi.mul_(weights), xs, kernel.coefficients)
                 dx[:, i:j] = d.unflatten(0, rows).permute(0, 3, 1, 2)
         if number < len(segments) - 1 or after is not None:
