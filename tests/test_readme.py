@@ -46,9 +46,10 @@ def test_commands_exist(command: str) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         assert words[0] in targets
     elif program == "rebased":
-        assert words[0] == "--help" or words[0] in COMMANDS
-        if words[0] in COMMANDS:
-            assert find_spec(COMMANDS[words[0]][0].split(":")[0]) is not None
+        verb = next((verb for verb in (" ".join(words[:2]), words[0]) if verb in COMMANDS), None)
+        assert verb is not None or words == ["--help"]
+        if verb is not None:
+            assert find_spec(COMMANDS[verb][0].split(":")[0]) is not None
     else:
         assert program == "pytest"
     for word in words:

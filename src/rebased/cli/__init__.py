@@ -10,12 +10,16 @@ from cyclopts import App, CycloptsError
 from rebased import __version__
 
 # verb: (where its function stands, what it does in a line). The function's signature is the command's options; what it
-# returns is the exit code (None: 0). What it raises is shown as one line.
+# returns is the exit code (None: 0). What it raises is shown as one line. A verb may be two words, "lm train": then its
+# first one stands in GROUPS.
 COMMANDS = {
     "train": ("rebased.cli.train:train", "Train one model on MQAR as a config file says, and resume it."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
+
+# What `rebased --help` says of verbs that share their first word; `rebased WORD` alone lists them.
+GROUPS: dict[str, str] = {}
 
 INTERRUPTED = 130  # what a shell expects of a process that Ctrl-C has ended
 USER_ERROR = 2
@@ -26,8 +30,12 @@ EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where th
 
 def build_app() -> App:
     app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
+    groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
     for verb, (function, summary) in COMMANDS.items():
-        app.command(function, name=verb, help=summary)
+        word, _, second = verb.rpartition(" ")
+        (groups[word] if word else app).command(function, name=second, help=summary)
     return app
 
 
@@ -54,10 +62,15 @@ def main(tokens: Sequence[str] | None = None) -> Never:
 
 def refuse_unknown_verb(words: Sequence[str]) -> None:
     """Before cyclopts does, which would import every command to say what it misses."""
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+    known = [*COMMANDS, *GROUPS]
+    group = words[0] if words and words[0] in GROUPS else None
+    if group is not None:
+        words, known = words[1:], [verb.split()[1] for verb in COMMANDS if verb.startswith(f"{group} ")]
+    if words and not words[0].startswith("-") and words[0] not in known:
         from rebased.config import did_you_mean
 
-        raise ValueError(f"unknown command {words[0]!r}; {did_you_mean(words[0], list(COMMANDS))}")
+        typed = f"{group} {words[0]}" if group else words[0]
+        raise ValueError(f"unknown command {typed!r}; {did_you_mean(words[0], known)}")
 
 
 def is_users(error: Exception) -> bool:
