@@ -1,0 +1,1 @@
+"""Language modelling: a model trained on windows of text, and measured on them."""

@@ -1,0 +1,96 @@
+"""How well a model foretells text: the log-loss of every token, added up for recall targets and the others."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.models import IGNORE, LanguageModel
+from rebased.tasks.ar import ARRule
+from rebased.tasks.perplexity import TextScores
+
+LOGITS = 2**25
+"""How many logits stand in memory at once: 128 MiB in fp32, whatever the window and the vocabulary."""
+
+
+class TextBatch(Protocol):
+    tokens: Tensor  # [B,T]
+    labels: Tensor  # [B,T]: the next token, IGNORE where none is asked for
+
+
+class Windows(Protocol):
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: Sequence[int]) -> TextBatch: ...
+
+
+@torch.no_grad()
+def evaluate_text(
+    model: LanguageModel,
+    windows: Windows,
+    *,
+    ar: ARRule | None = None,
+    rows: Sequence[int] | None = None,
+    batch_size: int = 8,
+    dtype: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> TextScores:
+    """Score windows of text, all or the `rows` of one process. The model is left in the mode it was in.
+
+    ar: what counts as associative recall; default: repeated bigrams, as in the paper.
+    dtype: compute the layers in this precision (autocast); the head and the losses are fp32, the sums fp64.
+    progress: called with the number of windows scored so far.
+    """
+    rows = range(len(windows)) if rows is None else rows
+    if not len(rows):
+        raise ValueError("there is no window to score: the split holds less text than one window; shorten seq_len")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    ar = ar or ARRule()
+    device = model.embedding.weight.device
+    training = model.training
+    model.eval()
+    parts = []
+    try:
+        for first in range(0, len(rows), batch_size):
+            batch = windows.batch(rows[first : first + batch_size])
+            tokens, labels = batch.tokens.long(), batch.labels.long()
+            losses = token_losses(model, tokens.to(device), labels.to(device), dtype=dtype)
+            distances = ar.distances(_with_last_label(tokens, labels))[:, 1:]  # of labels: token t+1 is label t
+            parts.append(TextScores.of(losses.cpu(), distances.cpu(), labels.cpu() != IGNORE))
+            if progress is not None:
+                progress(min(first + batch_size, len(rows)))
+    finally:
+        model.train(training)
+    return TextScores.join(parts)
+
+
+def token_losses(model: LanguageModel, tokens: Tensor, labels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """-ln p(label) at each position: tokens, labels [B,T] -> [B,T] fp32 (fp64 for a model in fp64), 0 where IGNORE.
+
+    Logits are made for some positions at a time: [B,T,vocab] is never built.
+    """
+    if tokens.shape != labels.shape:
+        raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
+    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+        hidden = model.hidden(tokens)  # [B,T,D]
+    asked = labels != IGNORE
+    weight = model.embedding.weight
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    losses = torch.zeros(labels.shape, dtype=exact, device=labels.device)
+    rows, targets = hidden[asked].to(weight.dtype), labels[asked]  # [n,D], [n]
+    block = max(LOGITS // weight.shape[0], 1)
+    parts = [
+        functional.cross_entropy(model.logits(some).to(exact), target, reduction="none")
+        for some, target in zip(rows.split(block), targets.split(block), strict=True)
+    ]
+    losses[asked] = torch.cat(parts)
+    return losses
+
+
+def _with_last_label(tokens: Tensor, labels: Tensor) -> Tensor:
+    """The window and the token after it, which is only ever a label: [B,T+1]. Where that is IGNORE any token will do:
+    nothing comes after it that could repeat it."""
+    return torch.cat([tokens, labels[:, -1:].clamp(min=0)], dim=1)

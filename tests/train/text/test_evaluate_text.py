@@ -1,0 +1,143 @@
+"""Per-token losses and their sums, held against the model's own logits and a loop over tokens."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from rebased.models import IGNORE, LanguageModel, LMConfig
+from rebased.tasks import ARRule, ar_mask
+from rebased.tasks.perplexity import ALL, AR, NON_AR
+from rebased.train.text import evaluate as module
+from rebased.train.text.evaluate import evaluate_text, token_losses
+
+VOCAB, LENGTH = 23, 16
+
+
+class Batch(NamedTuple):
+    tokens: Tensor
+    labels: Tensor
+
+
+class Windows:
+    """Windows over one stream, each label the token after it; the last of window 2 has none."""
+
+    def __init__(self, n: int) -> None:
+        stream = torch.randint(0, VOCAB // 4, (n * LENGTH + 1,), generator=torch.Generator().manual_seed(5))
+        self.tokens, self.labels = stream[:-1].view(n, LENGTH), stream[1:].view(n, LENGTH).clone()
+        if n > 2:
+            self.labels[2, -1] = IGNORE
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        return Batch(self.tokens[list(rows)], self.labels[list(rows)])
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    mixers = ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]
+    model = LanguageModel(
+        LMConfig.model_validate({"vocab_size": VOCAB, "d_model": 16, "max_len": LENGTH, "mixers": mixers})
+    )
+    with torch.no_grad():
+        model.embedding.weight.mul_(40)  # losses far from ln 23, each one another
+    return model
+
+
+def test_losses_are_those_of_the_logits(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, labels = Windows(3).batch([0, 1, 2])
+    model.eval()
+    want = -model(tokens).log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    want[2, -1] = 0
+    for logits in (VOCAB, 5 * VOCAB, 2**25):  # one row at a time, five, all
+        monkeypatch.setattr(module, "LOGITS", logits)
+        torch.testing.assert_close(token_losses(model, tokens, labels), want)
+
+
+def test_logits_of_all_tokens_never_stand_in_memory(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOGITS", 4 * VOCAB)
+    most, logits = [], model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: (most.append(hidden.shape[0]), logits(hidden))[1])
+    evaluate_text(model, Windows(3))
+    assert max(most) == 4
+    assert sum(most) == 3 * LENGTH - 1
+
+
+def test_sums_of_a_loop_over_tokens(model: LanguageModel) -> None:
+    windows = Windows(5)
+    scores = evaluate_text(model, windows, batch_size=2)
+    model.eval()
+    nats, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    for row in range(5):
+        tokens, labels = windows.batch([row])
+        losses = token_losses(model, tokens, labels)[0].double().tolist()
+        read = tokens[0].tolist()
+        for t, label in enumerate(labels[0].tolist()):
+            if label != IGNORE:
+                past = list(pairwise(read[: t + 1]))  # the bigrams of tokens 0..t
+                hit = (read[t], label) in past
+                nats[hit] += losses[t]
+                counts[hit] += 1
+    assert min(counts.values()) > 10
+    assert (scores.tokens(AR), scores.tokens(NON_AR)) == (counts[True], counts[False])
+    assert scores.mean(AR) == pytest.approx(nats[True] / counts[True], rel=1e-12)
+    assert scores.mean(NON_AR) == pytest.approx(nats[False] / counts[False], rel=1e-12)
+    f = scores.ar_share
+    assert f * scores.mean(AR) + (1 - f) * scores.mean(NON_AR) == pytest.approx(scores.mean(ALL), rel=1e-14)
+
+
+def test_batches_and_processes_change_nothing(model: LanguageModel) -> None:
+    windows = Windows(5)
+    whole = evaluate_text(model, windows, batch_size=5)
+    halves = [evaluate_text(model, windows, rows=rows, batch_size=3) for rows in (range(2), range(2, 5))]
+    joined = whole.join(halves)
+    assert torch.equal(joined.counts, whole.counts)
+    torch.testing.assert_close(joined.nats, whole.nats, rtol=1e-5, atol=1e-5)
+
+
+def test_the_rule_is_the_callers(model: LanguageModel) -> None:
+    windows = Windows(4)
+    reset = int(windows.tokens[0, 3])
+    scores = evaluate_text(model, windows, ar=ARRule(order=1, reset_token=reset))
+    stream = torch.cat([windows.tokens, windows.labels[:, -1:].clamp(min=0)], 1)
+    hits = ar_mask(stream, 1, reset_token=reset)[:, 1:] & (windows.labels != IGNORE)
+    assert scores.tokens(AR) == int(hits.sum())
+
+
+def test_mode_and_progress(model: LanguageModel) -> None:
+    seen: list[int] = []
+    model.train()
+    evaluate_text(model, Windows(5), batch_size=2, progress=seen.append)
+    assert seen == [2, 4, 5]
+    assert model.training
+    dropout = evaluate_text(model, Windows(5)).mean()
+    assert dropout == evaluate_text(model.eval(), Windows(5)).mean()
+    assert not model.training
+
+
+def test_half_precision_is_near(model: LanguageModel) -> None:
+    exact, half = (evaluate_text(model, Windows(5), dtype=dtype).mean() for dtype in (None, torch.bfloat16))
+    assert half != exact
+    assert half == pytest.approx(exact, rel=2e-2)
+
+
+def test_mistakes(model: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="no window to score"):
+        evaluate_text(model, Windows(5), rows=[])
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        evaluate_text(model, Windows(5), batch_size=0)
+    with pytest.raises(ValueError, match=r"tokens \[1, 3\] and labels \[1, 2\] must have one shape"):
+        token_losses(model, torch.zeros(1, 3).long(), torch.zeros(1, 2).long())
+
+
+def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(model: LanguageModel) -> None:
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    assert evaluate_text(model, Windows(5)).mean() == pytest.approx(math.log(VOCAB), rel=1e-6)
