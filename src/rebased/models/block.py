@@ -45,11 +45,16 @@ class Block(nn.Module):
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._second_half(x + self.mixer(self.norm1(x)))
+        return self.feed(self.mix(x))
+
+    def mix(self, x: Tensor) -> Tensor:
+        """u, the first line: the only place where positions meet."""
+        return x + self.mixer(self.norm1(x))
+
+    def feed(self, u: Tensor) -> Tensor:
+        """x', the second line, each position [..., D] by itself."""
+        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.extend(self.norm1(x), state)
-        return self._second_half(x + y), state
-
-    def _second_half(self, u: Tensor) -> Tensor:
-        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
+        return self.feed(x + y), state
