@@ -21,4 +21,4 @@ def test_the_page_is_true(example: str, tmp_path: Path) -> None:
         [*command, str(ROOT / "tests" / "mixers" / "test_contract.py")], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ("skipped" in done.stdout) == ("def extend" not in example)  # only a mixer without a state skips any
+    assert ("has no init_state, extend" in done.stdout) == ("def extend" not in example)  # what skips those tests

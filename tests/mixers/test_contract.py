@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import MIXER
-from rebased.mixers import can_extend, count_numbers, mixer_class, mixer_name, mixer_names, register_mixer
+from rebased.mixers import can_divide, can_extend, count_numbers, mixer_class, mixer_name, mixer_names, register_mixer
 from rebased.models import LMConfig
 from rebased.models.block import build_mixer
 
@@ -164,6 +164,39 @@ def test_state_handed_in_is_left_alone(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors(state), kept, strict=True))
     again, _ = mixer.extend(x[:, 9:], state)
     assert torch.equal(first, again)
+
+
+def in_parts(mixer: Any, parts: list[Tensor]) -> Tensor:
+    """forward_part one after another, each part told what the earlier ones handed on."""
+    handed_on: list[list[Tensor]] = []  # of each part, in the order of its calls
+    outputs = []
+    for number, part in enumerate(parts):
+        mine: list[Tensor] = []
+        handed_on.append(mine)
+
+        def earlier(own: Tensor, mine: list[Tensor] = mine, number: int = number) -> Tensor:
+            mine.append(own)
+            before = [calls[len(mine) - 1] for calls in handed_on[:number]]
+            return torch.stack(before) if before else own.new_empty(0, *own.shape)
+
+        outputs.append(mixer.forward_part(part, earlier))
+    assert len({len(calls) for calls in handed_on}) == 1  # or processes would wait for each other forever
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 21])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_parts_side_by_side_are_the_whole(name: str, count: int, dtype: torch.dtype) -> None:
+    mixer, x = build(name, dtype), inputs(dtype=dtype).requires_grad_()
+    if not can_divide(mixer):
+        pytest.skip(f"mixer {name!r} has no forward_part")
+    weights = torch.randn(B, T, D, dtype=dtype)
+    leaves = [x, *mixer.parameters()]
+    results = []
+    for y in (in_parts(mixer, list(x.chunk(count, dim=1))), mixer(x)):
+        results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
+    for actual, expected in zip(*results, strict=True):
+        assert_near(actual, expected)
 
 
 def test_rows_of_a_batch_are_strangers(name: str) -> None:

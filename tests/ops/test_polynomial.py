@@ -18,8 +18,9 @@ from rebased.ops import (
     init_poly_state,
     poly_attention,
     poly_attention_extend,
+    poly_state,
 )
-from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial import chunked, summary
 from rebased.ops.polynomial.features import expand
 from rebased.ops.polynomial.reference import similarity
 from rebased.ops.polynomial.state import key_features, query_features
@@ -356,3 +357,40 @@ def test_no_state_is_the_state_before_the_first_token() -> None:
     o, state = poly_attention_extend(q, k, v, None, coefficients=BASED)
     torch.testing.assert_close(o, poly_attention(q, k, v, coefficients=BASED))
     assert state.kv.shape == (2, 2, feature_count(4, BASED), 3)
+
+
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+def test_states_of_parts_add_up(coefficients: Coefficients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part's output from the sum of the earlier parts' states, and every gradient through them."""
+    monkeypatch.setattr(summary, "CPU_WORDS", 1)  # 64 tokens at a time
+    shape, results = Shape(B=2, T=210, H=2, K=4, V=3), []
+    for parts in (3, 1):
+        q, k, v, do = inputs(shape, coefficients=coefficients)
+        pieces = list(zip(*(x.chunk(parts, dim=1) for x in (q, k, v)), strict=True))
+        states = [poly_state(k, v, coefficients=coefficients) for _, k, v in pieces]
+        outputs = []
+        for number, piece in enumerate(pieces):
+            before = init_poly_state(2, 2, 4, 3, coefficients, dtype=q.dtype)
+            for state in states[:number]:
+                before = PolyState(before.kv + state.kv, before.z + state.z)
+            outputs.append(poly_attention_extend(*piece, before, coefficients=coefficients)[0])
+        o = torch.cat(outputs, dim=1)
+        results.append((o, *torch.autograd.grad(o, (q, k, v), do)))
+    want = poly_attention(q, k, v, coefficients=coefficients, backend="reference")
+    assert_close(results[0], results[1], NAMES)
+    assert_close([results[0][0]], [want], ["o"])
+
+
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+def test_state_of_tokens_is_the_sum_of_their_features(coefficients: Coefficients) -> None:
+    results = []
+    for own in (True, False):
+        _, k, v, _ = inputs(Shape(B=2, T=70, H=3, K=4, V=5), coefficients=coefficients)
+        if own:
+            kv, z = poly_state(k, v, coefficients=coefficients)
+        else:
+            phi = key_features(k, coefficients)
+            kv, z = torch.einsum("bthf,bthv->bhfv", phi, v), phi.sum(1)
+        loss = kv.sin().sum() + z.cos().sum()
+        results.append((kv, z, *torch.autograd.grad(loss, (k, v))))
+    assert_close(*results, ("kv", "z", "dk", "dv"))

@@ -3,7 +3,10 @@
 from rebased.mixers.attention import KVCache, SoftmaxAttention
 from rebased.mixers.contract import (
     CONTEXT,
+    Divisible,
+    Earlier,
     Extendable,
+    can_divide,
     can_extend,
     count_numbers,
     mixer_class,
@@ -22,6 +25,8 @@ __all__ = [
     "CONTEXT",
     "RWKV",
     "Based",
+    "Divisible",
+    "Earlier",
     "Extendable",
     "Hyena",
     "HyenaState",
@@ -36,6 +41,7 @@ __all__ = [
     "SlidingWindow",
     "SoftmaxAttention",
     "WindowCache",
+    "can_divide",
     "can_extend",
     "count_numbers",
     "mixer_class",

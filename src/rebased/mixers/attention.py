@@ -1,12 +1,14 @@
 """Softmax attention: the quadratic mixer the others are measured against. Its state is a KV cache and grows."""
 
+import sys
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.parts import tokens_before
 
 
 class KVCache(NamedTuple):
@@ -32,6 +34,13 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self._project(x)
         return self._attend(q, k, v, mask=None)
 
+    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+        """Every part is told all earlier keys and values: a message that grows with the sequence."""
+        q, k, v = self._project(x)
+        past = tokens_before(torch.cat([k, v], dim=-1), earlier, count=sys.maxsize)  # [B,s,H,2W]
+        past_k, past_v = past.chunk(2, dim=-1)
+        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
+
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> KVCache:
@@ -55,9 +64,7 @@ class SoftmaxAttention(nn.Module):
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
-        T, S = x.shape[1], k.shape[1]
-        mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        return self._attend(q, k, v, mask), KVCache(k, v)
+        return self._attend_after(q, k, v), KVCache(k, v)
 
     def state_size(self, seq_len: int) -> int:
         return 2 * seq_len * self.out_proj.weight.shape[0]
@@ -65,6 +72,11 @@ class SoftmaxAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
         return q, k, v
+
+    def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The queries are the last of the tokens whose keys are given."""
+        T, S = q.shape[1], k.shape[1]
+        return self._attend(q, k, v, mask=torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         o = functional.scaled_dot_product_attention(

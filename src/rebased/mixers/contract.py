@@ -2,8 +2,9 @@
 
 A mixer is a torch module that maps [B,T,D] to [B,T,D] and never looks ahead. `forward` is enough to train it and to
 measure what it recalls. Two more methods, `init_state` and `extend`, let a model generate with it: prefill and
-decoding are one method, with many tokens or with one. A constructor's signature is its schema: what a config may say
-about the mixer is exactly the keyword arguments of `__init__`, less those that the model itself supplies (CONTEXT).
+decoding are one method, with many tokens or with one. `forward_part` lets several processes share one sequence.
+A constructor's signature is its schema: what a config may say about the mixer is exactly the keyword arguments of
+`__init__`, less those that the model itself supplies (CONTEXT).
 """
 
 import difflib
@@ -29,6 +30,19 @@ class Extendable(Protocol):
 
     def state_size(self, seq_len: int) -> int:
         """How many numbers the state of one sequence holds after seq_len tokens."""
+
+
+Earlier = Callable[[Tensor], Tensor]
+"""Hands a tensor to the parts of a sequence after this one, and gives what the parts before this one handed on, in
+their order: [...] -> [n, ...], with n = 0 for the first part. Differentiable; every part calls it as often."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A mixer that can compute parts of one sequence side by side, all equally long, each in a process of its own."""
+
+    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+        """forward() of a whole sequence, at the tokens x [B,T,D] of this part."""
 
 
 _REGISTER: dict[str, type[nn.Module]] = {}
@@ -69,6 +83,10 @@ def mixer_name(mixer: nn.Module) -> str:
 
 def can_extend(mixer: nn.Module) -> bool:
     return isinstance(mixer, Extendable)
+
+
+def can_divide(mixer: nn.Module) -> bool:
+    return isinstance(mixer, Divisible)
 
 
 def count_numbers(state: Any) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import Earlier, register_mixer
 from rebased.ops import (
     BASED,
     REBASED,
@@ -17,6 +17,7 @@ from rebased.ops import (
     init_poly_state,
     poly_attention,
     poly_attention_extend,
+    poly_state,
 )
 
 QKTransform = Literal["none", "norm", "scale", "affine", "norm_affine"]
@@ -90,6 +91,14 @@ class PolynomialAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.project(x)
         o = poly_attention(q, k, v, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
+        return self.proj_o(o.flatten(-2))
+
+    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+        q, k, v = self.project(x)
+        kv, z = poly_state(k, v, coefficients=self.coefficients)
+        before = earlier(torch.cat([kv, z.unsqueeze(-1)], dim=-1)).sum(0)  # [B,H,F,V+1]: one message, not two
+        state = PolyState(kv=before[..., :-1].contiguous(), z=before[..., -1].contiguous())
+        o, _ = poly_attention_extend(q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     def init_state(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.parts import tokens_before
 from rebased.ops import short_conv, short_conv_extend
 
 
@@ -20,6 +21,11 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._gate(short_conv(x, self.conv.weight.squeeze(1), self.conv.bias), x)
+
+    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+        state = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        seen = torch.cat([state, tokens_before(x, earlier, count=state.shape[1])], dim=1)
+        return self.extend(x, seen[:, seen.shape[1] - state.shape[1] :])[0]
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
         weight = self.conv.weight

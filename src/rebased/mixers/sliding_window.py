@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.parts import tokens_before
 
 ROTARY_BASE = 10_000.0
 
@@ -48,6 +49,12 @@ class SlidingWindow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
+    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+        q, k, v = self._project(x)
+        past = tokens_before(torch.cat([k, v], dim=-1), earlier, count=self.window - 1)  # [B,s,H,2W]
+        past_k, past_v = past.chunk(2, dim=-1)
+        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
+
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> WindowCache:
@@ -57,19 +64,27 @@ class SlidingWindow(nn.Module):
         return WindowCache(empty, empty)
 
     def extend(self, x: Tensor, state: WindowCache) -> tuple[Tensor, WindowCache]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
+        q, k, v = self._project(x)
         self._check_state(state, k)
         k, v = torch.cat([state.k.to(k.dtype), k], dim=1), torch.cat([state.v.to(v.dtype), v], dim=1)
         kept = min(k.shape[1], self.window - 1)
         after = WindowCache(k[:, k.shape[1] - kept :], v[:, v.shape[1] - kept :])
+        return self._attend_after(q, k, v), after
+
+    def state_size(self, seq_len: int) -> int:
+        return 2 * min(seq_len, self.window - 1) * self.out_proj.weight.shape[0]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
+        return q, k, v
+
+    def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The queries are the last of the tokens whose keys are given."""
         if self.rotary:
             angles = rotary_angles(k.shape[1], k.shape[3], k.device)
             q, k = rotate(q, angles[-q.shape[1] :]), rotate(k, angles)
         o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0)
-        return self.out_proj(o.flatten(-2)), after
-
-    def state_size(self, seq_len: int) -> int:
-        return 2 * min(seq_len, self.window - 1) * self.out_proj.weight.shape[0]
+        return self.out_proj(o.flatten(-2))
 
     def _check_state(self, state: WindowCache, k: Tensor) -> None:
         if not isinstance(state, WindowCache):

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rebased.mixers import CONTEXT, mixer_class
+from rebased.mixers import CONTEXT, Earlier, mixer_class
 from rebased.models.config import LMConfig
 
 
@@ -44,17 +44,15 @@ class Block(nn.Module):
         self.norm2 = None if is_mamba else nn.LayerNorm(D)
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.feed(self.mix(x))
-
-    def mix(self, x: Tensor) -> Tensor:
-        """u, the first line: the only place where positions meet."""
-        return x + self.mixer(self.norm1(x))
-
-    def feed(self, u: Tensor) -> Tensor:
-        """x', the second line, each position [..., D] by itself."""
-        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
+    def forward(self, x: Tensor, earlier: Earlier | None = None) -> Tensor:
+        """`earlier`: x is a part of a sequence that several processes share (mixers/contract.py)."""
+        y = self.norm1(x)
+        y = self.mixer(y) if earlier is None else self.mixer.forward_part(y, earlier)
+        return self._second_half(x + y)
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.extend(self.norm1(x), state)
-        return self.feed(x + y), state
+        return self._second_half(x + y), state
+
+    def _second_half(self, u: Tensor) -> Tensor:
+        return u if self.norm2 is None else u + self.mlp(self.norm2(u))

@@ -4,14 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers import can_extend, mixer_name
+from rebased.mixers import Earlier, can_divide, can_extend, mixer_name
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
-from rebased.ops import linear_cross_entropy
 
 IGNORE = -100
 """The label of a position that no loss and no accuracy looks at (torch's own default)."""
@@ -22,6 +20,13 @@ class LMState(NamedTuple):
 
     position: int
     layers: tuple[Any, ...]
+
+
+class Part(NamedTuple):
+    """Where a part of a sequence that several processes share stands in it, and how it hears of the parts before."""
+
+    start: int
+    earlier: Earlier
 
 
 class LanguageModel(nn.Module):
@@ -51,11 +56,16 @@ class LanguageModel(nn.Module):
             if hasattr(block.mixer, "init_weights"):
                 block.mixer.init_weights()
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """The last layer's features after the final norm: tokens [B,T] -> [B,T,D]."""
-        x = self._embed(tokens, start=0)
+    def hidden(self, tokens: Tensor, part: Part | None = None) -> Tensor:
+        """The last layer's features after the final norm: tokens [B,T] -> [B,T,D].
+
+        With `part` the tokens are a part of longer sequences, shared among processes (train/text/context_parallel.py).
+        """
+        if part is not None:
+            self._check_divisible()
+        x = self._embed(tokens, start=0 if part is None else part.start)
         for block in self.blocks:
-            x = block(x)
+            x = block(x) if part is None else block(x, earlier=part.earlier)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -66,41 +76,17 @@ class LanguageModel(nn.Module):
         """All logits: tokens [B,T] -> [B,T,vocab]. Training does not come here: see `loss` and `logits_at_labels`."""
         return self.logits(self.hidden(tokens))
 
-    def hidden_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """`hidden` [n,D] and labels [n] of the labelled positions alone, tokens and labels [B,T]."""
+    def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
         asked = labels != IGNORE
-        return self.hidden(tokens)[asked], labels[asked]
-
-    def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
-        hidden, targets = self.hidden_at_labels(tokens, labels)
-        return self.logits(hidden), targets
+        return self.logits(self.hidden(tokens)[asked]), labels[asked]
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the labelled positions (label at the position itself; IGNORE elsewhere)."""
-        hidden, targets = self.hidden_at_labels(tokens, labels)
-        return linear_cross_entropy(hidden, self.embedding.weight, targets) / len(targets)
-
-    def hidden_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """`hidden` at these positions of each row alone: tokens [B,T], positions [B,n] -> [B*n,D].
-
-        What follows the last mixer looks at one position at a time, so it need not see the others.
-        """
-        x = self._embed(tokens, start=0)
-        *blocks, last = self.blocks
-        for block in blocks:
-            x = block(x)
-        u = last.mix(x)
-        starts = torch.arange(0, u.shape[0] * u.shape[1], u.shape[1], device=u.device)
-        u = u.flatten(0, 1).index_select(0, (positions + starts.unsqueeze(1)).flatten())
-        return self.norm(last.feed(u))
-
-    def loss_at(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies at positions [B,n] of tokens [B,T]; a target [B,n] of IGNORE counts for
-        nothing. Nothing here waits for the device."""
-        return linear_cross_entropy(self.hidden_at(tokens, positions), self.embedding.weight, targets.flatten())
+        logits, targets = self.logits_at_labels(tokens, labels)
+        return functional.cross_entropy(logits, targets)
 
     def init_state(self, batch: int) -> LMState:
         for block in self.blocks:
@@ -128,6 +114,14 @@ class LanguageModel(nn.Module):
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
+
+    def _check_divisible(self) -> None:
+        for block in self.blocks:
+            if not can_divide(block.mixer):
+                raise ValueError(
+                    f"mixer {mixer_name(block.mixer)!r} has no forward_part, so processes cannot share a sequence; "
+                    "choose other mixers, or another way to train in parallel"
+                )
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         if tokens.ndim != 2:

@@ -2,7 +2,6 @@
 
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
-from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from rebased.ops.polynomial import (
     BASED,
     REBASED,
@@ -12,6 +11,7 @@ from rebased.ops.polynomial import (
     init_poly_state,
     poly_attention,
     poly_attention_extend,
+    poly_state,
 )
 from rebased.ops.rwkv import WKVState, init_wkv_state, wkv, wkv_extend
 from rebased.ops.scan import selective_scan, selective_scan_extend
@@ -26,12 +26,11 @@ __all__ = [
     "feature_count",
     "init_poly_state",
     "init_wkv_state",
-    "linear_argmax",
-    "linear_cross_entropy",
     "long_conv",
     "long_conv_extend",
     "poly_attention",
     "poly_attention_extend",
+    "poly_state",
     "selective_scan",
     "selective_scan_extend",
     "short_conv",

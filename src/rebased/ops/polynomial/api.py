@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import Backend, choose_path, has_triton
-from rebased.ops.polynomial import chunked, recurrent, reference
+from rebased.ops.polynomial import chunked, recurrent, reference, summary
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state, state_dtype
 
 REBASED: Coefficients = (0.0, 0.0, 1.0)
@@ -70,6 +70,16 @@ def poly_attention_extend(
     _check_state(state, q, v, coefficients)
     path = _path(backend, q)
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+
+
+def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
+    """The state that these tokens alone leave behind: k [B,T,H,K], v [B,T,H,V]. Differentiable.
+
+    States of parts of a sequence add up: poly_attention_extend(q, k, v, the sum over all earlier parts) is what
+    poly_attention gives for this part. So parts can be computed side by side, in processes of their own.
+    """
+    coefficients, _ = _check(k, k, v, coefficients, None)
+    return summary.summarise(k, v, coefficients=coefficients)
 
 
 def _path(backend: Backend, q: Tensor) -> ModuleType:
