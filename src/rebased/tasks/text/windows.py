@@ -1,0 +1,114 @@
+"""Windows of T tokens over one long stream, and the order in which training takes them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rebased.tasks.mqar import IGNORED
+
+
+class TextBatch(NamedTuple):
+    tokens: Tensor  # [B,T] int64
+    labels: Tensor  # [B,T] int64, the next token; -100 where there is nothing to predict
+    cu_seqlens: Tensor | None  # [n+1] int32: where documents begin in the B*T tokens, and B*T; None without isolation
+
+
+class TokenStream(Protocol):
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> np.ndarray: ...
+    def document_ends(self, start: int, stop: int) -> np.ndarray:
+        """Positions e in (start, stop] where one document has ended and another begins with token e."""
+        ...
+
+
+class Windows:
+    """Window i holds tokens i*T to i*T + T - 1 and predicts those one later, so that each token but the first is
+    predicted once a pass. The last window is filled up with token 0, whose labels are -100.
+
+    With `isolate_documents` no token predicts the first one of the next document, and `cu_seqlens` says where documents
+    begin, so that a model can keep them apart.
+    """
+
+    def __init__(self, stream: TokenStream, seq_len: int, *, isolate_documents: bool = False) -> None:
+        if seq_len < 1:
+            raise ValueError(f"seq_len must be at least 1, got {seq_len}")
+        if len(stream) < 2:
+            raise ValueError(f"this split has {len(stream)} tokens; two are the least from which one can be predicted")
+        self.seq_len, self.isolate_documents = seq_len, isolate_documents
+        self._stream = stream
+        self._n_windows = -(-(len(stream) - 1) // seq_len)
+
+    def __len__(self) -> int:
+        return self._n_windows
+
+    def batch(self, rows: Sequence[int] | Tensor) -> TextBatch:
+        length = self.seq_len
+        starts = [int(row) * length for row in rows]
+        if not starts or min(starts) < 0 or max(starts) >= self._n_windows * length:
+            raise ValueError(f"rows must be some of 0 to {self._n_windows - 1}, got {[s // length for s in starts]}")
+        tokens = np.zeros((len(starts), length), dtype=np.int64)  # [B,T]
+        labels = np.full((len(starts), length), IGNORED, dtype=np.int64)  # [B,T]
+        begins = [np.arange(len(starts) + 1) * length]  # every row begins a document, or a stretch of one
+        for i, start in enumerate(starts):
+            window = self._stream.read(start, min(start + length + 1, len(self._stream)))  # [<= T+1]
+            filled = len(window) - 1
+            tokens[i, : min(len(window), length)] = window[:length]
+            labels[i, :filled] = window[1:]
+            if self.isolate_documents:
+                ends = self._stream.document_ends(start, start + filled) - start  # in (0, filled]
+                labels[i, ends - 1] = IGNORED
+                begins.append(i * length + ends[ends < length])
+        cu_seqlens = None
+        if self.isolate_documents:
+            cu_seqlens = torch.from_numpy(np.unique(np.concatenate(begins)).astype(np.int32))
+        return TextBatch(torch.from_numpy(tokens), torch.from_numpy(labels), cu_seqlens)
+
+
+def window_rows(n_windows: int, batch_size: int, seed: int, step: int) -> Tensor:
+    """[batch_size] int64: which windows the batch of global step `step` (from 0) takes.
+
+    Every window once an epoch, each epoch in an order of its own; the next epoch goes on within a batch. A function of
+    its arguments alone and O(batch_size), however many windows there are: nothing to save, nothing to lose. A worker
+    takes its slice of the rows.
+    """
+    if n_windows < 1 or batch_size < 1:
+        raise ValueError(f"n_windows and batch_size must be at least 1, got {n_windows} and {batch_size}")
+    if seed < 0 or step < 0:
+        raise ValueError(f"seed and step must be 0 or more, got {seed} and {step}")
+    places = step * batch_size + np.arange(batch_size)  # in the endless sequence of epochs
+    epochs = places // n_windows
+    rows = np.empty(batch_size, dtype=np.int64)
+    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        here = epochs == epoch
+        rows[here] = _shuffled(places[here] - epoch * n_windows, n_windows, seed, epoch)
+    return torch.from_numpy(rows)
+
+
+ROUNDS = 6
+
+
+def _shuffled(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Where a permutation of n, drawn by (seed, epoch), takes these places: a Feistel network over the next power of
+    four, walked until the result is below n. A permutation in memory would need 8 bytes a window."""
+    half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(ROUNDS, np.uint64)
+    rows = places.astype(np.uint64)
+    outside = np.ones(len(rows), dtype=bool)
+    while outside.any():
+        left, right = rows[outside] >> half, rows[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_scramble(right ^ key) & mask)
+        rows[outside] = (left << half) | right
+        outside = rows >= n
+    return rows.astype(np.int64)
+
+
+def _scramble(x: np.ndarray) -> np.ndarray:
+    """Each bit of the result depends on all bits of x (the finaliser of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
