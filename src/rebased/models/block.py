@@ -45,14 +45,18 @@ class Block(nn.Module):
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
     def forward(self, x: Tensor, earlier: Earlier | None = None) -> Tensor:
-        """`earlier`: x is a part of a sequence that several processes share (mixers/contract.py)."""
+        return self.feed(self.mix(x, earlier))
+
+    def mix(self, x: Tensor, earlier: Earlier | None = None) -> Tensor:
+        """u, the first line: the only place where positions meet. With `earlier` x is a part of a sequence that
+        several processes share (mixers/contract.py)."""
         y = self.norm1(x)
-        y = self.mixer(y) if earlier is None else self.mixer.forward_part(y, earlier)
-        return self._second_half(x + y)
+        return x + (self.mixer(y) if earlier is None else self.mixer.forward_part(y, earlier))
+
+    def feed(self, u: Tensor) -> Tensor:
+        """x', the second line, each position [..., D] by itself."""
+        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.extend(self.norm1(x), state)
-        return self._second_half(x + y), state
-
-    def _second_half(self, u: Tensor) -> Tensor:
-        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
+        return self.feed(x + y), state

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers import Earlier, can_divide, can_extend, mixer_name
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
+from rebased.ops import linear_cross_entropy
 
 IGNORE = -100
 """The label of a position that no loss and no accuracy looks at (torch's own default)."""
@@ -76,17 +78,41 @@ class LanguageModel(nn.Module):
         """All logits: tokens [B,T] -> [B,T,vocab]. Training does not come here: see `loss` and `logits_at_labels`."""
         return self.logits(self.hidden(tokens))
 
-    def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
+    def hidden_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`hidden` [n,D] and labels [n] of the labelled positions alone, tokens and labels [B,T]."""
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
         asked = labels != IGNORE
-        return self.logits(self.hidden(tokens)[asked]), labels[asked]
+        return self.hidden(tokens)[asked], labels[asked]
+
+    def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
+        hidden, targets = self.hidden_at_labels(tokens, labels)
+        return self.logits(hidden), targets
 
     def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the labelled positions (label at the position itself; IGNORE elsewhere)."""
-        logits, targets = self.logits_at_labels(tokens, labels)
-        return functional.cross_entropy(logits, targets)
+        hidden, targets = self.hidden_at_labels(tokens, labels)
+        return linear_cross_entropy(hidden, self.embedding.weight, targets) / len(targets)
+
+    def hidden_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """`hidden` at these positions of each row alone: tokens [B,T], positions [B,n] -> [B*n,D].
+
+        What follows the last mixer looks at one position at a time, so it need not see the others.
+        """
+        x = self._embed(tokens, start=0)
+        *blocks, last = self.blocks
+        for block in blocks:
+            x = block(x)
+        u = last.mix(x)
+        starts = torch.arange(0, u.shape[0] * u.shape[1], u.shape[1], device=u.device)
+        u = u.flatten(0, 1).index_select(0, (positions + starts.unsqueeze(1)).flatten())
+        return self.norm(last.feed(u))
+
+    def loss_at(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the cross-entropies at positions [B,n] of tokens [B,T]; a target [B,n] of IGNORE counts for
+        nothing. Nothing here waits for the device."""
+        return linear_cross_entropy(self.hidden_at(tokens, positions), self.embedding.weight, targets.flatten())
 
     def init_state(self, batch: int) -> LMState:
         for block in self.blocks:

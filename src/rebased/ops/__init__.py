@@ -2,6 +2,7 @@
 
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
+from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
 from rebased.ops.polynomial import (
     BASED,
     REBASED,
@@ -26,6 +27,8 @@ __all__ = [
     "feature_count",
     "init_poly_state",
     "init_wkv_state",
+    "linear_argmax",
+    "linear_cross_entropy",
     "long_conv",
     "long_conv_extend",
     "poly_attention",

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
 from rebased.models import IGNORE, LanguageModel
+from rebased.ops import linear_cross_entropy
 from rebased.tasks import Examples
 from rebased.train.config import TrainConfig
 
@@ -42,8 +42,8 @@ def backward(model: LanguageModel, batch: Examples, micro_batch: int | None) -> 
     rows = micro_batch or len(batch.inputs)
     mean = torch.zeros((), dtype=model.embedding.weight.dtype, device=batch.inputs.device)
     for x, y in zip(batch.inputs.split(rows), batch.labels.split(rows), strict=True):
-        logits, targets = model.logits_at_labels(x, y)  # [n,vocab], [n]
-        part = functional.cross_entropy(logits, targets, reduction="sum") / labels
+        hidden, targets = model.hidden_at_labels(x, y)  # [n,D], [n]
+        part = linear_cross_entropy(hidden, model.embedding.weight, targets) / labels
         part.backward()
         mean += part.detach()
     return StepLoss(mean, labels)

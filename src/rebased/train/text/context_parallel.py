@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
-from torch.nn import functional
 
 from rebased.models import IGNORE, LanguageModel, Part
+from rebased.ops.cross_entropy import linear_cross_entropy
 
 
 class ContextParallel:
@@ -49,10 +49,9 @@ class ContextParallel:
         """This process's summand of `model.loss(tokens, labels)`: tokens, labels [B,T], the whole of both."""
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
-        own = self.share(labels)
-        asked = own != IGNORE
-        logits = model.logits(self.hidden(model, tokens)[asked])
-        return functional.cross_entropy(logits, own[asked], reduction="sum") / (labels != IGNORE).sum()
+        hidden = self.hidden(model, tokens).flatten(0, 1)
+        loss = linear_cross_entropy(hidden, model.embedding.weight, self.share(labels).flatten())
+        return loss / (labels != IGNORE).sum()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up the gradients of all processes, in place."""

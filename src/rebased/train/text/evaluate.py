@@ -1,6 +1,7 @@
 """How well a model foretells text: the log-loss of every token, added up for recall targets and the others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -50,10 +51,8 @@ def evaluate_text(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     ar = ar or ARRule()
     device = model.embedding.weight.device
-    training = model.training
-    model.eval()
     parts = []
-    try:
+    with eval_mode(model):
         for first in range(0, len(rows), batch_size):
             batch = windows.batch(rows[first : first + batch_size])
             tokens, labels = batch.tokens.long(), batch.labels.long()
@@ -62,9 +61,18 @@ def evaluate_text(
             parts.append(TextScores.of(losses.cpu(), distances.cpu(), labels.cpu() != IGNORE))
             if progress is not None:
                 progress(min(first + batch_size, len(rows)))
+    return TextScores.join(parts)
+
+
+@contextmanager
+def eval_mode(model: LanguageModel) -> Iterator[None]:
+    """No dropout within the block; afterwards the model is in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
     finally:
         model.train(training)
-    return TextScores.join(parts)
 
 
 def token_losses(model: LanguageModel, tokens: Tensor, labels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

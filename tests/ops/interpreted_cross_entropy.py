@@ -1,0 +1,28 @@
+"""The head's loss on a GPU against fp64: rows of one block and of several, memory that starts as NaN."""
+
+import math
+
+import pytest
+import torch
+
+from ops.cross_entropy_cases import assert_is_the_law, case
+from rebased.ops import cross_entropy_triton, linear_cross_entropy, use_backend
+from rebased.ops.backend import triton_interpreted
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab", [7, 32, 33, 100])
+def test_kernel(vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_interpreted()
+    monkeypatch.setattr(cross_entropy_triton, "MAX_BLOCK", 32)
+    with use_backend("triton"):
+        assert_is_the_law(*case(9, 6, vocab, dtype))
+
+
+def test_a_target_outside_of_the_vocabulary_is_seen() -> None:
+    hidden, weight, targets = case(9, 6, 20, torch.float32)
+    targets[0] = 20
+    with use_backend("triton"):
+        assert math.isnan(linear_cross_entropy(hidden, weight, targets).item())

@@ -1,0 +1,57 @@
+"""The kernel of the head's loss: built for GPUs that are not here, and held against fp64 on one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ops.cross_entropy_cases import assert_is_the_law, case
+from rebased.ops import linear_cross_entropy, use_backend
+from triton_aot import compile_launch, record_launches
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.bfloat16)])
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import cross_entropy_triton, linear_scan
+
+    launches: list[dict[str, Any]] = []
+    kernel = record_launches(cross_entropy_triton.cross_entropy_kernel, launches)
+    monkeypatch.setattr(cross_entropy_triton, "cross_entropy_kernel", kernel)
+    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    with use_backend("triton"):
+        for vocab in (8192, 50304):
+            linear_cross_entropy(*case(2, 16, vocab, dtype))
+        with torch.no_grad():
+            linear_cross_entropy(*case(2, 16, 8192, dtype))
+    assert [launch["values"]["ONE_BLOCK"] for launch in launches] == [True, False, True]
+    assert [launch["values"]["GRADIENT"] for launch in launches] == [True, True, False]
+    for launch in launches:
+        assert compile_launch(launch, capability).metadata.shared <= 1024  # for the sums over a row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(20_000, 64, 8192), (300, 96, 50_304), (77, 40, 1001)], ids=str)
+def test_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    assert_is_the_law(*case(*shape, dtype, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_is_captured_in_a_graph() -> None:
+    hidden, weight, targets = case(20_000, 64, 8192, torch.float32, device="cuda")
+
+    def run() -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = linear_cross_entropy(hidden, weight, targets)
+        return loss, *torch.autograd.grad(loss, [hidden, weight])
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            outputs = run()
+        graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(outputs, expected)
