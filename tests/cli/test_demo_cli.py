@@ -79,7 +79,7 @@ def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
         assert runs[model][0]["machine"]["threads"] == 1
     assert "By number of pairs" in page
     assert "rebased demo --out out --seeds 1 --config tiny.yaml" in page
-    embedded = json.loads(re.search(r'<script type="application/json" id="records">(.*?)</script>', page)[1])
+    embedded = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
     assert {name.split("-")[0]: lines for name, lines in embedded.items()} == runs
 
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}

@@ -5,7 +5,7 @@ from itertools import combinations
 from statistics import mean
 
 from rebased.report.figures import learning_curves, state_growth
-from rebased.report.page import Page, Section, bullets, commands, figure, paragraphs
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.runs import Run, by_model
 from rebased.report.tables import accuracy_by_pairs, summary
 
@@ -42,7 +42,8 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
         Section("Do it again", how_to_redo(runs, command)),
     ]
     lead = f"{listed(models)} on one small task of recall: same data, same settings."
-    return Page("How much do they recall?", lead, sections, runs)
+    data = {run.folder: run.lines for run in runs}  # the page can be computed anew from itself
+    return Page("How much do they recall?", lead, sections, describe_origin(runs), data)
 
 
 def describe_task(run: Run) -> str:
@@ -113,5 +114,5 @@ def how_to_redo(runs: Sequence[Run], command: str) -> str:
         + commands([command])
         + paragraphs("One run, from the folder of this page:")
         + commands([single])
-        + paragraphs("The records of all runs are inside this page, as JSON in its last element.")
+        + paragraphs("The records of all runs are inside this page, as JSON; the button at its end saves them.")
     )

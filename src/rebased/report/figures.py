@@ -2,7 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
 from itertools import count
 from math import nan
 from typing import Any
@@ -54,7 +55,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
         axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1.03), xlim=(0.8, last + 0.2))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return draw_svg(draw, "learning-curves", "Test accuracy by epoch, a line a run")
+    return draw_svg({"": draw}, "learning-curves", "Test accuracy by epoch, a line a run")
 
 
 def state_growth(runs: Sequence[Run], longest: int = 8192) -> str:
@@ -74,24 +75,41 @@ def state_growth(runs: Sequence[Run], longest: int = 8192) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.minorticks_off()
 
-    return draw_svg(draw, "state-growth", "KiB of state by number of tokens read")
+    return draw_svg({"": draw}, "state-growth", "KiB of state by number of tokens read")
 
 
 def looks() -> Iterator[dict[str, Any]]:
     """How the first, second, ... model is drawn, in every figure alike."""
     for i in count():
-        yield {"color": SERIES[i % len(SERIES)], "ls": DASHES[i % len(DASHES)], "lw": 2, "ms": 6}
+        dash = (i + i // len(SERIES)) % len(DASHES)
+        yield {"color": SERIES[i % len(SERIES)], "ls": DASHES[dash], "lw": 2, "ms": 6}
 
 
-def draw_svg(draw: Callable[[Axes], None], name: str, title: str) -> str:
-    """What `draw` puts on the axes, as one <svg> element that takes its width and colours from the page."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=SIZE)
-        axes = figure.add_subplot()
-        draw(axes)
-        axes.grid(lw=0.6)
-        axes.tick_params(length=0)
-        figure.legend(loc="outside upper left", ncols=5, frameon=False, handlelength=2.6)
+def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str) -> str:
+    """What each function puts on its axes, below its heading, as one <svg> element that takes its width and colours
+    from the page. Panels share a legend, in which every label stands once."""
+    columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
+    rows = -(-len(panels) // columns)
+    style = STYLE if columns == 1 else STYLE | {"font.size": 9}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=SIZE if columns == 1 else (SIZE[0], 0.7 + rows * (2.9 if columns == 2 else 2.3)))
+        handles: dict[str, Any] = {}
+        for i, (heading, draw) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(rows, columns, i)
+            draw(axes)
+            axes.set_title(heading, fontsize="medium")
+            axes.grid(lw=0.6)
+            axes.tick_params(length=0)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper left",
+            ncols=legend_columns(handles),
+            frameon=False,
+            handlelength=2.6,
+        )
         file = io.StringIO()
         about = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # no metadata: equal records, equal pictures
         figure.savefig(file, format="svg", transparent=True, metadata=about)
@@ -99,7 +117,12 @@ def draw_svg(draw: Callable[[Axes], None], name: str, title: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)  # the page says how wide; viewBox stays
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)  # figures of one page must not share ids
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, variable)
     return svg
+
+
+def legend_columns(labels: Iterable[str]) -> int:
+    """As many as fit side by side: a figure is some 75 characters wide, and a line's sample takes six."""
+    return max(1, min(5, 75 // (6 + max((len(label) for label in labels), default=0))))

@@ -1,7 +1,7 @@
 """One HTML page that needs nothing else: styles, figures and the records themselves are inside it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +23,8 @@ class Page(NamedTuple):
     title: str
     lead: str
     sections: Sequence[Section]
-    runs: Sequence[Run]  # whose records are embedded: the page can be computed anew from itself
+    footer: str
+    data: object  # what the page was computed from, embedded as JSON
 
     def to_html(self) -> str:
         template = files("rebased.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -35,8 +36,8 @@ class Page(NamedTuple):
             title=escape(self.title),
             lead=escape(self.lead),
             sections=sections,
-            footer=escape(describe_origin(self.runs)),
-            records=embed({run.folder: run.lines for run in self.runs}),
+            footer=escape(self.footer),
+            data=embed(self.data),
         )
 
 
@@ -44,11 +45,16 @@ def figure(svg: str, caption: str) -> str:
     return f'<figure><div class="wide">{svg}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
+def details(summary: str, body: str) -> str:
+    """Out of the way until it is asked for."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
 def paragraphs(*texts: str) -> str:
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
-def bullets(texts: Sequence[str]) -> str:
+def bullets(texts: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 

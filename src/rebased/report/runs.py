@@ -1,15 +1,16 @@
 """A run as its record tells it: what tables and figures are computed from."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rebased.mixers import can_extend
-from rebased.models import LanguageModel
+from rebased.models import LanguageModel, LMConfig
 from rebased.train import Reported, RunConfig, read_record, reported
 
 PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
@@ -22,6 +23,7 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table
     ("mamba", "mamba"): "Mamba",
     ("hyena", "hyena"): "Hyena",
 }
+KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,46 @@ class Run:
     def config(self) -> RunConfig:
         return RunConfig.model_validate(self.lines[0]["config"])
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config as it was written, which other code than today's, or mixers of a user's own, may have made."""
+        return self.lines[0]["config"]
+
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["type"] == "epoch"]
 
     @property
+    def digest(self) -> str:
+        return self.lines[0]["digest"]
+
+    @cached_property
     def model(self) -> str:
-        pattern = tuple(mixer.name for mixer in self.config.model.mixers)
-        return PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
+        mixers = self.settings["model"]["mixers"]
+        pattern = tuple(mixer["name"] for mixer in mixers)
+        name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
+        return KERNELS.get(mixers[-1].get("qk_transform"), name) if name == "ReBased" else name
+
+    @property
+    def d_model(self) -> int:
+        return self.settings["model"]["d_model"]
+
+    @property
+    def lr(self) -> float:
+        return self.settings["train"]["lr"]
+
+    @property
+    def seed(self) -> int:
+        return self.settings["train"]["seed"]
 
     @property
     def parameters(self) -> int:
         return self.lines[0]["parameters"]
+
+    @property
+    def status(self) -> str:
+        """done, diverged or failed, as its last line says; unfinished where it says nothing."""
+        return self.lines[-1]["status"] if self.lines[-1]["type"] == "end" else "unfinished"
 
     @property
     def accuracies(self) -> list[float]:
@@ -53,7 +83,24 @@ class Run:
 
     @property
     def reported(self) -> Reported:
-        return reported(self.epochs, self.config.train.protocol)
+        return reported(self.epochs, self.settings["train"]["protocol"])
+
+    @cached_property
+    def best(self) -> Reported:
+        """The best epoch on the test split, as in the paper; a run that diverged before its first end has 0."""
+        return reported(self.epochs, "paper") if self.epochs else Reported(0.0, 0)
+
+    @property
+    def best_epoch(self) -> dict[str, Any] | None:
+        """That epoch's line; a record may lack others."""
+        return next((line for line in self.epochs if line["epoch"] == self.best.epoch), None)
+
+    @cached_property
+    def held_out(self) -> float | None:
+        """That same epoch's accuracy on the split that nothing was chosen on; None where there is no such split."""
+        if not self.settings["task"].get("held_out"):
+            return None
+        return reported(self.epochs, "held_out").accuracy if self.epochs else 0.0
 
     @property
     def seconds(self) -> float:
@@ -62,18 +109,42 @@ class Run:
     @property
     def seq_len(self) -> int:
         """The longest sequence it was tested on."""
-        return max(segment.seq_len for segment in self.config.task.test)
+        return max(segment["seq_len"] for segment in self.settings["task"]["test"])
+
+    @property
+    def code(self) -> str:
+        """The version of the code that it ended with."""
+        code = [line for line in self.lines if line["type"] in ("run", "resume")][-1]["code"]
+        commit = f" {code['commit'][:10]}" if code["commit"] else ""
+        return f"{code['version']}{commit}{' + changes' if code['dirty'] else ''}"
+
+    @property
+    def device(self) -> str:
+        machine = self.lines[0]["machine"]
+        return machine["gpu"] or machine["cpu"]
 
     def state_bytes(self, seq_len: int) -> int | None:
-        """What the model remembers of one sequence after so many tokens, in fp32; None where a mixer has no state."""
-        if not all(can_extend(block.mixer) for block in self._shape.blocks):
-            return None
-        return 4 * self._shape.state_size(seq_len)
+        """What the model remembers of one sequence after so many tokens, in fp32; None where a mixer has no state, or
+        is not known here."""
+        return _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
 
-    @cached_property
-    def _shape(self) -> LanguageModel:
-        with torch.device("meta"):  # no memory for weights, and none are loaded
-            return LanguageModel(self.config.model)
+
+@cache
+def _state_bytes(model: str, seq_len: int) -> int | None:
+    shape = _shape(model)
+    if shape is None or not all(can_extend(block.mixer) for block in shape.blocks):
+        return None
+    return 4 * shape.state_size(seq_len)
+
+
+@cache
+def _shape(model: str) -> LanguageModel | None:
+    try:
+        config = LMConfig.model_validate(json.loads(model))
+    except ValueError:  # a mixer of the user's own, or a setting of other code
+        return None
+    with torch.device("meta"):  # no memory for weights, and none are loaded
+        return LanguageModel(config)
 
 
 def read_run(folder: Path) -> Run:

@@ -1,11 +1,18 @@
-"""Tables as data: a page and a terminal show the same cells."""
+"""Tables as data: a page, a terminal and a file show the same cells."""
 
+import csv
+import io
 from collections.abc import Sequence
 from html import escape
 from statistics import mean
 from typing import NamedTuple
 
 from rebased.report.runs import Run, by_model
+
+LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "β": r"$\beta$",
+    "²": "$^2$",     "≥": r"$\ge$", "→": r"$\to$", "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$",
+}  # fmt: skip
 
 
 class Table(NamedTuple):
@@ -19,6 +26,26 @@ class Table(NamedTuple):
             for name, *cells in self.rows
         )
         return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+    def to_markdown(self) -> str:
+        rule = ["---"] + ["---:"] * (len(self.head) - 1)
+        lines = [self.head, rule, *self.rows]
+        return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+    def to_latex(self) -> str:
+        """A tabular for \\usepackage{booktabs}."""
+        head, *rows = (
+            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in cell) for cell in line)} \\\\\n"
+            for line in (self.head, *self.rows)
+        )
+        columns = "l" + "r" * (len(self.head) - 1)
+        body = f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n"
+        return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
+
+    def to_csv(self) -> str:
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.head, *self.rows])
+        return file.getvalue()
 
 
 def summary(runs: Sequence[Run]) -> Table:
@@ -49,7 +76,7 @@ def accuracy_by_pairs(runs: Sequence[Run]) -> Table | None:
         return None
     rows = []
     for model, group in by_model(runs).items():
-        slices = [run.epochs[run.reported.epoch - 1]["test"]["by_pairs"] for run in group]
+        slices = [run.best_epoch["test"]["by_pairs"] for run in group if run.best_epoch]
         rows.append((model, *(spread([part[str(n)] for part in slices if str(n) in part]) for n in pairs)))
     return Table(("model", *(f"{n} pairs" for n in pairs)), rows)
 

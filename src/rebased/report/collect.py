@@ -1,0 +1,168 @@
+"""Runs from wherever they lie: folders of runs and of sweeps, single records, compressed bundles of many.
+
+A bundle is records end to end, each after a line of type "folder" that names the run's folder; `.xz` or `.gz` says how
+it is compressed. What is damaged is left out and counted, never guessed at.
+"""
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rebased.report.runs import Run
+from rebased.train.atomic import replacing
+from rebased.train.record import RECORD
+
+OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
+MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
+BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
+TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
+@dataclass
+class Collection:
+    """The runs of one report, each digest once, and what was left out on the way."""
+
+    runs: list[Run] = field(default_factory=list)
+    files: int = 0
+    damaged_lines: int = 0
+    damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
+    nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
+    other: int = 0  # records of something else than MQAR
+    repeated: int = 0  # runs that are there more than once
+
+
+def collect(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda done, total: None) -> Collection:
+    """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read."""
+    files = [file for path in paths for file in record_files(path)]
+    files = list(dict.fromkeys(file.resolve() for file in files))
+    found, runs = Collection(files=len(files)), dict[str, Run]()
+    for n, file in enumerate(files, start=1):
+        for run in read_file(file, found):
+            known = runs.get(run.digest)
+            found.repeated += known is not None
+            if known is None or completeness(run) > completeness(known):
+                runs[run.digest] = run
+        tell(n, len(files))
+    found.runs = list(runs.values())
+    if not found.runs:
+        raise ValueError(nothing_found(paths, found))
+    return found
+
+
+def completeness(run: Run) -> tuple[bool, int]:
+    return run.status == "done", len(run.epochs)
+
+
+def nothing_found(paths: Sequence[Path], found: Collection) -> str:
+    where = ", ".join(map(str, paths))
+    if not found.files:
+        return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
+    return (
+        f"none of the {found.files} record(s) in {where} tells of an MQAR run: {found.nameless} without a readable "
+        f"first line, {found.other} of another kind"
+    )
+
+
+def record_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for pattern in (RECORD, *BUNDLES) for file in path.rglob(pattern))
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder")
+    if path.suffix not in OPENERS:
+        raise ValueError(f"{path} is no record; give folders, {RECORD} files, or bundles ({', '.join(BUNDLES)})")
+    return [path]
+
+
+def read_file(path: Path, found: Collection) -> Iterator[Run]:
+    """The runs of one record or bundle; what is wrong with it is added to `found`."""
+    damaged = found.damaged_lines + found.nameless
+    with OPENERS[path.suffix](path, "rb") as file:
+        for name, lines in split_runs(whole_lines(file, found), path):
+            if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
+                found.nameless += 1
+            elif not is_mqar(lines[0].get("config")):
+                found.other += 1
+            else:
+                kept = [line for line in lines if line["type"] != "epoch" or is_mqar_epoch(line)]
+                found.damaged_lines += len(lines) - len(kept)
+                yield Run(name, kept)
+    if found.damaged_lines + found.nameless > damaged:
+        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+
+
+def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
+    """Line by line, less those that are no record. A last line without its end is one that is being written."""
+    try:
+        for text in file:
+            if not text.endswith(b"\n"):
+                return
+            try:
+                line = json.loads(text)
+                whole = is_whole(line)
+            except (ValueError, TypeError, KeyError):
+                whole = False
+            if whole:
+                yield line
+            else:
+                found.damaged_lines += 1
+    except TORN:
+        found.damaged_lines += 1  # how many more there were, a torn archive does not tell
+
+
+def is_whole(line: dict[str, Any]) -> bool:
+    """Whether it is what its type says; KeyError or TypeError say no, too."""
+    if line["type"] in ("run", "resume"):
+        code, machine = line["code"], line["machine"]
+        return all(key in code for key in ("version", "commit", "dirty")) and all(key in machine for key in MACHINE)
+    return isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
+
+
+def is_mqar_epoch(line: dict[str, Any]) -> bool:
+    try:
+        numbers = (line["epoch"], line["test"]["accuracy"], line["seconds"], line["test_seconds"])
+        return all(isfinite(number) for number in numbers)
+    except (KeyError, TypeError):
+        return False
+
+
+def is_mqar(config: Any) -> bool:
+    try:
+        return all(config["task"][part][0]["kv_pairs"] for part in ("train", "test")) and bool(
+            config["model"]["mixers"]
+        )
+    except (KeyError, TypeError, IndexError):
+        return False
+
+
+def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(folder name, lines) of each run. A record of its own has no line that names its folder: it lies in it."""
+    name, run = path.parent.name, list[dict[str, Any]]()
+    began = False
+    for line in lines:
+        if line["type"] == "folder":
+            if began:
+                yield name, run
+            name, run, began = str(line.get("folder")), [], True
+        else:
+            run.append(line)
+            began = True
+    if began:
+        yield name, run
+
+
+def write_bundle(runs: Sequence[Run], path: Path) -> None:
+    """All runs in one compressed file, which `collect` reads like their folders."""
+    if path.suffixes[-2:] not in ([".jsonl", ".xz"], [".jsonl", ".gz"]):
+        raise ValueError(f"{path}: a bundle's name ends in .jsonl.xz or .jsonl.gz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (line for run in runs for line in ({"type": "folder", "folder": run.folder}, *run.lines))
+    text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
+    compressed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else lzma.compress(text)
+    with replacing(path) as file:
+        file.write(compressed)

@@ -1,0 +1,94 @@
+"""What runs are called: a task by its lengths and pairs, a model by its mixers, each with what else sets it apart."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from rebased.report.runs import Run
+
+# Settings that name no model: axes of their own, how the work was done, or what follows from the task.
+AXES = ("train.seed", "train.lr", "model.d_model")
+MEANS = ("train.protocol", "train.device", "train.micro_batch", "train.checkpoint_seconds", "backend")
+PARTS = ("train", "test", "held_out")
+FOLLOWS = ("model.max_len", "model.vocab_size")
+
+
+def flatten(tree: Any, at: str = "") -> dict[str, Any]:
+    """{"model": {"mixers": [{"name": "rebased"}]}} -> {"model.mixers.0.name": "rebased"}"""
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, dict):
+        return {at: tree}
+    return {
+        path: leaf for key, value in tree.items() for path, leaf in flatten(value, f"{at}.{key}".lstrip(".")).items()
+    }
+
+
+def task_names(runs: Sequence[Run]) -> list[str]:
+    """One a run: "T = 256, 64 pairs". Tasks that differ in more than that are told apart by it."""
+    tasks = [run.settings["task"] for run in runs]
+    return tell_apart([sizes_of(task) for task in tasks], [task_settings(task) for task in tasks], [()] * len(runs))
+
+
+def task_settings(task: dict[str, Any]) -> dict[str, Any]:
+    """Segments as two settings: how many examples, and of what."""
+    leaves = {key: value for key, value in task.items() if key not in PARTS}
+    for part in PARTS:
+        segments = task.get(part, [])
+        leaves[f"{part}_examples"] = sum(segment["examples"] for segment in segments)
+        leaves[part] = " + ".join(f"{segment['kv_pairs']} in {segment['seq_len']}" for segment in segments)
+    return leaves
+
+
+def sizes_of(task: dict[str, Any]) -> str:
+    trained, tested = (describe_segments(task[part]) for part in ("train", "test"))
+    return trained if trained == tested else f"{trained} → {tested}"
+
+
+def describe_segments(segments: Sequence[dict[str, Any]]) -> str:
+    lengths, pairs = ({segment[key] for segment in segments} for key in ("seq_len", "kv_pairs"))
+    return f"T = {span(lengths)}, {span(pairs)} pairs"
+
+
+def span(numbers: set[int]) -> str:
+    return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)}–{max(numbers)}"
+
+
+def model_names(runs: Sequence[Run], tasks: Sequence[str]) -> list[str]:
+    """One a run: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ in that."""
+    settings = [own_settings(run) for run in runs]
+    places = [(task, run.d_model) for run, task in zip(runs, tasks, strict=True)]
+    return tell_apart([run.model for run in runs], settings, places)
+
+
+def own_settings(run: Run) -> dict[str, Any]:
+    """What a model and its training could be told apart by."""
+    model = run.settings["model"]
+    leaves = flatten({"model": model, "train": run.settings["train"]})
+    for i, mixer in enumerate(model["mixers"]):  # the default written out, or not
+        if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):
+            leaves[f"model.mixers.{i}.value_width"] = None
+    ignored = (*AXES, *MEANS, *FOLLOWS)
+    return {path: leaf for path, leaf in leaves.items() if not path.endswith(ignored)}
+
+
+def tell_apart(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
+    """Names with those settings added in which runs of one name and place differ. A setting that only some records have
+    is not compared: other code wrote them, which is said elsewhere."""
+    added: dict[str, dict[str, None]] = {}
+    seen: dict[tuple[str, Hashable], dict[str, Any]] = {}
+    for name, leaves, place in zip(names, settings, places, strict=True):
+        first = seen.setdefault((name, place), leaves)
+        differ = [path for path in first if path in leaves and first[path] != leaves[path]]
+        added.setdefault(name, {}).update(dict.fromkeys(differ))
+    told = []
+    for name, leaves in zip(names, settings, strict=True):
+        more = ", ".join(f"{shorten(path, added[name])} {leaves.get(path)}" for path in added[name])
+        told.append(f"{name} ({more})" if more else name)
+    return told
+
+
+def shorten(path: str, paths: Iterable[str]) -> str:
+    """The last word of a path, or all of it where another path ends alike."""
+    last = path.rsplit(".", 1)[-1]
+    return path if Counter(other.rsplit(".", 1)[-1] for other in paths)[last] > 1 else last

@@ -1,0 +1,80 @@
+"""rebased report, as it is typed."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from made_up import made_up, write_record
+from rebased.cli import main
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of sixteen runs in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
+    for model, level in (("rebased", 0.8), ("based", 0.5)):
+        for d_model in (24, 48):
+            for seed in (42, 43):
+                for lr in (1e-3, 1e-2):
+                    best = level + d_model / 1000 + seed / 1e4 - lr
+                    write_record(made_up(model, [0.1, best], seed=seed, lr=lr, d_model=d_model), Path("sweep"))
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_a_page_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("report", "sweep") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.endswith("wrote report.html\n")
+    page = Path("report.html").read_text()
+    assert "16 runs: 2 model(s), 1 task(s), 2 width(s), 2 learning rate(s), 2 seed(s)." in page
+    first = Path("report.html").read_bytes()
+    assert rebased("report", "sweep") == 0  # an older page gives way, and the same records make the same page
+    assert Path("report.html").read_bytes() == first
+
+
+def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", "sweep", "--tables", "tables", "--bundle", "records.jsonl.xz"]
+    assert rebased(*words) == 0
+    assert not Path("report.html").exists()
+    rows = list(csv.DictReader(Path("tables/results.csv").read_text().splitlines()))
+    assert [rows[0][key] for key in ("model", "D", "lr", "seeds")] == ["Based", "24", "0.001", "2"]
+    assert float(rows[0]["test"]) == pytest.approx(0.5 + 0.024 + 0.00425 - 0.001, abs=6e-4)
+    assert Path("tables/results.md").read_text().startswith("| model | task | D |")
+    assert Path("tables/results.tex").read_text().startswith("\\begin{tabular}{lr")
+    assert rebased("report", "records.jsonl.xz", "-o", "again.html") == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert rebased(*words) == 2
+    assert "add --replace" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    assert rebased(*words, "--replace") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere: there is no such file or folder"),
+        (["empty"], "there is no record.jsonl and no bundle (*.jsonl.gz, *.jsonl.xz) in empty or below"),
+        (["sweep", "-o", "page.pdf"], "-o page.pdf: the page is HTML, give a name ending in .html"),
+        (["sweep", "-o", "notes.html"], "notes.html is not a page that rebased has written"),
+        (["sweep", "--bundle", "records.zip"], "records.zip: a bundle's name ends in .jsonl.xz or .jsonl.gz"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    Path("empty").mkdir()
+    Path("notes.html").write_text("my notes")
+    before = sorted(Path().rglob("*"))
+    assert rebased("report", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert sorted(Path().rglob("*")) == before
+    assert Path("notes.html").read_text() == "my notes"
