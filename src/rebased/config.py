@@ -49,17 +49,22 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:
     """The config in a YAML file, after overrides such as {"train.lr": "3e-3", "model.mixers.1.n_heads": "4"}."""
-    patch: Any = {}
-    for dotted, text in (overrides or {}).items():
-        branch = parse_yaml(text, f"--{dotted}")
-        for key in reversed(dotted.split(".")):
-            branch = {key: branch}
-        patch = merge(patch, branch)
+    patch = nest({dotted: parse_yaml(text, f"--{dotted}") for dotted, text in (overrides or {}).items()})
     tree = merge(read_yaml(path), patch)
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error)}") from error
+
+
+def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train.lr": 1, "train.seed": 2} -> {"train": {"lr": 1, "seed": 2}}: the form in which `merge` takes changes."""
+    tree: Any = {}
+    for dotted, branch in settings.items():
+        for key in reversed(dotted.split(".")):
+            branch = {key: branch}
+        tree = merge(tree, branch)
+    return tree
 
 
 def merge(base: Any, patch: Any, at: str = "") -> Any:

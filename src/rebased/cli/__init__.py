@@ -14,6 +14,7 @@ from rebased import __version__
 # first one stands in GROUPS.
 COMMANDS = {
     "train": ("rebased.cli.train:train", "Train one model on MQAR as a config file says, and resume it."),
+    "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),

@@ -1,6 +1,5 @@
 """rebased demo: ReBased, Based and attention on one small MQAR, side by side on the CPU, and a page about them."""
 
-import os
 import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,7 +13,7 @@ from rebased.cli.board import Board
 from rebased.config import load_config
 from rebased.report import Table, check_replaceable, demo_page, read_run, summary, write_page
 from rebased.train import RunConfig, read_record
-from rebased.train.parallel import Job, train_all
+from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 from rebased.train.record import RECORD
 
 MODELS = ("rebased", "based", "conv_attention")
@@ -48,8 +47,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
             for name, folder in folders.items()
             if not is_done(folder)
         ]
-        results = train_all(jobs, workers=usable_cores())
-    if any(result is None or result.status == "interrupted" for result in results):
+        results = LocalExecutor().run(jobs, give_up)
+    if any(result is None or getattr(result, "status", None) == "interrupted" for result in results):
         console.print(f"interrupted, saved; go on with: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
     runs = [read_run(folder) for folder in folders.values()]
@@ -75,8 +74,10 @@ def is_done(folder: Path) -> bool:
     return (folder / RECORD).exists() and any(line.get("status") == "done" for line in read_record(folder)[-1:])
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def give_up(index: int, outcome: Outcome) -> None:
+    """A page about some of the models would compare nothing: when a run fails, the others are saved and it ends."""
+    if isinstance(outcome, Failed):
+        raise ValueError(outcome.error)
 
 
 def typed(out: Path, seeds: int, config: Path | None) -> str:

@@ -4,16 +4,16 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
-def import_user_code(name: str) -> None:
+def import_user_code(name: str) -> ModuleType:
     """`my_mixers.py` or `package.module` (looked for in the current folder too)."""
     path = Path(name)
     try:
         if path.suffix != ".py":
             sys.path.insert(0, str(Path.cwd()))
-            importlib.import_module(name)
-            return
+            return importlib.import_module(name)
         if not path.is_file():
             raise ValueError(f"--import {name}: there is no such file")
         module_name = f"imported_{path.stem}"
@@ -23,9 +23,16 @@ def import_user_code(name: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
+        return module
     except ValueError:
         raise
     except Exception as error:  # whatever the user's code raises
         raise ValueError(
             f"--import {name} failed: {type(error).__name__}: {error} (--debug shows where it comes from)"
         ) from error
+
+
+def import_all(names: tuple[str, ...]) -> None:
+    """In a worker: what the command itself has imported."""
+    for name in names:
+        import_user_code(name)

@@ -42,6 +42,10 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_count() -> int:
+    return torch.cuda.device_count()
+
+
 def splits_matmuls() -> bool:
     """Whether the CPU's bmm splits every matmul of a batch among the threads; MKL's gives each thread some of them."""
     return not torch.backends.mkl.is_available()

@@ -16,23 +16,34 @@ CONFIG = "config.yaml"
 LOCK = ".lock"
 
 
+class FolderInUse(ValueError):
+    """Another process works there."""
+
+
 @contextmanager
 def run_folder(folder: Path, config: Config, *, resume: bool) -> Iterator[None]:
     """Within the block the folder is this run's alone. Refused if it holds anything but this run, or this run without
     `resume`; then nothing in it has changed."""
     _check(folder, config, resume)
+    with locked(folder):
+        _check(folder, config, resume)  # again: another process may have come and gone since
+        if not (folder / CONFIG).exists():
+            with replacing(folder / CONFIG) as file:
+                file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+        yield
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder if need be, and let no other process into this block meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
         except OSError as error:
-            raise ValueError(
+            raise FolderInUse(
                 f"{folder} is in use by another process; wait until it ends, or choose another folder (--out)"
             ) from error
-        _check(folder, config, resume)  # again: another process may have come and gone since
-        if not (folder / CONFIG).exists():
-            with replacing(folder / CONFIG) as file:
-                file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
         yield
 
 

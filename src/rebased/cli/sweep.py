@@ -1,0 +1,147 @@
+"""rebased sweep: a grid of runs from one file, planned, trained side by side, resumed by typing it again."""
+
+import shlex
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli import INTERRUPTED
+from rebased.cli.imports import import_all, import_user_code
+from rebased.cli.overrides import parse_overrides
+from rebased.cli.quiet import each_warning_once
+from rebased.cli.sweep_board import Tally, plan_table, sweep_board, words_for
+from rebased.train import TrainConfig
+from rebased.train.executors import Executor, LocalExecutor, RayExecutor
+from rebased.train.sweep import (
+    Plan,
+    Point,
+    SweepLog,
+    check_folder,
+    estimate,
+    from_python,
+    make_plan,
+    read_sweep,
+    sweep_folder,
+    train_runs,
+)
+
+OPTIONS = (
+    "--out",
+    "--dry-run",
+    "--executor",
+    "--workers",
+    "--import",
+    "--retry-failed",
+    "--help",
+    *(f"--train.{key}" for key in TrainConfig.model_fields),
+)
+SOME_FAILED = 1
+
+
+def sweep(
+    file: Path,
+    *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    executor: Literal["local", "ray"] = "local",
+    workers: int | None = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    retry_failed: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Train every run of a grid. Typed again, it goes on where it was ended; runs that are done are not repeated.
+
+    The exit code is 1 where a run has failed, 130 where the sweep was interrupted.
+
+    Parameters
+    ----------
+    file
+        YAML file with a base run and a grid (configs/sweeps/ has some), or Python file with `configs = [...]`. Settings
+        of every run can be changed on the command line, --train.epochs 8, and so can an axis: --grid.train.seed "[42]"
+    out
+        Folder for the runs, each in a folder of its own named by its digest. Default: runs/ and the file's name.
+    dry_run
+        Print the plan and an estimate of the time, and stop.
+    executor
+        local: processes of this machine, one a GPU or one a core. ray: the Ray cluster at RAY_ADDRESS, or one started
+        here; its nodes must share the file system with the folder.
+    workers
+        Runs at once. More than there are GPUs: several share one.
+    imports
+        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    retry_failed
+        Try runs again that failed before.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers {workers}: give 1 or more")
+    console, folder = Console(), out or Path("runs") / file.stem
+    names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
+    names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]  # workers may be elsewhere
+    check_folder(folder)
+    with each_warning_once(console):
+        points = read_points(file, names, parse_overrides(settings, OPTIONS))
+    with ExitStack() as stack:
+        log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
+        plan = make_plan(points, folder, log.failures)
+        runs = plan.to_do(retry_failed)
+        chosen = LocalExecutor if executor == "local" else RayExecutor
+        uses_gpu = any(run.config.train.device != "cpu" for run in runs)
+        where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+        stack.callback(where.close)
+        console.print(plan_table(plan))
+        with console.status("timing a few steps of each model ..."):
+            cost = estimate(runs, plan.runs, where)
+        for line in words_for(plan, runs, cost, where, retry_failed):
+            say(console, line)
+        if dry_run:
+            return 0
+        log.begin(file, [run.digest for run in plan.runs])
+        tally = Tally(plan, cost, where.workers)
+        with sweep_board(console, tally) as board:
+            complete = train_runs(runs, log, where, board)
+        return conclude(console, plan, tally, complete, typed(file, settings, out, executor, workers, imports))
+
+
+def read_points(file: Path, imports: list[str], overrides: dict[str, str]) -> list[Point]:
+    modules = [import_user_code(name) for name in imports]
+    if file.suffix != ".py":
+        return read_sweep(file, overrides)
+    if not hasattr(modules[-1], "configs"):
+        raise ValueError(f"{file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings")
+    return from_python(file, modules[-1].configs, overrides)
+
+
+def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command: str) -> int:
+    for run in tally.failed:
+        say(console, f"failed: {run} ({run.folder}): {run.error}")
+    say(console, f"{tally.summary()}; {plan.folder}")
+    if not complete:
+        say(console, f"interrupted, saved; go on with: {command}")
+        return INTERRUPTED
+    if tally.failed:
+        say(console, f"try those that failed again with: {command} --retry-failed")
+        return SOME_FAILED
+    return 0
+
+
+def typed(
+    file: Path,
+    settings: tuple[str, ...],
+    out: Path | None,
+    executor: str,
+    workers: int | None,
+    imports: tuple[str, ...],
+) -> str:
+    words = ["rebased", "sweep", str(file), *settings]
+    words += ["--out", str(out)] if out else []
+    words += ["--executor", executor] if executor != "local" else []
+    words += ["--workers", str(workers)] if workers else []
+    words += [word for name in imports for word in ("--import", name)]
+    return shlex.join(words)
+
+
+def say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

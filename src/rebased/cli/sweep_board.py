@@ -1,0 +1,202 @@
+"""How a sweep looks: its plan, then in a terminal a table that lives, in a log a line a run."""
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rebased.train import RunStart, Sink, StepReport
+from rebased.train.executors import Executor
+from rebased.train.record import read_record
+from rebased.train.sweep import Estimate, Plan, PlannedRun, breakdown
+
+SHOWN = 8  # runs under way that a terminal shows
+
+
+def plan_table(plan: Plan) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("model")
+    table.add_column("shape")
+    for name in ("runs", "done", "begun", "failed"):
+        table.add_column(name, justify="right")
+    for model, shapes in breakdown(plan.runs).items():
+        for i, (shape, counts) in enumerate(shapes.items()):
+            numbers = (counts.total(), counts["done"] + counts["diverged"], counts["begun"], counts["failed"])
+            table.add_row(model if i == 0 else "", shape, *(str(number) if number else "-" for number in numbers))
+    return table
+
+
+def words_for(
+    plan: Plan, runs: Sequence[PlannedRun], cost: Estimate, executor: Executor, retry_failed: bool
+) -> Iterator[str]:
+    merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
+    yield f"{len(plan.runs)} runs{merged}: {plan.count('done', 'diverged')} done, {len(runs)} to train in {plan.folder}"
+    if plan.count("failed") and not retry_failed:
+        yield f"{plan.count('failed')} failed before and are left alone; --retry-failed tries them again"
+    yield f"{executor.where}"
+    if runs:
+        yield f"about {duration(cost.total)}, {cost.basis}"
+
+
+def duration(seconds: float) -> str:
+    """'45 s', '12 min', '3.5 h', '12 days': as exact as an estimate deserves."""
+    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
+        if seconds < 90 * size or (unit == "h" and seconds < 48 * size):
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 10 or unit != "h" else f"{value:.1f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+class Tally:
+    """Where a sweep stands, in numbers."""
+
+    def __init__(self, plan: Plan, cost: Estimate, workers: int) -> None:
+        self._cost, self._workers = cost.seconds, workers
+        self.runs = {run.digest: run for run in plan.runs}
+        self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of a run
+        self.progress: dict[str, str] = {}  # of the runs under way, in words
+        self.best: dict[str, tuple[float, PlannedRun]] = {}
+        self._started = time.monotonic()
+        for run in plan.runs:
+            if run.status == "done":
+                self._see(run, read_record(run.folder)[-1]["accuracy"])
+
+    @property
+    def failed(self) -> list[PlannedRun]:
+        return [run for run in self.runs.values() if run.status == "failed"]
+
+    def count(self, *statuses: str) -> int:
+        return sum(run.status in statuses for run in self.runs.values())
+
+    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
+        self.runs[run.digest] = run
+        self.fraction[run.digest] = 1.0
+        self.progress.pop(run.digest, None)
+        if accuracy is not None:
+            self._see(run, accuracy)
+
+    def _see(self, run: PlannedRun, accuracy: float) -> None:
+        if run.model not in self.best or accuracy > self.best[run.model][0]:
+            self.best[run.model] = accuracy, run
+
+    def seconds_left(self) -> float:
+        """The estimate of what is left, corrected by how what is done compares with its estimate."""
+        done = sum(self._cost[digest] * fraction for digest, fraction in self.fraction.items())
+        left = sum(self._cost.values()) - done
+        spent = time.monotonic() - self._started
+        pace = spent * self._workers / done if done > 0 and spent > 1 else 1.0
+        return left * pace / self._workers
+
+    def summary(self) -> str:
+        others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
+        return ", ".join([f"{self.count('done')} of {len(self.runs)} runs done", *others])
+
+
+class SweepBoard:
+    """What both looks share: they count, and are closed in the end."""
+
+    def __init__(self, console: Console, tally: Tally) -> None:
+        self._console, self._tally = console, tally
+
+    def sink(self, run: PlannedRun) -> Sink:
+        return _Ear(self._tally, run)
+
+    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
+        self._tally.ended(run, accuracy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def sweep_board(console: Console, tally: Tally) -> SweepBoard:
+    return LiveBoard(console, tally) if console.is_terminal else LineBoard(console, tally)
+
+
+class _Ear(Sink):
+    """Notes how far one run has come."""
+
+    def __init__(self, tally: Tally, run: PlannedRun) -> None:
+        self._tally, self._run = tally, run
+        self._accuracy = "-"
+        self._first, self._steps = 0, 0
+
+    def start(self, run: RunStart) -> None:
+        self._first, self._steps = run.step, run.steps
+        self._note(len(run.epochs) + 1)
+
+    def step(self, report: StepReport) -> None:
+        if self._steps > self._first:
+            self._tally.fraction[self._run.digest] = (report.step - self._first) / (self._steps - self._first)
+        self._note(report.epoch)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self._accuracy = f"{line['test']['accuracy']:.3f}"
+        if not self._steps:  # an executor that tells of epochs alone
+            self._tally.fraction[self._run.digest] = line["epoch"] / self._run.config.train.epochs
+        self._note(line["epoch"])
+
+    def _note(self, epoch: int) -> None:
+        epochs = self._run.config.train.epochs
+        self._tally.progress[self._run.digest] = f"epoch {epoch}/{epochs}, accuracy {self._accuracy}"
+
+
+class LineBoard(SweepBoard):
+    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
+        super().ended(run, accuracy)
+        result = f"accuracy {accuracy:.4f}" if accuracy is not None else f"{run.status}: {run.error}"
+        tally = self._tally
+        ended = tally.count("done", "diverged", "failed")
+        left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
+        text = f"{ended}/{len(tally.runs)}  {run}: {result}{left}"
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+class LiveBoard(SweepBoard):
+    def __init__(self, console: Console, tally: Tally) -> None:
+        super().__init__(console, tally)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _render(self) -> Group:
+        tally = self._tally
+        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("model")
+        for name in ("done", "running", "failed", "best accuracy"):
+            table.add_column(name, justify="right")
+        table.add_column("with")
+        for model, shapes in breakdown(list(tally.runs.values())).items():
+            counts = sum(shapes.values(), start=type(next(iter(shapes.values())))())
+            running = sum(tally.runs[digest].model == model for digest in tally.progress)
+            accuracy, best = tally.best.get(model, (None, None))
+            table.add_row(
+                model,
+                f"{counts['done'] + counts['diverged']}/{counts.total()}",
+                str(running or "-"),
+                str(counts["failed"] or "-"),
+                "-" if accuracy is None else f"{accuracy:.3f}",
+                f"{best.shape}, lr {best.config.train.lr:g}" if best else "",
+            )
+        under_way = [f"{tally.runs[digest]}: {words}" for digest, words in list(tally.progress.items())[:SHOWN]]
+        more = len(tally.progress) - len(under_way)
+        if more > 0:
+            under_way.append(f"and {more} more")
+        head = f"{tally.summary()}, {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
+        return Group(table, Text("\n".join(["", *under_way, head])))

@@ -1,0 +1,7 @@
+"""Many runs at once: in processes of this machine, or on a Ray cluster. A run that is ended there goes on there."""
+
+from rebased.train.executors.jobs import Executor, Failed, Job, Outcome
+from rebased.train.executors.local import LocalExecutor
+from rebased.train.executors.ray_cluster import RayExecutor
+
+__all__ = ["Executor", "Failed", "Job", "LocalExecutor", "Outcome", "RayExecutor"]

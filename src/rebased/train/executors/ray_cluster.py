@@ -1,0 +1,130 @@
+"""Runs on a Ray cluster, whose nodes share the file system that the runs' folders lie on.
+
+Records and checkpoints are read and written there, so a run that has lost its node goes on from its checkpoint on
+another, and what this process knows of a run it reads off the run's record.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, nothing
+from rebased.train.executors.worker import one_line, settle, work
+from rebased.train.interrupt import stop_request
+from rebased.train.record import RECORD, read_record
+from rebased.train.sinks import Sink
+
+INSTALL = "pip install 'rebased[sweep]'"
+
+
+class RayExecutor:
+    def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
+        """Connects to the cluster that RAY_ADDRESS names or that runs on this machine; else starts one here."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user asks for it
+        try:
+            import ray
+        except ImportError as error:
+            raise ValueError(f"--executor ray needs Ray, which is not installed: {INSTALL}") from error
+        self._ray: Any = ray  # its own types know neither options in a dict nor references as keys
+        self.prepare = prepare
+        self._owner = not ray.is_initialized()
+        if self._owner:
+            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+            address = os.environ.get("RAY_ADDRESS")
+            try:
+                ray.init(address=address, logging_level=logging.ERROR, **({} if address else quiet))
+            except (ConnectionError, RuntimeError) as error:
+                raise ValueError(
+                    f"no Ray cluster answers at RAY_ADDRESS={address}: {one_line(str(error))}; start one with "
+                    "`ray start --head`, or unset RAY_ADDRESS to start one here"
+                ) from error
+        resources = ray.cluster_resources()
+        self.gpus, cpus = int(resources.get("GPU", 0)) if uses_gpu else 0, int(resources.get("CPU", 1))
+        self.workers = workers or self.gpus or cpus
+        self.nodes = len([node for node in ray.nodes() if node["Alive"]])
+        # Ray counts GPUs in fractions: where there are more workers than GPUs, each asks for its part of one.
+        share = min(1.0, 1 / -(-self.workers // self.gpus)) if self.gpus else 0.0
+        self._options = {"num_cpus": 1, "num_gpus": share, "max_retries": MAX_LOSSES - 1}
+
+    @property
+    def where(self) -> str:
+        on = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else "one CPU thread each"
+        return f"{self.workers} at a time on a Ray cluster of {self.nodes} node{'s' * (self.nodes > 1)}, {on}"
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        remote = self._ray.remote(**self._options)(_answer)
+        return self._ray.get(remote.remote(self.prepare, function, arguments))
+
+    def run(self, jobs: Sequence[Job], ended: Ended) -> list[Outcome | None]:
+        ray = self._ray
+        remote = ray.remote(**self._options)(work)
+        outcomes: list[Outcome | None] = [None] * len(jobs)
+        waiting, running = list(range(len(jobs))), dict[Any, _Followed]()  # a task's reference: what it trains
+        with stop_request() as stop:
+            try:
+                while running or (waiting and not stop.asked):
+                    while waiting and len(running) < self.workers and not stop.asked:
+                        index = waiting.pop(0)
+                        job = jobs[index]
+                        task = remote.remote(self.prepare, job.config.model_dump(), job.folder.absolute())
+                        running[task] = _Followed(index, job.folder, job.sink)
+                    if stop.asked:
+                        self._ask_to_stop(running)
+                    ready, _ = ray.wait(list(running), timeout=0.5)
+                    for followed in running.values():
+                        followed.tell()
+                    for task in ready:
+                        index = running.pop(task).index
+                        outcome = self._outcome(task, jobs[index])
+                        if outcome is not None:
+                            outcomes[index] = outcome
+                            ended(index, outcome)
+            finally:
+                self._ask_to_stop(running)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=60)
+        return outcomes
+
+    def close(self) -> None:
+        if self._owner:
+            self._ray.shutdown()
+
+    def _outcome(self, task: Any, job: Job) -> Outcome | None:
+        """None: it was cancelled before it had begun."""
+        exceptions = self._ray.exceptions
+        try:
+            outcome: Outcome = self._ray.get(task)
+            return outcome
+        except exceptions.TaskCancelledError:
+            return None
+        except exceptions.RayError as error:
+            return Failed(f"Ray lost the process that trained {job.folder} {MAX_LOSSES} times: {one_line(str(error))}")
+
+    def _ask_to_stop(self, running: dict[Any, "_Followed"]) -> None:
+        for task, followed in running.items():
+            if not followed.asked:  # asked twice, a run ends without saving
+                self._ray.cancel(task)  # reaches a run as Ctrl-C, upon which it saves itself
+                followed.asked = True
+
+
+class _Followed:
+    """A run elsewhere, followed by its record."""
+
+    def __init__(self, index: int, folder: Path, sink: Sink) -> None:
+        self.index, self.path, self.sink, self.asked = index, folder / RECORD, sink, False
+        self._told = read_record(self.path)[-1:] if self.path.exists() else []
+
+    def tell(self) -> None:
+        lines = read_record(self.path) if self.path.exists() else []
+        new = [line for line in lines if line["type"] in ("epoch", "end")][-1:]
+        if new and new != self._told:  # the newest says all that a table shows
+            getattr(self.sink, new[0]["type"])(new[0])
+            self._told = new
+
+
+def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    settle()
+    prepare()
+    return function(*arguments)

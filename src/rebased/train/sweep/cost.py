@@ -1,0 +1,164 @@
+"""How long a sweep will take: arithmetic that says how much more work one shape is than another, held against clocks.
+
+The work of a sequence of T tokens is counted in multiply-adds: T times the weights outside of the embeddings and the
+numbers of the mixers' states, and at each labelled position the head, D times the vocabulary. Training costs three
+times a forward pass. The seconds that a unit of work takes come from the records of runs that this folder has, else
+from a few steps of each model, taken where its runs would be.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from rebased.mixers import can_extend
+from rebased.models import LanguageModel, LMConfig
+from rebased.ops.backend import has_gpu
+from rebased.tasks import Segment
+from rebased.train.config import RunConfig
+from rebased.train.executors import Executor
+from rebased.train.executors.jobs import nothing
+from rebased.train.loop import train
+from rebased.train.record import RECORD, read_record
+from rebased.train.sweep.plan import PlannedRun
+
+CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
+STEPS = 3  # that are timed, after as many to warm up
+
+
+class Rate(NamedTuple):
+    per_work: float  # seconds per multiply-add
+    start: float  # seconds before a run's first step
+    work: float  # of the step, or of the epoch, that was timed
+    measured: bool  # by steps for this plan, rather than found in records
+
+
+class Estimate(NamedTuple):
+    seconds: dict[str, float]  # of each run that is to be trained, by digest, if it does not stop early
+    total: float  # seconds on the clock, so many runs at once
+    basis: str  # where the numbers come from, and how far to trust them
+
+
+def sequence_work(model: LMConfig, segment: Segment) -> float:
+    body, states = _numbers(model, segment.seq_len)
+    return segment.seq_len * (body + states) + segment.kv_pairs * model.d_model * model.vocab_size
+
+
+@cache
+def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
+    """Weights outside of the embeddings, and numbers in the states after seq_len tokens."""
+    with torch.device("meta"):  # no memory
+        shape = LanguageModel(model)
+    tables = shape.embedding.weight.numel() + shape.positions.weight.numel()
+    states = sum(block.mixer.state_size(seq_len) for block in shape.blocks if can_extend(block.mixer))
+    return shape.num_parameters() - tables, states
+
+
+def epoch_work(config: RunConfig) -> float:
+    task, model = config.task, config.model
+    training = sum(segment.examples * sequence_work(model, segment) for segment in task.train)
+    testing = sum(segment.examples * sequence_work(model, segment) for segment in (*task.test, *task.held_out))
+    return 3 * training + testing
+
+
+def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
+    """Of the runs that are to be trained; all runs of the folder may have records to learn from."""
+    recorded = _recorded(all_runs)
+    rates: dict[str, Rate] = {}
+    executor.call(nothing)  # the first call is slow and tells nothing of the others
+    for model in dict.fromkeys(run.model for run in runs):
+        own = [run for run in runs if run.model == model]
+        known = [recorded[run.digest] for run in all_runs if run.model == model and run.digest in recorded]
+        rates[model] = _mean_rate(known) if known else _timed_rate(own, executor)
+    seconds = {}
+    for run in runs:
+        rate = rates[run.model]
+        left = run.config.train.epochs - _epochs_done(run)
+        seconds[run.digest] = rate.start + left * epoch_work(run.config) * rate.per_work
+    longest = max(seconds.values(), default=0.0)
+    return Estimate(seconds, max(sum(seconds.values()) / executor.workers, longest), _basis(runs, rates))
+
+
+def _recorded(runs: Sequence[PlannedRun]) -> dict[str, Rate]:
+    rates = {}
+    for run in runs:
+        lines = read_record(run.folder) if (run.folder / RECORD).exists() else []
+        if epochs := [line["seconds"] + line["test_seconds"] for line in lines if line["type"] == "epoch"]:
+            work = epoch_work(run.config)
+            rates[run.digest] = Rate(median(epochs) / work, 0.0, work, measured=False)
+    return rates
+
+
+def _mean_rate(known: Sequence[Rate]) -> Rate:
+    """Larger runs weigh more: it is their seconds that matter."""
+    work = sum(rate.work for rate in known)
+    return Rate(sum(rate.per_work * rate.work for rate in known) / work, 0.0, work / len(known), measured=False)
+
+
+def _epochs_done(run: PlannedRun) -> int:
+    lines = read_record(run.folder) if (run.folder / RECORD).exists() else []
+    return sum(line["type"] == "epoch" for line in lines)
+
+
+def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
+    """From the run in the middle of those of one model, ordered by work."""
+    middle = sorted(runs, key=lambda run: epoch_work(run.config))[len(runs) // 2].config
+    started = time.perf_counter()
+    per_work, steps, work = executor.call(time_steps, middle.model_dump())
+    return Rate(per_work, time.perf_counter() - started - steps, work, measured=True)
+
+
+def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
+    """Train a few batches of the run's first segment, in the same loop as any other run: seconds per multiply-add,
+    seconds spent on steps, multiply-adds of a step."""
+    config = RunConfig.model_validate(tree)
+    segment = config.task.train[0]
+    work = sequence_work(config.model, segment)
+    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
+    rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / (3 * work))))
+    few = {"seq_len": segment.seq_len, "kv_pairs": segment.kv_pairs}
+    task = {"train": [{**few, "examples": STEPS * rows}], "test": [{**few, "examples": 1}], "held_out": []}
+    settings = {"epochs": 2, "batch_size": rows, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
+    short = RunConfig.model_validate(
+        {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | settings}
+    )
+    folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
+    try:
+        train(short, folder)
+        epochs = [line["seconds"] for line in read_record(folder) if line["type"] == "epoch"]
+    finally:
+        shutil.rmtree(folder)
+    done = 3 * STEPS * rows * work
+    return epochs[1] / done, 2 * epochs[1], done / STEPS  # the first epoch has the warm-up in it
+
+
+def _basis(runs: Sequence[PlannedRun], rates: dict[str, Rate]) -> str:
+    if not runs:
+        return "nothing is left to train"
+    timed = sum(rate.measured for rate in rates.values())
+    parts = []
+    if timed:
+        parts.append(f"{STEPS} steps of {'each model' if timed == len(rates) else f'{timed} models'}, timed just now")
+    if timed < len(rates):
+        parts.append("the records of this folder")
+    spread = max(_times_more(run, rates[run.model]) for run in runs)
+    trust = "good to a factor of 1.5" if spread <= 4 else "of 2" if spread <= 30 else "of 4"
+    trust = trust if trust.startswith("good") else f"good to a factor {trust}"
+    far = f"; the farthest shape is {spread:.0f} times the work of the one that was measured" if spread > 4 else ""
+    return f"from {' and '.join(parts)}: {trust}{far}. Runs that stop early take less"
+
+
+def _times_more(run: PlannedRun, rate: Rate) -> float:
+    """How far the arithmetic has to reach: from one step to another, or from one epoch to another."""
+    config = run.config
+    unit = epoch_work(config)
+    if rate.measured:
+        segment = config.task.train[0]
+        unit = 3 * config.train.batch_size * sequence_work(config.model, segment)
+    return max(unit / rate.work, rate.work / unit)

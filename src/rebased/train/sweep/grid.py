@@ -1,0 +1,127 @@
+"""A sweep file: one run, and a grid of settings in which others differ from it."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
+from rebased.train.config import RunConfig
+
+
+class Point(NamedTuple):
+    """One combination of the grid: the settings by which it differs from the base, and the run that they make."""
+
+    settings: dict[str, Any]
+    config: RunConfig
+
+    def __str__(self) -> str:
+        return describe(self.settings)
+
+
+def describe(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items()) or "the base"
+
+
+class SweepFile(Config):
+    """`grid` has axes; every combination of their entries is a run. An axis whose name is the path of a setting lists
+    its values. An axis with a name of its own has entries of several settings: a list of mappings, or a mapping of
+    lists of which the first entries go together, then the second ones, and so on."""
+
+    base: dict[str, Any]
+    grid: dict[str, Any]
+
+
+def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
+    """The points of a sweep file in YAML, after overrides of settings ({"train.epochs": "2"}) in every run, or of an
+    axis ({"grid.train.seed": "[42]"})."""
+    tree = read_yaml(path)
+    if misplaced := [key for key in RunConfig.model_fields if key in tree]:
+        raise ValueError(f"{path}: {misplaced[0]} stands at the top, as in a run; in a sweep it belongs under base")
+    if isinstance(tree.get("base"), str):
+        tree["base"] = read_yaml(path.parent / tree["base"])
+    fixed: dict[str, Any] = {}
+    for key, text in overrides.items():
+        value = parse_yaml(text, f"--{key}")
+        if key.startswith("grid."):
+            axis = key.removeprefix("grid.")
+            if isinstance(tree.get("grid"), dict):
+                known = list(tree["grid"])
+                if "." not in axis and axis not in known:
+                    raise ValueError(f"--{key}: the grid has no axis {axis!r}; {did_you_mean(axis, known)}")
+                tree["grid"][axis] = value
+        else:
+            fixed[key] = value
+    try:
+        sweep = SweepFile.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {explain(error)}") from error
+    axes = [list(entries(path, name, axis)) for name, axis in sweep.grid.items()]
+    if not axes:
+        raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
+    points, mistakes = [], dict[str, list[str]]()
+    for combination in itertools.product(*axes):
+        settings: dict[str, Any] = {}
+        for entry in (*combination, fixed):
+            settings |= entry
+        try:
+            points.append(Point(settings, RunConfig.model_validate(merge(sweep.base, nest(settings)))))
+        except (ValidationError, ValueError) as error:
+            text = explain(error) if isinstance(error, ValidationError) else str(error)
+            mistakes.setdefault(text, []).append(describe(settings))
+    if mistakes:
+        raise ValueError("\n".join(say(path, text, where, len(points)) for text, where in mistakes.items()))
+    return points
+
+
+def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
+    """An axis as a list of settings."""
+    if axis in ([], {}, None):
+        raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
+    if "." in name:
+        if not isinstance(axis, list):
+            raise ValueError(f"{path}: grid.{name} should list values of that setting, [{axis}]; got {axis!r}")
+        yield from ({name: value} for value in axis)
+        return
+    if isinstance(axis, dict) and all(isinstance(values, list) for values in axis.values()):
+        lengths = {key: len(values) for key, values in axis.items()}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
+            raise ValueError(f"{path}: the lists of grid.{name} go together, so they must be equally long: {counts}")
+        if not next(iter(lengths.values())):
+            raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
+        axis = [dict(zip(axis, values, strict=True)) for values in zip(*axis.values(), strict=True)]
+    for entry in axis if isinstance(axis, list) else [axis]:
+        if not isinstance(entry, dict) or not isinstance(axis, list):
+            raise ValueError(
+                f"{path}: grid.{name} is no setting's path (such as train.lr), so its entries should be mappings of "
+                f"settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
+            )
+        yield entry
+
+
+def say(path: Path, mistake: str, where: list[str], good: int) -> str:
+    """Whose mistake it is: everybody's, or some points' of the grid."""
+    if not good:
+        return f"{path}: {mistake} (in every run, the first of them with {where[0]})"
+    others = f" and {len(where) - 1} more" if len(where) > 1 else ""
+    return f"{path}: grid point {where[0]}{others}: {mistake}"
+
+
+def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[Point]:
+    """The points of a Python file with `configs = [...]`: RunConfigs, or mappings as in a run's YAML file."""
+    if not isinstance(configs, list | tuple) or not configs:
+        raise ValueError(f"{path}: `configs` should be a list of RunConfigs or mappings, at least one; got {configs!r}")
+    fixed = {key: parse_yaml(text, f"--{key}") for key, text in overrides.items()}
+    if unknown := [key for key in fixed if key.startswith("grid.")]:
+        raise ValueError(f"--{unknown[0]}: {path} is a Python file and has no grid; change its `configs`")
+    points = []
+    for i, config in enumerate(configs):
+        tree = config.model_dump() if isinstance(config, RunConfig) else config
+        try:
+            points.append(Point({"configs": i, **fixed}, RunConfig.model_validate(merge(tree, nest(fixed)))))
+        except ValidationError as error:
+            raise ValueError(f"{path}: configs[{i}]: {explain(error)}") from error
+    return points

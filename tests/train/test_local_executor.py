@@ -1,0 +1,146 @@
+"""Runs side by side: the same runs as one by one, and what becomes of the others when one ends badly."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import tiny
+
+from rebased.train import RunResult, RunStart, Sink, StepReport, read_record
+from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
+from rebased.train.executors.local import visible_gpu
+
+
+def train_all(jobs: list[Job], workers: int) -> list[Outcome | None]:
+    """Every job that has an outcome is told of once."""
+    told: dict[int, Outcome] = {}
+
+    def ended(index: int, outcome: Outcome) -> None:
+        assert index not in told
+        told[index] = outcome
+
+    outcomes = LocalExecutor(workers).run(jobs, ended)
+    assert {i: outcome for i, outcome in enumerate(outcomes) if outcome is not None} == told
+    return outcomes
+
+
+class Heard(Sink):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def start(self, run: RunStart) -> None:
+        self.events.append(f"start at {run.step} of {run.steps}")
+
+    def step(self, report: StepReport) -> None:
+        self.events.append("step")
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self.events.append("epoch")
+
+    def end(self, line: dict[str, Any]) -> None:
+        self.events.append(line["status"])
+
+
+def test_results_come_in_order_and_sinks_hear_everything(tmp_path: Path) -> None:
+    jobs = [Job(tiny({"train": {"seed": seed}}), tmp_path / str(seed), Heard()) for seed in range(3)]
+    results = train_all(jobs, workers=2)
+    for job, result in zip(jobs, results, strict=True):
+        assert isinstance(result, RunResult)
+        assert (result.status, result.folder) == ("done", job.folder)
+        assert result.accuracy == read_record(job.folder)[-1]["accuracy"]
+        assert isinstance(job.sink, Heard)
+        assert job.sink.events[0] == f"start at 0 of {result.step}"
+        assert job.sink.events.count("step") == result.step
+        assert job.sink.events.count("epoch") == 3
+        assert job.sink.events[-1] == "done"
+    again = train_all(jobs, workers=2)
+    assert [getattr(result, "status", None) for result in again] == ["already_done"] * 3
+    assert multiprocessing.active_children() == []
+
+
+class Kill(Sink):
+    """Kills the process of the run at its first step, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.starts = times, list[int]()
+
+    def start(self, run: RunStart) -> None:
+        self.starts.append(run.step)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        if self.times:
+            self.times -= 1
+            for process in multiprocessing.active_children():
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sink = Kill(times=2)
+    (outcome,) = train_all([Job(tiny({"train": {"epochs": 60, "stop_above": 1}}), tmp_path / "run", sink)], workers=1)
+    assert isinstance(outcome, RunResult)
+    assert outcome.status == "done"
+    assert len(sink.starts) == 3
+    assert 0 == sink.starts[0] < sink.starts[1] < sink.starts[2]
+    epochs = [line["epoch"] for line in read_record(tmp_path / "run") if line["type"] == "epoch"]
+    assert epochs == list(range(1, 61))
+
+
+def test_a_process_that_dies_again_and_again_is_named(tmp_path: Path) -> None:
+    job = Job(tiny({"train": {"epochs": 500, "stop_above": 1}}), tmp_path / "run", Kill(times=99))
+    (outcome,) = train_all([job], workers=1)
+    assert isinstance(outcome, Failed)
+    assert "run ended 3 times, the last time with exit code -9" in outcome.error
+    assert multiprocessing.active_children() == []
+
+
+def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
+    bad = Job(tiny({"train": {"lr": 1e30, "eps": 1e-30}}), tmp_path / "bad", Sink())
+    good = Job(tiny(), tmp_path / "good", Sink())
+    failed, done = train_all([bad, good], workers=1)
+    assert isinstance(failed, Failed)
+    assert "Try a lower rate" in failed.error
+    assert isinstance(done, RunResult)
+    assert read_record(tmp_path / "bad")[-1]["status"] == "diverged"
+
+
+def test_what_the_listener_raises_ends_and_saves_the_others(tmp_path: Path) -> None:
+    long = Job(tiny({"train": {"epochs": 500, "stop_above": 1}}), tmp_path / "long", Sink())
+    short = Job(tiny({"train": {"epochs": 1}}), tmp_path / "short", Sink())
+
+    def ended(index: int, outcome: Outcome) -> None:
+        raise ValueError(f"job {index} has ended")
+
+    with pytest.raises(ValueError, match="job 1 has ended"):
+        LocalExecutor(2).run([long, short], ended)
+    assert multiprocessing.active_children() == []
+    if (tmp_path / "long" / "record.jsonl").exists():  # it may not have come so far
+        assert not any(line["type"] == "end" for line in read_record(tmp_path / "long"))
+
+
+def fails() -> None:
+    raise ValueError("not here")
+
+
+def test_a_call_is_answered_where_a_run_would_be() -> None:
+    executor = LocalExecutor(1)
+    assert executor.call(os.getpid) != os.getpid()
+    with pytest.raises(ValueError, match="not here"):
+        executor.call(fails)
+
+
+def test_a_gpu_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs of those that the user has left visible, shared by three workers."""
+    monkeypatch.setattr("rebased.train.executors.local.gpu_count", lambda: 2)
+    assert LocalExecutor(uses_gpu=True).workers == 2
+    assert LocalExecutor(3, uses_gpu=False).gpus == 0
+    executor = LocalExecutor(3, uses_gpu=True)
+    assert executor.where == "3 processes of this machine on 2 GPUs"
+    for listed, seen in ((None, ["0", "1", "0"]), ("5,7", ["5", "7", "5"])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if listed:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        assert [visible_gpu(slot % executor.gpus) for slot in range(3)] == seen

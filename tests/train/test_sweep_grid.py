@@ -1,0 +1,131 @@
+"""Sweep files: what a grid means, and what is said of one that means nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_run import TINY, tiny
+
+from rebased.train.sweep import from_python, make_plan, read_sweep
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(folder: Path, grid: Any, **more: Any) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": TINY, "grid": grid, **more}))
+    return path
+
+
+def test_every_combination_is_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path, {"train.lr": [0.1, 0.2], "train.seed": [1, 2, 3]})
+    points = read_sweep(path, {})
+    assert [point.config for point in points] == [
+        tiny({"train": {"lr": lr, "seed": seed}}) for lr in (0.1, 0.2) for seed in (1, 2, 3)
+    ]
+    assert str(points[1]) == "train.lr=0.1, train.seed=2"
+
+
+def test_lists_of_a_named_axis_go_together(tmp_path: Path) -> None:
+    axis = {"task.train.0.seq_len": [12, 16], "task.train.0.kv_pairs": [2, 4], "task.test.1.seq_len": [16, 20]}
+    configs = [point.config for point in read_sweep(write(tmp_path, {"length": axis, "train.seed": [1, 2]}), {})]
+    sizes = [(c.task.train[0].seq_len, c.task.train[0].kv_pairs, c.task.test[1].seq_len) for c in configs]
+    assert sizes == [(12, 2, 16), (12, 2, 16), (16, 4, 20), (16, 4, 20)]
+    assert [config.model.max_len for config in configs] == [16, 16, 20, 20]  # what follows from a setting follows anew
+
+
+def test_entries_of_a_named_axis_set_what_each_needs(tmp_path: Path) -> None:
+    base = {**TINY, "model": {"d_model": 24}}
+    entries = [{"model.preset": "rebased"}, {"model.preset": "mamba", "train.micro_batch": 4}, {}]
+    grid = {"model": entries, "model.d_model": [12, 24]}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(base))
+    path = write(tmp_path, grid)
+    path.write_text(yaml.safe_dump({"base": "run.yaml", "grid": grid}))  # a run's file, beside the sweep's
+    configs = [point.config for point in read_sweep(path, {})]
+    assert [config.model.mixers[0].name for config in configs] == ["short_conv"] * 2 + ["mamba"] * 2 + [
+        "short_conv"
+    ] * 2
+    assert [config.train.micro_batch for config in configs] == [None, None, 4, 4, None, None]
+    assert [config.model.d_model for config in configs] == [12, 24] * 3
+
+
+def test_overrides_reach_every_run_and_replace_an_axis(tmp_path: Path) -> None:
+    path = write(tmp_path, {"train.lr": [0.1, 0.2], "train.seed": [1, 2, 3]})
+    points = read_sweep(path, {"train.epochs": "7", "grid.train.seed": "[9]", "grid.model.d_model": "[4, 8]"})
+    assert [(p.config.train.epochs, p.config.train.seed) for p in points] == [(7, 9)] * 4
+    assert {p.config.model.d_model for p in points} == {4, 8}
+
+
+def test_points_that_are_one_run_are_trained_once(tmp_path: Path) -> None:
+    path = write(tmp_path, {"train.lr": [0.1, 0.2, 0.1], "train.seed": [1, 2]})
+    points = read_sweep(path, {"train.seed": "5"})
+    plan = make_plan(points, tmp_path / "out", {})
+    assert len(points) == 6
+    assert (len(plan.runs), plan.merged) == (2, 4)
+    assert [run.folder for run in plan.runs] == [
+        tmp_path / "out" / tiny({"train": {"lr": lr, "seed": 5}}).digest() for lr in (0.1, 0.2)
+    ]
+
+
+def test_configs_of_a_python_file(tmp_path: Path) -> None:
+    points = from_python(Path("mine.py"), [tiny(), TINY | {"train": {"seed": 7}}], {"train.epochs": "9"})
+    assert [point.config.train.epochs for point in points] == [9, 9]
+    assert points[0].config == tiny({"train": {"epochs": 9}})
+    assert points[1].config.train.seed == 7
+    for configs, message in (
+        ([], "mine.py: `configs` should be a list"),
+        ({"a": 1}, "mine.py: `configs` should be a list"),
+        ([tiny(), TINY | {"trian": {}}], r"mine.py: configs\[1\]: unknown key 'trian'; did you mean 'train'\?"),
+        ([3], r"mine.py: configs\[0\]: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_python(Path("mine.py"), configs, {})
+    with pytest.raises(ValueError, match="is a Python file and has no grid"):
+        from_python(Path("mine.py"), [tiny()], {"grid.train.seed": "[1]"})
+
+
+BAD: list[tuple[Any, str]] = [
+    ({"base": TINY, "gird": {}}, "unknown key 'gird'; did you mean 'grid'?"),
+    ({"base": TINY}, "grid: is missing"),
+    ({"base": TINY, "grid": {}}, "grid is empty; give it an axis, such as train.seed: [42, 43]"),
+    ({"base": TINY, "grid": {"train.lr": []}}, "grid.train.lr is empty"),
+    ({"base": TINY, "grid": {"both": {"train.lr": [], "train.seed": []}}}, "grid.both is empty"),
+    ({"base": TINY, "grid": {"train.lr": 0.1}}, "grid.train.lr should list values of that setting, [0.1]; got 0.1"),
+    ({"base": TINY, "grid": {"both": {"train.lr": 0.1}}}, "grid.both is no setting's path"),
+    ({"base": TINY, "grid": {"both": 3}}, "grid.both is no setting's path"),
+    ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
+    (TINY, "task stands at the top, as in a run; in a sweep it belongs under base"),
+    ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
+    ({"base": TINY, "grid": {"trian.lr": [1]}}, "unknown key 'trian'; did you mean 'train'? (in every run"),
+    ({"base": TINY, "grid": {"lr": [1, 2]}}, "grid.lr is no setting's path (such as train.lr)"),
+    (
+        {"base": TINY, "grid": {"train.lr": [0.1, -1], "train.seed": [1, 2]}},
+        "grid point train.lr=-1, train.seed=1 and 1 more: train.lr: should be greater than 0; got -1",
+    ),
+    (
+        {"base": TINY, "grid": {"task.train.0.seq_len": [12, 13]}},
+        "grid point task.train.0.seq_len=13: task: train[0]: seq_len must be even, got 13",
+    ),
+    (
+        {"base": TINY, "grid": {"both": {"train.lr": [0.1, 0.2], "train.seed": [1]}}},
+        "the lists of grid.both go together, so they must be equally long: train.lr has 2, train.seed has 1",
+    ),
+    ({"base": TINY, "grid": {"train.lr": {"a": [1]}}}, "grid.train.lr should list values of that setting"),
+    ({"base": "nowhere.yaml", "grid": {"train.lr": [1]}}, "nowhere.yaml"),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), BAD)
+def test_bad_files_are_named_with_their_remedy(tmp_path: Path, tree: Any, message: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises((ValueError, OSError)) as caught:
+        read_sweep(path, {})
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_axis_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--grid\.lenght: the grid has no axis 'lenght'; did you mean 'length'\?"):
+        read_sweep(write(tmp_path, {"length": [{"train.lr": 1}]}), {"grid.lenght": "[]"})
