@@ -1,6 +1,7 @@
 """The contract of every mixer: one suite over all that the package registers, or one with `pytest --mixer NAME`."""
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from conftest import MIXER
-from rebased.mixers import can_divide, can_extend, count_numbers, mixer_class, mixer_name, mixer_names, register_mixer
+from rebased.mixers import (
+    can_divide,
+    can_extend,
+    count_numbers,
+    forward_documents,
+    mixer_class,
+    mixer_name,
+    mixer_names,
+    register_mixer,
+)
 from rebased.models import LMConfig
 from rebased.models.block import build_mixer
 
@@ -195,6 +205,22 @@ def test_parts_side_by_side_are_the_whole(name: str, count: int, dtype: torch.dt
     results = []
     for y in (in_parts(mixer, list(x.chunk(count, dim=1))), mixer(x)):
         results.append((y, *torch.autograd.grad((y * weights).sum(), leaves)))
+    for actual, expected in zip(*results, strict=True):
+        assert_near(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_documents_are_strangers(name: str, dtype: torch.dtype) -> None:
+    """Packed into rows they are what each would be alone, with one of a single token, an empty one and a whole row."""
+    bounds = [0, 1, 12, 12, 21, 42, 44, 63]
+    mixer, x = build(name, dtype), inputs(dtype=dtype).requires_grad_()
+    tokens, weights = x.reshape(1, B * T, D), torch.randn(B, T, D, dtype=dtype)
+    alone = torch.cat([mixer(tokens[:, i:j]) for i, j in pairwise(bounds) if i < j], dim=1).view(B, T, D)
+    packed = forward_documents(mixer, x, torch.tensor(bounds, dtype=torch.int32))
+    assert packed.dtype == dtype
+    results = []
+    for y in (packed, alone):
+        results.append((y, *torch.autograd.grad((y * weights).sum(), [x, *mixer.parameters()])))
     for actual, expected in zip(*results, strict=True):
         assert_near(actual, expected)
 

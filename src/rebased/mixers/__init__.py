@@ -6,6 +6,7 @@ from rebased.mixers.contract import (
     Divisible,
     Earlier,
     Extendable,
+    Isolating,
     can_divide,
     can_extend,
     count_numbers,
@@ -14,6 +15,7 @@ from rebased.mixers.contract import (
     mixer_names,
     register_mixer,
 )
+from rebased.mixers.documents import forward_documents, positions_in_documents
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, ReBased
@@ -30,6 +32,7 @@ __all__ = [
     "Extendable",
     "Hyena",
     "HyenaState",
+    "Isolating",
     "KVCache",
     "Mamba",
     "MambaState",
@@ -44,8 +47,10 @@ __all__ = [
     "can_divide",
     "can_extend",
     "count_numbers",
+    "forward_documents",
     "mixer_class",
     "mixer_name",
     "mixer_names",
+    "positions_in_documents",
     "register_mixer",
 ]

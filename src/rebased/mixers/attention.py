@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.documents import document_numbers
 from rebased.mixers.parts import tokens_before
 
 
@@ -33,6 +34,12 @@ class SoftmaxAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x)
         return self._attend(q, k, v, mask=None)
+
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Through a mask [B,1,T,T]: no slower the more documents there are, and no faster."""
+        q, k, v = self._project(x)
+        documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[0], 1, -1)  # [B,1,T]
+        return self._attend(q, k, v, mask=(documents.unsqueeze(3) == documents.unsqueeze(2)).tril())
 
     def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
         """Every part is told all earlier keys and values: a message that grows with the sequence."""

@@ -2,9 +2,9 @@
 
 A mixer is a torch module that maps [B,T,D] to [B,T,D] and never looks ahead. `forward` is enough to train it and to
 measure what it recalls. Two more methods, `init_state` and `extend`, let a model generate with it: prefill and
-decoding are one method, with many tokens or with one. `forward_part` lets several processes share one sequence.
-A constructor's signature is its schema: what a config may say about the mixer is exactly the keyword arguments of
-`__init__`, less those that the model itself supplies (CONTEXT).
+decoding are one method, with many tokens or with one. `forward_documents` keeps packed documents apart, and
+`forward_part` lets several processes share one sequence. A constructor's signature is its schema: what a config may say
+about the mixer is exactly the keyword arguments of `__init__`, less those that the model itself supplies (CONTEXT).
 """
 
 import difflib
@@ -43,6 +43,14 @@ class Divisible(Protocol):
 
     def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
         """forward() of a whole sequence, at the tokens x [B,T,D] of this part."""
+
+
+@runtime_checkable
+class Isolating(Protocol):
+    """A mixer with a way of its own to keep packed documents apart. Others read them one by one (documents.py)."""
+
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """forward() of each document by itself: x [B,T,D], and where documents begin in its B*T tokens [n+1]."""
 
 
 _REGISTER: dict[str, type[nn.Module]] = {}

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.contract import register_mixer
-from rebased.ops import Backend, selective_scan_extend, short_conv_extend
+from rebased.mixers.documents import space_documents
+from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
 
 DtInit = Literal["mamba", "paper"]
 """How the step size dt starts: as Mamba's authors do it, or as in the paper's runs, whose init hook zeroed the bias."""
 
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
+FORGET = 1e10  # a step so long that nothing is left of the state after it, in any dtype
 
 
 class MambaState(NamedTuple):
@@ -71,6 +73,19 @@ class Mamba(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Documents with a gap between them: it gives the convolution zeros to look at and the scan time to forget."""
+        u, gate = self.in_proj(x).chunk(2, dim=-1)
+        taps = self.conv1d.weight.squeeze(1)
+        u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
+        u = functional.silu(short_conv(u, taps, self.conv1d.bias, backend=self.backend))
+        between = torch.ones(u.shape[1], 1, dtype=torch.bool, device=u.device).index_fill(0, places, False)
+        u = u.masked_fill(between, 0)
+        dt, B, C = self._select(u)
+        dt = dt.masked_fill(between, min(FORGET, torch.finfo(dt.dtype).max))
+        y = selective_scan(u, dt, -torch.exp(self.A_log), B, C, self.D, backend=self.backend)
+        return self.out_proj(y.index_select(1, places).view_as(gate) * functional.silu(gate))
+
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MambaState:
@@ -90,11 +105,15 @@ class Mamba(nn.Module):
         taps = self.conv1d.weight.squeeze(1)
         u, conv = short_conv_extend(u, taps, self.conv1d.bias, state.conv, backend=self.backend)
         u = functional.silu(u)
-        dt, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        dt = functional.softplus(self.dt_proj(dt))
+        dt, B, C = self._select(u)
         y, ssm = selective_scan_extend(u, dt, -torch.exp(self.A_log), B, C, self.D, state.ssm, backend=self.backend)
         return self.out_proj(y * functional.silu(gate)), MambaState(conv, ssm)
 
     def state_size(self, seq_len: int) -> int:
         E, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
         return E * (taps - 1 + self.d_state)
+
+    def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The step size dt [B,T,E] and the projections B, C [B,T,N] of each token."""
+        dt, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        return functional.softplus(self.dt_proj(dt)), B, C

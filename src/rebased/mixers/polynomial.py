@@ -93,6 +93,13 @@ class PolynomialAttention(nn.Module):
         o = poly_attention(q, k, v, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
+        o = poly_attention(
+            q, k, v, coefficients=self.coefficients, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
+        )
+        return self.proj_o(o.flatten(-2)).view_as(x)
+
     def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
         q, k, v = self.project(x)
         kv, z = poly_state(k, v, coefficients=self.coefficients)

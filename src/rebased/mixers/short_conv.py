@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.documents import space_documents
 from rebased.mixers.parts import tokens_before
 from rebased.ops import short_conv, short_conv_extend
 
@@ -21,6 +22,11 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._gate(short_conv(x, self.conv.weight.squeeze(1), self.conv.bias), x)
+
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        spaced, places = space_documents(x, cu_seqlens, gap=self.conv.weight.shape[2] - 1)
+        y = short_conv(spaced, self.conv.weight.squeeze(1), self.conv.bias).index_select(1, places)
+        return self._gate(y.view_as(x), x)
 
     def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
         state = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.documents import document_numbers
 from rebased.mixers.parts import tokens_before
 
 ROTARY_BASE = 10_000.0
@@ -49,6 +50,10 @@ class SlidingWindow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[:2])  # [B,T]
+        return self._attend_after(*self._project(x), documents)
+
     def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
         q, k, v = self._project(x)
         past = tokens_before(torch.cat([k, v], dim=-1), earlier, count=self.window - 1)  # [B,s,H,2W]
@@ -78,12 +83,12 @@ class SlidingWindow(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
         return q, k, v
 
-    def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """The queries are the last of the tokens whose keys are given."""
         if self.rotary:
             angles = rotary_angles(k.shape[1], k.shape[3], k.device)
             q, k = rotate(q, angles[-q.shape[1] :]), rotate(k, angles)
-        o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0)
+        o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0, documents)
         return self.out_proj(o.flatten(-2))
 
     def _check_state(self, state: WindowCache, k: Tensor) -> None:
@@ -97,8 +102,12 @@ class SlidingWindow(nn.Module):
             )
 
 
-def local_attention(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float = 0.0) -> Tensor:
+def local_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float = 0.0, documents: Tensor | None = None
+) -> Tensor:
     """q [B,T,H,W] against k, v [B,P+T,H,W], the P < window first of them past; o [B,T,H,W].
+
+    `documents` [B,T] is the number of each token's document, where tokens see those of their own alone (and P = 0).
 
     In blocks of L >= window queries, each with its own L keys and the L before: T x 2L scores instead of T x T.
     """
@@ -106,6 +115,8 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float
     past, L = k.shape[1] - T, min(max(window, 32), T)
     if window > L:  # one block, and a past that may be longer than it
         mask = _band(T, past + T, past, window, q.device)
+        if documents is not None:
+            mask = mask & (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)  # [B,1,T,T]
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
     blocks = -(-T // L)
@@ -115,6 +126,10 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float
     k, v = (torch.cat([each[:-1], each[1:]], dim=2) for each in (k, v))  # each block behind the one before it
     mask = _band(L, 2 * L, L, window, q.device).repeat(blocks, 1, 1, 1)
     mask[0, :, :, :front] = False  # before the first token there is nothing
+    if documents is not None:
+        own = functional.pad(documents, (front, tail), value=-1).view(B, -1, L).transpose(0, 1)  # [n+1,B,L]
+        same = own[1:].unsqueeze(3) == torch.cat([own[:-1], own[1:]], dim=2).unsqueeze(2)  # [n,B,L,2L]
+        mask = mask & same.repeat_interleave(H, dim=1)
     o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     return o.reshape(blocks, B, H, L, W).permute(1, 0, 3, 2, 4).reshape(B, blocks * L, H, W)[:, :T]
 

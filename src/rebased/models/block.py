@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rebased.mixers import CONTEXT, Earlier, mixer_class
+from rebased.mixers import CONTEXT, Earlier, forward_documents, mixer_class
 from rebased.models.config import LMConfig
 
 
@@ -44,14 +44,16 @@ class Block(nn.Module):
         self.norm2 = None if is_mamba else nn.LayerNorm(D)
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
-    def forward(self, x: Tensor, earlier: Earlier | None = None) -> Tensor:
-        return self.feed(self.mix(x, earlier))
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
+        return self.feed(self.mix(x, cu_seqlens, earlier))
 
-    def mix(self, x: Tensor, earlier: Earlier | None = None) -> Tensor:
-        """u, the first line: the only place where positions meet. With `earlier` x is a part of a sequence that
-        several processes share (mixers/contract.py)."""
+    def mix(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
+        """u, the first line: the only place where positions meet. With `cu_seqlens` documents do not see each other
+        (mixers/documents.py); with `earlier` x is a part of a sequence that processes share (mixers/contract.py)."""
         y = self.norm1(x)
-        return x + (self.mixer(y) if earlier is None else self.mixer.forward_part(y, earlier))
+        if earlier is not None:
+            return x + self.mixer.forward_part(y, earlier)
+        return x + (self.mixer(y) if cu_seqlens is None else forward_documents(self.mixer, y, cu_seqlens))
 
     def feed(self, u: Tensor) -> Tensor:
         """x', the second line, each position [..., D] by itself."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers import Earlier, can_divide, can_extend, mixer_name
+from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, positions_in_documents
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.ops import linear_cross_entropy
@@ -58,16 +58,18 @@ class LanguageModel(nn.Module):
             if hasattr(block.mixer, "init_weights"):
                 block.mixer.init_weights()
 
-    def hidden(self, tokens: Tensor, part: Part | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None, part: Part | None = None) -> Tensor:
         """The last layer's features after the final norm: tokens [B,T] -> [B,T,D].
 
+        `cu_seqlens` [n+1] is where documents begin in the B*T tokens (every row begins one), and B*T. Given it, each
+        document is computed as if it were alone: none sees another, and positions count from its own first token.
         With `part` the tokens are a part of longer sequences, shared among processes (train/text/context_parallel.py).
         """
         if part is not None:
-            self._check_divisible()
-        x = self._embed(tokens, start=0 if part is None else part.start)
+            self._check_divisible(cu_seqlens)
+        x = self._embed(tokens, 0 if part is None else part.start, cu_seqlens)
         for block in self.blocks:
-            x = block(x) if part is None else block(x, earlier=part.earlier)
+            x = block(x, cu_seqlens, None if part is None else part.earlier)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -78,21 +80,23 @@ class LanguageModel(nn.Module):
         """All logits: tokens [B,T] -> [B,T,vocab]. Training does not come here: see `loss` and `logits_at_labels`."""
         return self.logits(self.hidden(tokens))
 
-    def hidden_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden_at_labels(
+        self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`hidden` [n,D] and labels [n] of the labelled positions alone, tokens and labels [B,T]."""
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
         asked = labels != IGNORE
-        return self.hidden(tokens)[asked], labels[asked]
+        return self.hidden(tokens, cu_seqlens)[asked], labels[asked]
 
     def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
         hidden, targets = self.hidden_at_labels(tokens, labels)
         return self.logits(hidden), targets
 
-    def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Mean cross-entropy over the labelled positions (label at the position itself; IGNORE elsewhere)."""
-        hidden, targets = self.hidden_at_labels(tokens, labels)
+        hidden, targets = self.hidden_at_labels(tokens, labels, cu_seqlens)
         return linear_cross_entropy(hidden, self.embedding.weight, targets) / len(targets)
 
     def hidden_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -141,7 +145,9 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def _check_divisible(self) -> None:
+    def _check_divisible(self, cu_seqlens: Tensor | None) -> None:
+        if cu_seqlens is not None:
+            raise ValueError("processes that share a sequence cannot keep its documents apart; leave out cu_seqlens")
         for block in self.blocks:
             if not can_divide(block.mixer):
                 raise ValueError(
@@ -149,7 +155,7 @@ class LanguageModel(nn.Module):
                     "choose other mixers, or another way to train in parallel"
                 )
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+    def _embed(self, tokens: Tensor, start: int, cu_seqlens: Tensor | None = None) -> Tensor:
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be [B, T]; their shape is {list(tokens.shape)}")
         end = start + tokens.shape[1]
@@ -158,4 +164,8 @@ class LanguageModel(nn.Module):
                 f"{end} tokens are more than the {self.config.max_len} learned positions; "
                 f"build the model with max_len >= {end}"
             )
-        return self.dropout(self.embedding(tokens) + self.positions.weight[start:end])
+        if cu_seqlens is None:
+            positions = self.positions.weight[start:end]
+        else:
+            positions = self.positions(positions_in_documents(cu_seqlens, tokens))
+        return self.dropout(self.embedding(tokens) + positions)
