@@ -10,6 +10,9 @@ from rebased.models import LMConfig, preset
 from rebased.tasks import MQARData
 from rebased.train.protocol import Protocol
 
+Precision = Literal["fp32", "tf32", "bf16"]
+"""fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
+
 
 class TrainConfig(Config):
     """The paper's settings by default."""
@@ -25,7 +28,9 @@ class TrainConfig(Config):
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
+    capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
+    compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
 
     @field_validator("betas")
