@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from rebased.config import Config, did_you_mean, merge
-from rebased.models import LMConfig, preset
+from rebased.models import LMConfig
+from rebased.models.presets import check_heads, preset_to_change
 from rebased.tasks import MQARData
 from rebased.train.protocol import Protocol
 
@@ -48,7 +49,14 @@ class RunConfig(Config):
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
-    @field_validator("model", mode="before")
+    @field_validator("model", mode="wrap")
+    @classmethod
+    def _finish_and_check_model(cls, value: Any, finish: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        model = finish(cls._finish_model(value, info))
+        if isinstance(value, dict) and "preset" in value:
+            check_heads(model)
+        return model
+
     @classmethod
     def _finish_model(cls, value: Any, info: ValidationInfo) -> Any:
         """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> every field of an LMConfig."""
@@ -66,7 +74,7 @@ class RunConfig(Config):
         if "preset" in patch:
             sizes = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
             typed = LMConfig.model_validate(sizes)
-            base = preset(str(patch.pop("preset")), **{key: getattr(typed, key) for key in sizes})
+            base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in sizes})
         fields = base.model_dump()
         _share_width_anew(fields["mixers"], patch.get("mixers"))
         return merge(fields, patch)
