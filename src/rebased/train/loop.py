@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from rebased.models import LanguageModel
 from rebased.ops.backend import has_gpu
-from rebased.tasks import Batch, Examples, Questions, epoch_batches, find_questions
+from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.captured import CapturedStep, own_stream
 from rebased.train.checkpoint import read_pointer
@@ -20,6 +20,7 @@ from rebased.train.evaluate import accuracies, evaluate
 from rebased.train.folder import run_folder
 from rebased.train.interrupt import StopRequest, stop_request
 from rebased.train.losses import LossLog
+from rebased.train.memory import OUT_OF_MEMORY, forget_unused, half
 from rebased.train.optimiser import build_optimiser, cosine_lr, set_lr
 from rebased.train.protocol import reported
 from rebased.train.provenance import describe_code, describe_machine
@@ -29,6 +30,7 @@ from rebased.train.state import TrainState
 from rebased.train.step import Step, autocast, matmul_precision
 from rebased.train.weights import save_model
 
+Answer = TypeVar("Answer")
 INIT, DROPOUT, ORDER = range(3)  # the streams of random numbers that a run's seed feeds
 
 
@@ -92,9 +94,14 @@ class Run:
         self.config, self.folder, self.model, self.device = config, folder, model, device
         self.sinks, self.stop = sinks, stop
         self.state = TrainState(model, build_optimiser(model, config.train), device)
-        self.step = self.build_step(config.train.micro_batch)
+        self.cut(config.train.micro_batch)
         self.losses = LossLog(device)
         self.record = Record(folder / RECORD)
+
+    def cut(self, micro_batch: int | None) -> None:
+        """Compute so many sequences at once from here on."""
+        self.micro_batch = micro_batch
+        self.step = self.build_step(micro_batch)
 
     def build_step(self, micro_batch: int | None) -> Callable[[Questions, Tensor], Tensor]:
         config = self.config.train
@@ -138,6 +145,9 @@ class Run:
         if size is None and len(self.record.epochs) > 1:  # the first is written just before the first checkpoint
             raise ValueError(f"{self.folder} has lost its checkpoint.json; restore it, or start in another folder")
         self.record.rewind(size or 0)
+        for line in self.record.lines:
+            if line["type"] == OUT_OF_MEMORY:
+                self.cut(line["micro_batch"])
         where = {"code": describe_code(), "machine": describe_machine(self.device)}
         known = [{key: line[key] for key in where} for line in self.record.lines if line["type"] in ("run", "resume")]
         if not known:
@@ -196,8 +206,21 @@ class Run:
 
     def take_step(self, batch: Batch) -> None:
         questions = self.train_set[batch.segment]
-        outcome = self.step(questions, batch.rows)
+        outcome = self.fit(lambda: self.step(questions, batch.rows))
         self.losses.add(outcome, tokens=len(batch.rows) * questions.inputs.shape[1])
+
+    def fit(self, work: Callable[[], Answer]) -> Answer:
+        """What the work gives. When the GPU's memory is too small for it, it is done again, from here on with half as
+        many sequences at once; the batch stays what it is, and the record tells of it."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                pass  # the error holds frames, and those hold tensors: leave it before going on
+            self.cut(half(self.micro_batch or self.config.train.batch_size))
+            forget_unused(self.device)
+            about = {"step": self.state.progress.step, "micro_batch": self.micro_batch}
+            self.record.append({"type": OUT_OF_MEMORY, **about})
 
     def read_losses(self, lr: float) -> None:
         """Wait for the steps taken since the last time, and tell of each. One whose loss is no number ends the run,
@@ -240,12 +263,9 @@ class Run:
             "lr": cosine_lr(config, progress.epoch),
             "loss": progress.loss / progress.labels,
         }
-        rows = config.micro_batch or config.batch_size
         for split, examples in self.tests.items():
             if examples:
-                with autocast(config.precision, self.device):
-                    meter = evaluate(self.model, getattr(self.config.task, split), examples, rows)
-                line[split] = accuracies(meter)
+                line[split] = self.test(getattr(self.config.task, split), examples)
         line["seconds"] = progress.seconds
         line["test_seconds"] = time.perf_counter() - started
         line["tokens_per_second"] = progress.tokens / progress.seconds
@@ -254,6 +274,12 @@ class Run:
         self.save()
         for sink in self.sinks:
             sink.epoch(line)
+
+    def test(self, segments: Sequence[Segment], examples: Sequence[Examples]) -> dict[str, Any]:
+        batch = self.config.train.batch_size
+        with autocast(self.config.train.precision, self.device):
+            meter = self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch))
+        return accuracies(meter)
 
     def save(self) -> None:
         self.state.save(self.folder, self.config.digest(), self.record.size)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from rebased.models import IGNORE, LanguageModel
 from rebased.tasks import Questions
 from rebased.train.config import Precision
+from rebased.train.memory import update
 
 
 class Step:
@@ -31,7 +32,7 @@ class Step:
     def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
         outcome = self.backward(questions.take(rows))
-        self.optimiser.step()
+        update(self.optimiser)
         return outcome
 
     def backward(self, batch: Questions) -> Tensor:
