@@ -17,11 +17,14 @@ COMMANDS = {
     "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
+    "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 
 # What `rebased --help` says of verbs that share their first word; `rebased WORD` alone lists them.
-GROUPS: dict[str, str] = {}
+GROUPS: dict[str, str] = {
+    "lm": "Language models: train and measure them.",
+}
 
 INTERRUPTED = 130  # what a shell expects of a process that Ctrl-C has ended
 USER_ERROR = 2

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, positions_in_documents
 from rebased.models.block import Block
@@ -33,6 +34,8 @@ class Part(NamedTuple):
 
 class LanguageModel(nn.Module):
     blocks: Sequence[Block]
+    recompute = False
+    """Gradient checkpointing: keep the inputs of blocks alone, and compute what is inside again in the backward."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -68,8 +71,14 @@ class LanguageModel(nn.Module):
         if part is not None:
             self._check_divisible(cu_seqlens)
         x = self._embed(tokens, 0 if part is None else part.start, cu_seqlens)
+        earlier = None if part is None else part.earlier
+        again = self.recompute and self.training
         for block in self.blocks:
-            x = block(x, cu_seqlens, None if part is None else part.earlier)
+            x = (
+                checkpoint(block, x, cu_seqlens, earlier, use_reentrant=False)
+                if again
+                else block(x, cu_seqlens, earlier)
+            )
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,18 +1,14 @@
 """A run as data: the task, the model and how the one is trained on the other."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rebased.config import Config, did_you_mean, merge
+from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.models.presets import check_heads, preset_to_change
 from rebased.tasks import MQARData
+from rebased.train.model_section import finish_model
 from rebased.train.protocol import Protocol
-
-Precision = Literal["fp32", "tf32", "bf16"]
-"""fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
 
 
 class TrainConfig(Config):
@@ -29,9 +25,7 @@ class TrainConfig(Config):
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "fp32"
-    capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
-    compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
+    precision: Literal["fp32"] = "fp32"
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
 
     @field_validator("betas")
@@ -49,35 +43,13 @@ class RunConfig(Config):
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
-    @field_validator("model", mode="wrap")
-    @classmethod
-    def _finish_and_check_model(cls, value: Any, finish: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        model = finish(cls._finish_model(value, info))
-        if isinstance(value, dict) and "preset" in value:
-            check_heads(model)
-        return model
-
+    @field_validator("model", mode="before")
     @classmethod
     def _finish_model(cls, value: Any, info: ValidationInfo) -> Any:
-        """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> every field of an LMConfig."""
         if "task" not in info.data:  # it has an error of its own, which is the one to show
             return LMConfig()
-        if not isinstance(value, dict):
-            return value
-        known = ["preset", *LMConfig.model_fields]
-        for key in value:
-            if key not in known:
-                raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), known)}")
         task = info.data["task"]
-        patch = {"vocab_size": task.vocab_size, "max_len": longest(task)} | value
-        base = LMConfig()
-        if "preset" in patch:
-            sizes = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
-            typed = LMConfig.model_validate(sizes)
-            base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in sizes})
-        fields = base.model_dump()
-        _share_width_anew(fields["mixers"], patch.get("mixers"))
-        return merge(fields, patch)
+        return finish_model(value, {"vocab_size": task.vocab_size, "max_len": longest(task)})
 
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":
@@ -101,12 +73,3 @@ class RunConfig(Config):
 
 def longest(task: MQARData) -> int:
     return max(segment.seq_len for segment in task.train + task.test + task.held_out)
-
-
-def _share_width_anew(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
-    """Other heads than a preset's are d_model // n_heads wide, unless the change says how wide."""
-    if isinstance(changes, dict):
-        for i, mixer in enumerate(mixers):
-            change = changes.get(i, changes.get(str(i)))
-            if "value_width" in mixer and isinstance(change, dict) and "n_heads" in change:
-                mixer["value_width"] = None

@@ -1,0 +1,71 @@
+"""rebased lm train: one language model from a config file."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli import INTERRUPTED, USER_ERROR
+from rebased.cli.imports import import_user_code
+from rebased.cli.lm_progress import text_progress
+from rebased.cli.overrides import parse_overrides
+from rebased.config import load_config
+from rebased.train.text import TextResult, TextRunConfig, TextTrain, ToldElsewhere, train_text
+
+OPTIONS = (
+    "--config",
+    "--out",
+    "--resume",
+    "--import",
+    "--help",
+    *(f"--train.{key}" for key in TextTrain.model_fields),
+)
+
+
+def lm_train(
+    *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    config: Path,
+    out: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Train one language model on prepared text as a config file says.
+
+    Several GPUs or machines: torchrun --nproc-per-node 8 --no-python rebased lm train ... --train.parallel ddp
+
+    Parameters
+    ----------
+    config
+        YAML file with the sections data, model and train; configs/lm/ has some. Any setting in it can be changed on
+        the command line: --train.lr 3e-4 --model.n_layers 6
+    out
+        Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
+    resume
+        Go on where the run in that folder was ended.
+    imports
+        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    """
+    for name in imports:
+        import_user_code(name)
+    run = load_config(TextRunConfig, config, parse_overrides(settings, OPTIONS))
+    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
+    console = Console()
+    try:
+        with text_progress(console) as sink:
+            result = train_text(run, folder, resume=resume, sinks=[sink])
+    except ToldElsewhere:  # by the first of several processes
+        return USER_ERROR
+    if result.speaks:
+        console.print(describe(result, imports), soft_wrap=True, highlight=False, markup=False)
+    return INTERRUPTED if result.status == "interrupted" else 0
+
+
+def describe(result: TextResult, imports: tuple[str, ...]) -> str:
+    if result.status == "interrupted":
+        words = ["--config", str(result.folder / "config.yaml"), "--out", str(result.folder), "--resume"]
+        words += [word for name in imports for word in ("--import", name)]
+        return f"interrupted at step {result.step}, saved; go on with: rebased lm train {shlex.join(words)}"
+    begin = "this run is done already: " if result.status == "already_done" else ""
+    return f"{begin}valid perplexity {result.perplexity:.3f} after {result.step:,} steps; {result.folder}"

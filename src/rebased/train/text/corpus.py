@@ -1,0 +1,36 @@
+"""The prepared text of a run: held against its model before anything begins, and known again when it goes on."""
+
+import hashlib
+from typing import Any
+
+from rebased.tasks.text import Corpus
+from rebased.train.text.config import TextRunConfig
+
+
+def open_corpus(config: TextRunConfig) -> Corpus:
+    """The corpus, if it is there, has the splits that a run needs and the model has a row for each of its tokens."""
+    folder = config.data.folder
+    if not folder.exists():
+        raise ValueError(f"data.folder {folder} is not there; make it with: rebased data prepare -o {folder}")
+    corpus = Corpus(folder)
+    if corpus.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"{folder} was made with the tokenizer {corpus.manifest.tokenizer.name}, which has {corpus.vocab_size:,} "
+            f"tokens, and the model has model.vocab_size {config.model.vocab_size:,}; set it to {corpus.vocab_size} or "
+            "more, or prepare the text with the tokenizer that the model is for"
+        )
+    for split in ("train", "valid"):
+        corpus.windows(split, config.data.seq_len)  # says what is wrong
+    return corpus
+
+
+def describe_corpus(corpus: Corpus) -> dict[str, Any]:
+    """What the record keeps of it: enough to tell another text from this one, and nothing about where it lies."""
+    shards = [(name, shard.token_file.sha256) for name, split in corpus.splits.items() for shard in split.shards]
+    return {
+        "sha256": hashlib.sha256(repr(shards).encode()).hexdigest(),
+        "tokenizer": corpus.manifest.tokenizer.name,
+        "vocab_size": corpus.vocab_size,
+        "tokens": {name: split.tokens for name, split in corpus.splits.items()},
+        "text_bytes": {name: split.text_bytes for name, split in corpus.splits.items()},
+    }

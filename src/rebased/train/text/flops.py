@@ -1,0 +1,73 @@
+"""How many floating-point operations a token of training takes, and how many a device could do: what MFU is made of.
+
+Forward, a token costs two operations (a product and a sum) for each weight it is multiplied with; backward costs twice
+the forward. Counted are all linear layers and the tied head (embedding rows and learned positions are looked up, not
+multiplied), and on top of them what a mixer does between tokens:
+
+    softmax attention   2 T D   the mean query meets T / 2 keys, once for its score and once for its value (each 2 D)
+    a window of W       4 W D   for T > W
+    ReBased, Based      4 H F (V + 1)   phi(k) into a state of F (V + 1) numbers a head and phi(q) out of it
+    other mixers        nothing: what they do between tokens is a few operations a channel
+
+That is what the mathematics needs. What a program does beyond it, such as computing activations twice, earns nothing.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rebased.models import LanguageModel, LMConfig
+from rebased.ops import BASED, REBASED, feature_count
+
+# Dense bf16 operations a second as the vendors state them, by a part of the device's name; the first that fits counts.
+PEAK_BF16 = {
+    "B200": 2250e12,
+    "GH200": 989.4e12,
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.4e12,
+    "A100": 312e12,
+    "A30": 165e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "A40": 149.7e12,
+    "RTX A6000": 154.8e12,
+    "RTX 6000 Ada": 364.2e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090": 165.2e12,
+    "RTX 3090": 71e12,
+}
+
+
+def flops_per_token(config: LMConfig, seq_len: int) -> int:
+    """Forward and backward, averaged over the tokens of windows of seq_len."""
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    weights = config.vocab_size * config.d_model
+    between = 0
+    for layer, block in enumerate(model.blocks):
+        weights += sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
+        between += _between_tokens(block.mixer, config.mixer_of(layer).name, config.d_model, seq_len)
+    return 3 * (2 * weights + between)
+
+
+def _between_tokens(mixer: Any, name: str, d_model: int, seq_len: int) -> int:
+    if name == "attention":
+        return 2 * seq_len * d_model
+    if name == "sliding_window":
+        return 2 * min(2 * mixer.window, seq_len) * d_model
+    if name in ("rebased", "based"):
+        features = feature_count(mixer.key_width, REBASED if name == "rebased" else BASED)
+        return 4 * mixer.n_heads * features * (mixer.value_width + 1)
+    return 0
+
+
+def peak_flops(device_name: str | None, precision: str) -> float | None:
+    """None where nobody has told us: fp32, a CPU, a card that is not in the table."""
+    if device_name is None or precision != "bf16":
+        return None
+    return next((peak for part, peak in PEAK_BF16.items() if part in device_name), None)
