@@ -63,6 +63,18 @@ def test_other_heads_share_the_width_anew() -> None:
     assert load_config(RunConfig, paper, both).model.mixers[1].arguments()["value_width"] == 5
 
 
+def test_heads_are_judged_after_the_overrides(caplog: pytest.LogCaptureFixture) -> None:
+    """12 heads do not share a width of 64, 4 do; and a width of 8 has room for 4."""
+    paper = CONFIGS / "mqar" / "paper.yaml"
+    load_config(RunConfig, paper, {"model.mixers.1.n_heads": "4"})
+    load_config(RunConfig, paper, {"model.mixers.1.n_heads": "4", "model.d_model": "8"})
+    assert caplog.messages == []
+    load_config(RunConfig, paper)
+    assert caplog.messages == ["d_model 64 is not divisible by 12 heads: as in the paper, values are 12 x 5 = 60 wide"]
+    with pytest.raises(ValueError, match="model: d_model 8 is below the 12 heads of the paper's 'rebased'"):
+        load_config(RunConfig, paper, {"model.d_model": "8"})
+
+
 def test_a_model_without_a_preset_takes_the_tasks_sizes() -> None:
     config = RunConfig.model_validate({"task": {"vocab_size": 1000}, "model": {"mixers": ["attention"]}})
     assert (config.model.vocab_size, config.model.max_len) == (1000, 256)
@@ -91,7 +103,7 @@ BAD = {
     "train.epochs=2.5": "train.epochs: should be a valid integer, got a number with a fractional part; got 2.5",
     "train.betas=[0.9, 1]": "train.betas: both must be at least 0 and below 1, such as [0.9, 0.999]; got [0.9, 1.0]",
     "train.protocol=papers": "train.protocol: should be 'paper' or 'held_out'; got 'papers'; did you mean 'paper'?",
-    "train.precision=int3": "train.precision: should be 'fp32'; got 'int3'",
+    "train.precision=int3": "train.precision: should be 'fp32', 'tf32' or 'bf16'; got 'int3'",
     "train=3": "train: should be a valid dictionary or instance of TrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
     "train.protocol=held_out": "train.protocol held_out reports on a split of its own, and task.held_out is empty",
@@ -104,7 +116,6 @@ BAD = {
     "model.prest=rebased": "model: unknown key 'prest'; did you mean 'preset'?",
     "model.dmodel=3": "model: unknown key 'dmodel'; did you mean 'd_model'?",
     "model.d_model=wide": "model.d_model: should be a valid integer, unable to parse string as an integer; got 'wide'",
-    "model.d_model=8": "model: d_model 8 is below the 12 heads",
     "model.mixers.1.nheads=4": "model.mixers.1: unknown key 'nheads'; did you mean 'n_heads'?",
     "model.mixers.1.n_heads=few": "model.mixers.1.n_heads: should be a valid integer",
     "model.mixers.2.n_heads=4": "model: mixers has entries 0 to 1; there is no '2'",

@@ -12,15 +12,6 @@ HEADS, KEY_WIDTH = 12, 16  # of Based and ReBased at every width of the paper's 
 
 
 def _linear(name: str, d_model: int) -> dict[str, Any]:
-    if d_model < HEADS:
-        raise ValueError(
-            f"d_model {d_model} is below the {HEADS} heads of the paper's {name!r}; choose at least {HEADS}"
-        )
-    if d_model % HEADS:
-        _log.warning(
-            "d_model %d is not divisible by %d heads: as in the paper, values are %d x %d = %d wide",
-            *(d_model, HEADS, HEADS, d_model // HEADS, d_model // HEADS * HEADS),
-        )
     return {"name": name, "n_heads": HEADS, "key_width": KEY_WIDTH, "value_width": d_model // HEADS}
 
 
@@ -51,6 +42,34 @@ def preset(
     name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
 ) -> LMConfig:
     """The config of a model of the paper: an MQAR model (two layers, 8,192 tokens, no MLP) or one of Table 9."""
+    config = preset_to_change(name, d_model=d_model, vocab_size=vocab_size, max_len=max_len)
+    check_heads(config)
+    return config
+
+
+def check_heads(config: LMConfig) -> None:
+    """Says once a call where heads do not share the width of the model evenly, as the paper's 12 often do not."""
+    for mixer in config.mixers:
+        arguments = mixer.arguments()
+        n_heads, value_width = arguments.get("n_heads"), arguments.get("value_width")
+        if n_heads is None or value_width is None:
+            continue
+        if value_width < 1:
+            raise ValueError(
+                f"d_model {config.d_model} is below the {n_heads} heads of the paper's {mixer.name!r}; "
+                f"choose at least {n_heads}, or fewer heads"
+            )
+        if n_heads * value_width != config.d_model:
+            _log.warning(
+                "d_model %d is not divisible by %d heads: as in the paper, values are %d x %d = %d wide",
+                *(config.d_model, n_heads, n_heads, value_width, n_heads * value_width),
+            )
+
+
+def preset_to_change(
+    name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
+) -> LMConfig:
+    """`preset`, for those who have yet to put other heads into it and then call `check_heads`."""
     mixers: list[Any]
     if name in _MQAR:
         d_model = d_model or 128

@@ -41,8 +41,13 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 
 def linear_argmax(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The most likely token of each row, hidden [N,D], weight [vocab,D] -> [N], a block of rows at a time too."""
-    return torch.cat([(rows @ weight.t()).argmax(-1) for rows in hidden.split(_block_rows(hidden, weight))])
+    """The most likely token of each row, hidden [N,D], weight [vocab,D] -> [N], a block of rows at a time too.
+
+    In the inputs' dtype even under autocast: bf16 cannot tell near logits apart.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        weight = weight.to(hidden.dtype)
+        return torch.cat([(rows @ weight.t()).argmax(-1) for rows in hidden.split(_block_rows(hidden, weight))])
 
 
 @torch.library.custom_op("rebased::linear_cross_entropy", mutates_args=())

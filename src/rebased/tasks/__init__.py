@@ -5,6 +5,7 @@ from rebased.tasks.batches import Batch, epoch_batches
 from rebased.tasks.mqar import IGNORED, MQAR, PAIRS_BY_LENGTH, Examples
 from rebased.tasks.ngrams import NgramCounts, count_ngrams
 from rebased.tasks.perplexity import TextScores
+from rebased.tasks.questions import Questions, find_questions
 from rebased.tasks.recall import RecallMeter, count_correct
 from rebased.tasks.splits import MQARData, Segment, Splits
 
@@ -17,6 +18,7 @@ __all__ = [
     "Examples",
     "MQARData",
     "NgramCounts",
+    "Questions",
     "RecallMeter",
     "Segment",
     "Splits",
@@ -26,4 +28,5 @@ __all__ = [
     "count_ngrams",
     "distance_to_previous",
     "epoch_batches",
+    "find_questions",
 ]

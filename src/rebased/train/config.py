@@ -2,13 +2,16 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from rebased.config import Config
 from rebased.models import LMConfig
 from rebased.tasks import MQARData
 from rebased.train.model_section import finish_model
 from rebased.train.protocol import Protocol
+
+Precision = Literal["fp32", "tf32", "bf16"]
+"""fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
 
 
 class TrainConfig(Config):
@@ -25,7 +28,9 @@ class TrainConfig(Config):
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32"] = "fp32"
+    precision: Precision = "fp32"
+    capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
+    compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
 
     @field_validator("betas")
@@ -43,13 +48,13 @@ class RunConfig(Config):
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
-    @field_validator("model", mode="before")
+    @field_validator("model", mode="wrap")
     @classmethod
-    def _finish_model(cls, value: Any, info: ValidationInfo) -> Any:
+    def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if "task" not in info.data:  # it has an error of its own, which is the one to show
             return LMConfig()
         task = info.data["task"]
-        return finish_model(value, {"vocab_size": task.vocab_size, "max_len": longest(task)})
+        return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
 
     @model_validator(mode="after")
     def _fits(self) -> "RunConfig":

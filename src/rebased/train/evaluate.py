@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from rebased.models import LanguageModel
-from rebased.tasks import Examples, RecallMeter, Segment, count_correct
+from rebased.ops import linear_argmax
+from rebased.tasks import IGNORED, Examples, RecallMeter, Segment, find_questions
 
 
 @torch.no_grad()
@@ -16,10 +17,14 @@ def evaluate(
     """Count the labelled tokens that the model gets right, without dropout. The model is left in the mode it was in."""
     meter, training = RecallMeter(), model.training
     model.eval()
-    for segment, (inputs, labels) in zip(segments, examples, strict=True):
-        for x, y in zip(inputs.split(batch_size), labels.split(batch_size), strict=True):
-            logits, targets = model.logits_at_labels(x, y)
-            meter.update(segment.seq_len, segment.kv_pairs, *count_correct(logits.argmax(-1), targets))
+    for segment, rows in zip(segments, examples, strict=True):
+        questions = find_questions(rows)
+        counts = torch.zeros(2, dtype=torch.int64, device=rows.inputs.device)  # read once a segment
+        for inputs, positions, targets in questions.split(batch_size):
+            predictions = linear_argmax(model.hidden_at(inputs, positions), model.embedding.weight).view_as(targets)
+            counts += torch.stack([(predictions == targets).sum(), (targets != IGNORED).sum()])
+        correct, total = counts.tolist()
+        meter.update(segment.seq_len, segment.kv_pairs, correct, total)
     model.train(training)
     return meter
 

@@ -1,19 +1,20 @@
 """The model section of a run's config: a preset and what is said beside it, made into a whole LMConfig."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rebased.config import did_you_mean, merge
-from rebased.models import LMConfig, preset
+from rebased.models import LMConfig
+from rebased.models.presets import check_heads, preset_to_change
 
 
-def finish_model(value: Any, sizes: dict[str, int]) -> Any:
-    """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> every field of an LMConfig.
+def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, int]) -> LMConfig:
+    """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> the whole LMConfig, which `build` makes.
 
     `sizes` are what the rest of the run asks of the model (vocab_size, max_len), unless the section says otherwise.
     """
     if not isinstance(value, dict):
-        return value
+        return build(value)
     known = ["preset", *LMConfig.model_fields]
     for key in value:
         if key not in known:
@@ -23,10 +24,13 @@ def finish_model(value: Any, sizes: dict[str, int]) -> Any:
     if "preset" in patch:
         given = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
         typed = LMConfig.model_validate(given)
-        base = preset(str(patch.pop("preset")), **{key: getattr(typed, key) for key in given})
+        base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in given})
     fields = base.model_dump()
     _share_width_anew(fields["mixers"], patch.get("mixers"))
-    return merge(fields, patch)
+    model = build(merge(fields, patch))
+    if "preset" in value:
+        check_heads(model)
+    return model
 
 
 def _share_width_anew(mixers: Sequence[dict[str, Any]], changes: Any) -> None:

@@ -1,7 +1,8 @@
 """record.jsonl: what a run was and what came of it, a line an event, only ever appended to.
 
 The first line has type "run" (config, digest, code, machine), then one of type "epoch" an epoch, the last has type
-"end". A line of type "resume" stands where a run went on with other code or on another machine.
+"end". A line of type "resume" stands where a run went on with other code or on another machine, one of type
+"out_of_memory" where it went on with fewer sequences at once.
 """
 
 import json

@@ -55,7 +55,9 @@ class TrainState:
             return None
         try:
             self.model.load_state_dict(state["model"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            # Moments alone: rates are the config's, and where they are kept (a tensor on a GPU) is this device's.
+            groups = self.optimiser.state_dict()["param_groups"]
+            self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": groups})
             self.progress = Progress(**state["progress"])
             torch.set_rng_state(state["random"])
             if self.device.type == "cuda" and state["random_gpu"] is not None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from rebased.config import Config
 from rebased.models import LMConfig
@@ -76,12 +76,12 @@ class TextRunConfig(Config):
     model: LMConfig
     train: TextTrain = TextTrain()
 
-    @field_validator("model", mode="before")
+    @field_validator("model", mode="wrap")
     @classmethod
-    def _finish_model(cls, value: Any, info: ValidationInfo) -> Any:
+    def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if "data" not in info.data:  # it has an error of its own, which is the one to show
             return LMConfig()
-        return finish_model(value, {"max_len": info.data["data"].seq_len})
+        return finish_model(value, build, {"max_len": info.data["data"].seq_len})
 
     @model_validator(mode="after")
     def _fits(self) -> "TextRunConfig":
