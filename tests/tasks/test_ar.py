@@ -1,12 +1,16 @@
 """AR targets are the repeated n-grams of a window: held against a loop that reads it token by token."""
 
+import lzma
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from real_data import real_data
 from rebased.tasks import ARRule, ar_mask, count_ngrams, distance_to_previous
+from rebased.tasks.text.tokenizer import load_tokenizer
 
 LETTERS = "abcdefgh."
 
@@ -41,6 +45,7 @@ def by_reading(row: list[int], order: int, reset: int | None) -> list[int]:
         ("aaa", 2, "  ^"),
         ("abab", 1, "  ^^"),
         ("abcabc", 3, "     ^"),
+        ("ababbb", 2, "   ^ ^"),  # docs/evaluate.md
         ("abcdab", 2, "     ^"),
         ("ab", 2, "  "),
         ("a", 3, " "),
@@ -134,3 +139,13 @@ def test_mistakes() -> None:
 
 def test_a_rule_is_the_mask_with_distances() -> None:
     assert ARRule(order=1).distances(read("abca")).tolist() == [[0, 0, 0, 3]]
+
+
+def test_the_share_of_real_text() -> None:
+    """What tells bigrams from single tokens as the paper's rule: a share near 0.45 at T = 4,096, not 0.7 and more."""
+    tokenizer = load_tokenizer(str(real_data("gpt-neox-20b.20B_tokenizer.json.xz")))
+    with lzma.open(real_data("wikitext2-test.txt.xz"), "rt") as file:
+        tokens = torch.tensor(tokenizer.encode(file.read(400_000)))
+    windows = tokens[: len(tokens) // 4096 * 4096].view(-1, 4096)
+    assert 0.35 < ar_mask(windows).float().mean() < 0.5
+    assert ar_mask(windows, order=1).float().mean() > 0.7

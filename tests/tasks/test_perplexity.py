@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rebased.tasks import TextScores
-from rebased.tasks.perplexity import ALL, AR, NON_AR, DistanceScore, perplexity
+from rebased.tasks.perplexity import ALL, AR, NON_AR, perplexity
 
 
 def some_scores(windows: int = 40, seq_len: int = 300) -> TextScores:
@@ -30,12 +30,8 @@ def test_classes_of_distances() -> None:
     losses = torch.tensor([[9.0, 1.0, 2.0, 4.0, 1.0, 2.0, 5.0, 100.0]])
     asked = torch.tensor([[True] * 7 + [False]])
     scores = TextScores.of(losses, distances, asked)
-    assert scores.by_distance() == [
-        DistanceScore(1, 1, 1, 1.0),
-        DistanceScore(2, 3, 2, 3.0),
-        DistanceScore(4, 7, 2, 1.5),
-        DistanceScore(8, 15, 1, 5.0),
-    ]
+    assert scores.counts.tolist() == [[1, 1, 2, 2, 1]]
+    assert scores.nats.tolist() == [[9.0, 1.0, 6.0, 3.0, 5.0]]
     assert (scores.mean(NON_AR), scores.tokens(NON_AR)) == (9.0, 1)
     assert scores.mean(AR) == 15 / 6
 

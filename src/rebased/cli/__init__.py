@@ -18,6 +18,8 @@ COMMANDS = {
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
+    "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
+    "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that stand in its context."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 

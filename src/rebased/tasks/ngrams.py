@@ -1,12 +1,21 @@
 """n-grams as single numbers, without collisions; and how often each occurs in a stream of tokens."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 INT64 = 2**63
+AT_ONCE = 2**22  # tokens of a stream
+
+
+class TokenStream(Protocol):
+    """One long row of tokens, such as a split of a prepared text."""
+
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> np.ndarray: ...
 
 
 def ngram_keys(tokens: Tensor, order: int) -> Tensor:
@@ -76,6 +85,26 @@ def count_ngrams(
             at = torch.searchsorted(keys, seen).clamp(max=len(keys) - 1)
             counts += torch.bincount(at[keys[at] == seen], minlength=len(keys))
     return NgramCounts(order, vocab_size, keys, counts)
+
+
+def count_stream(
+    stream: TokenStream,
+    order: int,
+    vocab_size: int,
+    *,
+    among: TokenStream,
+    progress: Callable[[int], None] | None = None,
+) -> NgramCounts:
+    """Count in one long row of tokens the n-grams that another has. progress: called with the tokens read so far."""
+
+    def pieces(of: TokenStream, tell: Callable[[int], None] | None = None) -> Iterator[Tensor]:
+        for start in range(0, len(of), AT_ONCE):  # each reaches into the next, so that no n-gram is lost
+            tokens = of.read(start, min(start + AT_ONCE + order - 1, len(of)))
+            yield torch.from_numpy(tokens.astype("int64"))[None]
+            if tell is not None:
+                tell(min(start + AT_ONCE, len(of)))
+
+    return count_ngrams(pieces(stream, progress), order, vocab_size, among=pieces(among))
 
 
 def stable_keys(tokens: Tensor, order: int, vocab_size: int) -> Tensor:

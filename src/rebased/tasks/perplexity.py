@@ -54,26 +54,9 @@ class TextScores(NamedTuple):
     def ar_share(self) -> float:
         return self.tokens(AR) / self.tokens() if self.tokens() else math.nan
 
-    def by_distance(self) -> list["DistanceScore"]:
-        """One entry a class of distances that holds a token, the nearest first."""
-        return [
-            DistanceScore(2 ** (c - 1), 2**c - 1, self.tokens(slice(c, c + 1)), self.mean(slice(c, c + 1)))
-            for c in range(1, self.nats.shape[1])
-            if self.tokens(slice(c, c + 1))
-        ]
-
 
 ALL, NON_AR, AR = slice(None), slice(0, 1), slice(1, None)
 """The columns of `TextScores` that each of the paper's three perplexities is made of."""
-
-
-class DistanceScore(NamedTuple):
-    """Recall targets whose n-gram was last seen between `nearest` and `farthest` tokens ago."""
-
-    nearest: int
-    farthest: int
-    tokens: int
-    nats: float  # a token
 
 
 def perplexity(nats: float) -> float:

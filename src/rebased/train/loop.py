@@ -70,7 +70,7 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
 
 def choose_device(name: str) -> torch.device:
     if name == "cuda" and not has_gpu():
-        raise ValueError("train.device is cuda, and torch sees no GPU here; use cpu, or auto to take what there is")
+        raise ValueError("device cuda is asked for, and torch sees no GPU here; use cpu, or auto to take what there is")
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
     return torch.device(name)

@@ -122,6 +122,7 @@ def test_mode_and_progress(model: LanguageModel) -> None:
     assert not model.training
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_half_precision_is_near(model: LanguageModel) -> None:
     exact, half = (evaluate_text(model, Windows(5), dtype=dtype).mean() for dtype in (None, torch.bfloat16))
     assert half != exact

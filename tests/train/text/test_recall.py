@@ -31,6 +31,7 @@ def episodes() -> list[Episode]:
     return made
 
 
+@torch.no_grad()
 def test_equal_to_greedy_decoding(model: LanguageModel) -> None:
     model.eval()
     answers = answer_questions(model, episodes(), batch_size=5)

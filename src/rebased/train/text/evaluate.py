@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,20 +10,10 @@ from torch.nn import functional
 from rebased.models import IGNORE, LanguageModel
 from rebased.tasks.ar import ARRule
 from rebased.tasks.perplexity import TextScores
+from rebased.tasks.text import Windows
 
 LOGITS = 2**25
 """How many logits stand in memory at once: 128 MiB in fp32, whatever the window and the vocabulary."""
-
-
-class TextBatch(Protocol):
-    tokens: Tensor  # [B,T]
-    labels: Tensor  # [B,T]: the next token, IGNORE where none is asked for
-
-
-class Windows(Protocol):
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: Sequence[int]) -> TextBatch: ...
 
 
 @torch.no_grad()

@@ -1,0 +1,47 @@
+"""How far a measured number may lie from the true one: a share of right answers, a quotient of sums over windows."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rebased.analysis.spread import LEVEL, SEED, stats
+
+RESAMPLES = 2000
+AT_ONCE = 2**22  # draws in memory
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
+    """Of a share, Wilson's: it stays within 0 and 1, and is not empty where all answers or none were right."""
+    if not 0 <= correct <= asked or asked == 0:
+        raise ValueError(f"correct must lie between 0 and asked, and asked be at least 1; got {correct} of {asked}")
+    found = stats.binomtest(correct, asked).proportion_ci(level, method="wilson")
+    return Interval(float(found.low), float(found.high))
+
+
+def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:
+    """Of total / count, column by column, over windows [W,C]: windows are drawn again with replacement, and every
+    column sees the same draws. nan where one window, or no token, says nothing about others."""
+    windows, columns = sums.shape
+    if windows < 2:
+        return [Interval(np.nan, np.nan)] * columns
+    rng = np.random.default_rng(SEED)
+    share = np.full(windows, 1 / windows)
+    step = max(AT_ONCE // windows, 1)
+    means = []
+    for first in range(0, RESAMPLES, step):
+        drawn = rng.multinomial(windows, share, size=min(step, RESAMPLES - first)).astype(np.float64)  # [R,W]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means.append((drawn @ sums) / (drawn @ counts))  # [R,C]; nan where no token was drawn
+    tail = (1 - level) / 2
+    found = np.concatenate(means)
+    intervals = []
+    for column in found.T:
+        told = column[~np.isnan(column)]
+        low, high = np.quantile(told, [tail, 1 - tail]) if len(told) else (np.nan, np.nan)
+        intervals.append(Interval(float(low), float(high)))
+    return intervals

@@ -1,0 +1,201 @@
+"""rebased lm eval: the perplexity of a trained model, of all tokens and of those that can be recalled."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from rebased.analysis.perplexity import Measured, TextSummary, summarise
+from rebased.cli.imports import import_user_code
+from rebased.cli.results import check_new, steps, write_json
+from rebased.tasks.ar import ARRule
+from rebased.tasks.ngrams import count_stream
+from rebased.tasks.text import Corpus
+from rebased.train.loop import choose_device
+from rebased.train.provenance import describe_code, describe_machine
+from rebased.train.text.evaluate import evaluate_text
+from rebased.train.text.trained import Trained, open_trained
+
+PRECISION = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def lm_eval(
+    model: Path,
+    /,
+    *,
+    data: Path | None = None,
+    split: str = "test",
+    seq_len: int | None = None,
+    windows: int | None = None,
+    order: int = 2,
+    reset_token: str | None = None,
+    max_count: int | None = None,
+    batch_size: int = 8,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    json: Annotated[Path | None, Parameter(name="--json")] = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Measure the perplexity of a trained language model as the paper does: of all tokens, of those that associative
+    recall could tell (AR: the last token of a bigram that occurred before in the window) and of the others.
+
+    Parameters
+    ----------
+    model
+        A run's folder, or a model.safetensors.
+    data
+        Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
+    split
+        Which of its splits.
+    seq_len
+        Tokens a window. Default: what the run was trained with.
+    windows
+        Measure so many windows, spread over the split. Default: all.
+    order
+        How many tokens must repeat for the last of them to be AR.
+    reset_token
+        A token's number, or `end` for the one that ends documents: nothing before it counts as seen.
+    max_count
+        n-grams that occur more often in the training split are not AR, for they may be known by heart.
+    batch_size
+        Windows at once.
+    device
+        Where to compute.
+    precision
+        Of the layers; the head and the losses are fp32 and sums fp64 either way.
+    json
+        Write all numbers to this file too.
+    imports
+        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    """
+    check_new(json)
+    for name in imports:
+        import_user_code(name)
+    console = Console()
+    where = choose_device(device)
+    trained = open_trained(model, data, where)
+    length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
+    text = trained.corpus.windows(split, length)
+    rows = spread(len(text), windows)
+    with steps(console) as step:
+        counts = None
+        if max_count is not None:
+            if split == "train":
+                raise ValueError("--max-count counts the training split, and --split is that one; measure another")
+            stream, measured = trained.corpus.stream("train"), trained.corpus.stream(split)
+            move = step("counting the training split", len(stream))
+            counts = count_stream(stream, order, trained.corpus.vocab_size, among=measured, progress=move)
+        rule = ARRule(order, which_token(reset_token, trained.corpus), counts, max_count)
+        scores = evaluate_text(
+            trained.model,
+            text,
+            ar=rule,
+            rows=rows,
+            batch_size=batch_size,
+            dtype=PRECISION[precision],
+            progress=step("reading windows", len(rows)),
+        )
+    summary = summarise(scores)
+    if not math.isfinite(summary.all.nats):
+        raise ValueError(
+            f"{model}: its losses are not finite; the model has diverged, or --precision {precision} is too low"
+        )
+    entry = trained.corpus.splits[split]
+    bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
+    title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
+    show(console, summary, bits, order)
+    if json is not None:
+        about = {
+            "model": str(model),
+            "parameters": trained.model.num_parameters(),
+            "split": split,
+            "seq_len": length,
+            "windows": len(rows),
+            "rule": {"order": order, "reset_token": rule.reset_token, "max_count": max_count},
+            "precision": precision,
+            "code": describe_code(),
+            "machine": describe_machine(where),
+        }
+        write_json(json, about | numbers(summary, bits))
+        console.print(f"wrote {json}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def check_length(length: int, trained: Trained, option: str) -> int:
+    positions = trained.model.config.max_len
+    if not 1 <= length <= positions:
+        raise ValueError(f"{option} {length}: the model has {positions} positions; give 1 to {positions}")
+    return length
+
+
+def which_token(name: str | None, corpus: Corpus) -> int | None:
+    if name is None:
+        return None
+    if name == "end":
+        if corpus.end_of_text is None:
+            raise ValueError(f"--reset-token end: the tokenizer of {corpus.folder} has no token that ends a document")
+        return corpus.end_of_text
+    if not name.isdecimal() or int(name) >= corpus.vocab_size:
+        raise ValueError(f"--reset-token {name}: give a number below {corpus.vocab_size}, or `end`")
+    return int(name)
+
+
+def spread(n: int, wanted: int | None) -> list[int]:
+    """Which of n windows: all, or so many at even distances."""
+    if wanted is None:
+        return list(range(n))
+    if wanted < 1:
+        raise ValueError(f"--windows {wanted}: give 1 or more")
+    wanted = min(wanted, n)
+    return [i * n // wanted for i in range(wanted)]
+
+
+def show(console: Console, summary: TextSummary, bits: float | None, order: int) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("tokens")
+    for name in ("number", "share", "perplexity", "95 % interval", "nats"):
+        table.add_column(name, justify="right")
+    ago = [(f"  {a:,} ago" if a == b else f"  {a:,} to {b:,} ago", kind) for a, b, kind in summary.by_distance]
+    for name, kind in (("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago):
+        share = f"{kind.tokens / summary.all.tokens:.4f}"
+        low, high = map(digits, kind.perplexity_interval)
+        interval = f"{low} to {high}" if low != "-" else "-"
+        table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
+    console.print(table)
+    said = "a token that stood" if order == 1 else f"the last of {order} tokens that stood, in this order,"
+    console.print(f"AR: {said} in the window before", highlight=False)
+    said = "not known: nobody counted the bytes of this text" if bits is None else f"{bits:.4f}"
+    console.print(f"bits per byte: {said}", highlight=False)
+
+
+def digits(number: float, decimals: int | None = None) -> str:
+    """Five digits, or all before the point; - where there is no number."""
+    if not math.isfinite(number):
+        return "-" if math.isnan(number) else "inf"
+    return f"{number:,.{max(0, 5 - len(str(int(number)))) if decimals is None else decimals}f}"
+
+
+def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
+    def kind(measured: Measured) -> dict[str, Any]:
+        return {
+            "tokens": measured.tokens,
+            "nats": measured.nats,
+            "nats_interval": measured.interval,
+            "perplexity": measured.perplexity,
+            "perplexity_interval": measured.perplexity_interval,
+        }
+
+    return {
+        "all": kind(summary.all),
+        "ar": kind(summary.ar),
+        "non_ar": kind(summary.non_ar),
+        "ar_share": summary.ar_share,
+        "bits_per_byte": bits,
+        "by_distance": [{"nearest": a, "farthest": b, **kind(measured)} for a, b, measured in summary.by_distance],
+    }

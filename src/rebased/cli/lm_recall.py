@@ -1,0 +1,160 @@
+"""rebased lm recall: how many facts of its context a trained model can say again, by their distance."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from rebased.analysis.intervals import wilson
+from rebased.cli.imports import import_user_code
+from rebased.cli.lm_eval import PRECISION, check_length
+from rebased.cli.results import check_new, steps, write_json
+from rebased.tasks.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
+from rebased.train.loop import choose_device
+from rebased.train.provenance import describe_code, describe_machine
+from rebased.train.text.recall import answer_questions
+from rebased.train.text.trained import open_trained
+
+SAID: dict[Condition, str] = {
+    "present": "fact in context",
+    "absent": "context without it",
+    "alone": "question alone",
+}
+
+
+def lm_recall(
+    model: Path,
+    /,
+    *,
+    facts: Path | None = None,
+    squad: Path | None = None,
+    data: Path | None = None,
+    questions: int = 1000,
+    together: int = 4,
+    length: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    json: Annotated[Path | None, Parameter(name="--json")] = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Ask a trained language model for facts that stand in its context: associative recall in real words.
+
+    A context is filled with facts; then some of them begin again, and the model has to say how they end. Right is an
+    answer that greedy decoding would say word for word. Two controls ask the same where the context does not tell: what
+    is right there, the model knows from training or guesses.
+
+    Parameters
+    ----------
+    model
+        A run's folder, or a model.safetensors.
+    facts
+        One-line facts to ask for: {"context": "The capital of Norway is", "continuation": "Oslo"} a line (.jsonl, also
+        .gz or .xz).
+    squad
+        A SQuAD file (.json, also .gz or .xz) instead: passages, and sentences of theirs that end in an answer.
+    data
+        Folder that `rebased data prepare` wrote, for its tokenizer. Default: the one that the run was trained on.
+    questions
+        How many to ask.
+    together
+        How many after one context, at most.
+    length
+        Tokens of a context with its questions. Default: what the run was trained with.
+    seed
+        Which facts are asked for, and what stands around them.
+    batch_size
+        Contexts at once.
+    device
+        Where to compute.
+    precision
+        Of the layers; the head is fp32 either way.
+    json
+        Write all numbers, and every answer, to this file too.
+    imports
+        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    """
+    check_new(json)
+    for name in imports:
+        import_user_code(name)
+    if (facts is None) == (squad is None):
+        raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
+    known = read_facts(facts) if facts is not None else read_squad(squad or "")
+    where, console = choose_device(device), Console()
+    trained = open_trained(model, data, where)
+    size = check_length(trained.seq_len if length is None else length, trained, "--length")
+    with console.status("making contexts"):
+        recall = build_recall(
+            known, trained.corpus.tokenizer.encode, length=size, questions=questions, together=together, seed=seed
+        )
+    with steps(console) as step:
+        answers = {
+            condition: answer_questions(
+                trained.model,
+                episodes,
+                batch_size=batch_size,
+                dtype=PRECISION[precision],
+                progress=step(SAID[condition], len(episodes)),
+            )
+            for condition, episodes in recall.episodes.items()
+        }
+    tallies = {condition: tally(some) for condition, some in answers.items()}
+    by_distance = tally_by_distance(answers["present"])
+    source = facts or squad
+    asked = f"{tallies['present'].asked:,} questions after contexts of up to {size:,} tokens"
+    title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
+    console.print(title, highlight=False, markup=False, soft_wrap=True)
+    show(console, tallies, by_distance)
+    if recall.too_long:
+        console.print(f"{recall.too_long:,} facts were left out: too long for {size:,} tokens", highlight=False)
+    if json is not None:
+        about = {
+            "model": str(model),
+            "parameters": trained.model.num_parameters(),
+            "source": str(source),
+            "length": size,
+            "together": together,
+            "seed": seed,
+            "precision": precision,
+            "too_long": recall.too_long,
+            "code": describe_code(),
+            "machine": describe_machine(where),
+        }
+        found = {condition: numbers(some) for condition, some in tallies.items()}
+        distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
+        each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}
+        write_json(json, about | found | {"by_distance": distances, "answers": each})
+        console.print(f"wrote {json}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Tally]) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("answers")
+    for name in ("asked", "right", "accuracy", "95 % interval", "nats"):
+        table.add_column(name, justify="right")
+    rows = [(SAID["present"], tallies["present"])]
+    rows += [(f"  {some.nearest:,} to {some.farthest:,} ago", some) for some in by_distance]
+    rows += [(SAID[condition], tallies[condition]) for condition in ("absent", "alone")]
+    for name, some in rows:
+        low, high = wilson(some.correct, some.asked)
+        counts = (f"{some.asked:,}", f"{some.correct:,}")
+        table.add_row(name, *counts, f"{some.accuracy:.3f}", f"{low:.3f} to {high:.3f}", f"{some.nats:.3f}")
+    console.print(table)
+    console.print(
+        "ago: tokens from the answer in the context to the one asked for; nats: -ln p of an answer", highlight=False
+    )
+
+
+def numbers(some: Tally) -> dict[str, Any]:
+    return {
+        "asked": some.asked,
+        "correct": some.correct,
+        "accuracy": some.accuracy,
+        "interval": wilson(some.correct, some.asked),
+        "nats": some.nats,
+    }

@@ -1,0 +1,58 @@
+"""A trained language model and the text that it is measured on: found, and held against each other."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rebased.models import LanguageModel
+from rebased.tasks.text import Corpus
+from rebased.train.record import RECORD, read_record
+from rebased.train.weights import load_model
+
+
+class Trained(NamedTuple):
+    model: LanguageModel  # in eval mode
+    corpus: Corpus
+    seq_len: int  # what it was trained with, where its run says so; else all positions it has
+    isolate_documents: bool  # whether it was trained so
+
+
+def open_trained(path: Path, data: Path | None = None, device: torch.device | str = "cpu") -> Trained:
+    """The model of a run's folder or of one safetensors file, and prepared text: `data`, or what the run read."""
+    if not path.exists():
+        raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
+    run = _run_line(path)
+    trained_on = run.get("config", {}).get("data", {})
+    model = load_model(path, device)
+    folder = data or trained_on.get("folder")
+    if folder is None:
+        raise ValueError(f"{path} does not say which text it belongs to; name a prepared folder with --data")
+    corpus = Corpus(folder)
+    _check_tokenizer(model, corpus, run.get("corpus"))
+    seq_len = int(trained_on.get("seq_len", model.config.max_len))
+    return Trained(model, corpus, seq_len, bool(trained_on.get("isolate_documents", False)))
+
+
+def _run_line(path: Path) -> dict[str, Any]:
+    """The first line of the record beside the weights; empty where there is none."""
+    folder = path if path.is_dir() else path.parent
+    lines = read_record(folder) if (folder / RECORD).is_file() else []
+    return lines[0] if lines else {}
+
+
+def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
+    """Sizes tell tokenizers apart: that of the text the run saw where it is known, else the rows of the embedding,
+    which may be a few more than there are tokens."""
+    name, size = corpus.manifest.tokenizer.name, corpus.vocab_size
+    remedy = "prepare the text with the tokenizer that the model was trained with"
+    if trained_on is not None and trained_on["vocab_size"] != size:
+        raise ValueError(
+            f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model was trained with "
+            f"{trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}"
+        )
+    if size > model.config.vocab_size:
+        raise ValueError(
+            f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model has a vocabulary of "
+            f"{model.config.vocab_size:,}; {remedy}"
+        )

@@ -1,0 +1,52 @@
+"""Intervals hold what they promise: their own equation, and data of which the truth is known."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from rebased.analysis.intervals import bootstrap_means, wilson
+
+
+@pytest.mark.parametrize(("correct", "asked"), [(0, 1), (0, 7), (3, 7), (7, 7), (499, 1000), (1, 10_000)])
+def test_wilson_solves_its_equation(correct: int, asked: int) -> None:
+    """Its ends are the shares p that lie 1.96 standard errors, of p itself, away from what was seen."""
+    low, high = wilson(correct, asked)
+    assert low <= correct / asked <= high
+    assert (low == 0, high == 1) == (correct == 0, correct == asked)
+    for p in {low, high} - {0.0, 1.0}:
+        assert abs(p - correct / asked) / sqrt(p * (1 - p) / asked) == pytest.approx(1.959964, rel=1e-6)
+
+
+def test_wilson_of_nothing() -> None:
+    with pytest.raises(ValueError, match="got 0 of 0"):
+        wilson(0, 0)
+    with pytest.raises(ValueError, match="got 4 of 3"):
+        wilson(4, 3)
+
+
+def test_a_bootstrap_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(60):
+        counts = rng.integers(20, 60, size=(80, 1))
+        sums = counts * (3 + rng.normal(size=(80, 1)) * 0.5)  # windows differ, and so does their number of tokens
+        ((low, high),) = bootstrap_means(sums, counts)
+        hits += low < 3 < high
+        assert 0.05 < high - low < 0.5
+    assert hits >= 51  # 57 expected; fewer than 51 of 60 has a chance of 1 %
+
+
+def test_columns_share_their_draws_and_calls_their_numbers() -> None:
+    sums, counts = np.random.default_rng(0).random((50, 2)), np.ones((50, 2))
+    sums[:, 1] = sums[:, 0]
+    first, second = bootstrap_means(sums, counts)
+    assert first == second
+    assert bootstrap_means(sums, counts) == [first, second]
+
+
+def test_where_nothing_can_be_said() -> None:
+    assert np.isnan(bootstrap_means(np.ones((1, 2)), np.ones((1, 2)))).all()
+    none, some = bootstrap_means(*np.array([[[0, 1]] * 9] * 2))
+    assert np.isnan(none).all()
+    assert some == (1, 1)
