@@ -80,7 +80,7 @@ def lm_eval(
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    text = trained.corpus.windows(split, length)
+    text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
     rows = spread(len(text), windows)
     with steps(console) as step:
         counts = None
@@ -117,6 +117,7 @@ def lm_eval(
             "split": split,
             "seq_len": length,
             "windows": len(rows),
+            "isolate_documents": trained.isolate_documents,
             "rule": {"order": order, "reset_token": rule.reset_token, "max_count": max_count},
             "precision": precision,
             "code": describe_code(),

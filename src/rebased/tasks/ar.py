@@ -19,11 +19,11 @@ class ARRule(NamedTuple):
     max_count: int | None = None
     """n-grams with a higher count in `frequency` are no targets: a model may have learnt them by heart."""
 
-    def distances(self, tokens: Tensor) -> Tensor:
+    def distances(self, tokens: Tensor, begins: Tensor | None = None) -> Tensor:
         """How many tokens ago each target's n-gram was last seen: tokens [B,T] -> [B,T] int64, 0 where no target is."""
         if (self.frequency is None) != (self.max_count is None):
             raise ValueError("a cap on frequency needs both the counts (frequency) and the highest allowed (max_count)")
-        distance = distance_to_previous(tokens, self.order, reset_token=self.reset_token)
+        distance = distance_to_previous(tokens, self.order, reset_token=self.reset_token, begins=begins)
         if self.frequency is None or self.max_count is None:
             return distance
         if self.max_count < 0:
@@ -45,8 +45,13 @@ def ar_mask(
     return ARRule(order, reset_token, frequency, max_count).distances(tokens) > 0
 
 
-def distance_to_previous(tokens: Tensor, order: int = 2, *, reset_token: int | None = None) -> Tensor:
-    """How many tokens ago the n-gram that ends at t was last seen: tokens [B,T] -> [B,T] int64, 0 where never."""
+def distance_to_previous(
+    tokens: Tensor, order: int = 2, *, reset_token: int | None = None, begins: Tensor | None = None
+) -> Tensor:
+    """How many tokens ago the n-gram that ends at t was last seen: tokens [B,T] -> [B,T] int64, 0 where never.
+
+    Documents are parted by `reset_token`, or by `begins` [B,T]: the position in its row at which t's document begins.
+    """
     if tokens.ndim != 2:
         raise ValueError(f"tokens must be [B, T]; their shape is {list(tokens.shape)}")
     if order < 1:
@@ -60,9 +65,11 @@ def distance_to_previous(tokens: Tensor, order: int = 2, *, reset_token: int | N
     keys, at = ngram_keys(tokens, order).sort(dim=1, stable=True)  # equal n-grams stand side by side, earliest first
     gap = torch.where(keys[:, 1:] == keys[:, :-1], at[:, 1:] - at[:, :-1], 0)
     distance[:, order - 1 :].scatter_(1, at[:, 1:], gap)
+    position = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if reset_token is not None:
-        position = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        begins = torch.where(tokens == reset_token, position, 0).cummax(1).values  # of the document that t is in
+        resets = torch.where(tokens == reset_token, position, 0).cummax(1).values
+        begins = resets if begins is None else torch.maximum(begins, resets)
+    if begins is not None:
         # The nearest earlier occurrence is the only one to look at: if it lies before the document, so do the others.
         distance = torch.where(position - distance - (order - 1) >= begins, distance, 0)
     return distance

@@ -3,24 +3,18 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from rebased.models import IGNORE, LanguageModel, LMConfig
-from rebased.tasks import ARRule, ar_mask
+from rebased.tasks import ARRule, TextScores, ar_mask
 from rebased.tasks.perplexity import ALL, AR, NON_AR
+from rebased.tasks.text import TextBatch
 from rebased.train.text import evaluate as module
 from rebased.train.text.evaluate import evaluate_text, token_losses
 
 VOCAB, LENGTH = 23, 16
-
-
-class Batch(NamedTuple):
-    tokens: Tensor
-    labels: Tensor
 
 
 class Windows:
@@ -35,8 +29,8 @@ class Windows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def batch(self, rows: Sequence[int]) -> Batch:
-        return Batch(self.tokens[list(rows)], self.labels[list(rows)])
+    def batch(self, rows: Sequence[int]) -> TextBatch:
+        return TextBatch(self.tokens[list(rows)], self.labels[list(rows)], None)
 
 
 @pytest.fixture
@@ -52,7 +46,7 @@ def model() -> LanguageModel:
 
 
 def test_losses_are_those_of_the_logits(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, labels = Windows(3).batch([0, 1, 2])
+    tokens, labels, _ = Windows(3).batch([0, 1, 2])
     model.eval()
     want = -model(tokens).log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     want[2, -1] = 0
@@ -76,7 +70,7 @@ def test_sums_of_a_loop_over_tokens(model: LanguageModel) -> None:
     model.eval()
     nats, counts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     for row in range(5):
-        tokens, labels = windows.batch([row])
+        tokens, labels, _ = windows.batch([row])
         losses = token_losses(model, tokens, labels)[0].double().tolist()
         read = tokens[0].tolist()
         for t, label in enumerate(labels[0].tolist()):
@@ -142,3 +136,34 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(model: LanguageMod
     with torch.no_grad():
         model.norm.weight.zero_()
     assert evaluate_text(model, Windows(5)).mean() == pytest.approx(math.log(VOCAB), rel=1e-6)
+
+
+def test_isolated_documents_are_as_if_each_were_alone(model: LanguageModel) -> None:
+    """Packed into one window, or each by itself: the same losses, the same recall targets."""
+    documents = ["abcabcab", "abab", "ccabab", "bcb"]
+    digits = {letter: i for i, letter in enumerate("abc")}
+    packed = torch.tensor([[digits[letter] for letter in "".join(documents)][:LENGTH]])  # the third ends with its ccab
+    lengths = [8, 4, 4]
+    cu_seqlens = torch.tensor([0, 8, 12, 16], dtype=torch.int32)
+    labels = torch.full_like(packed, IGNORE)
+    for begin, length in zip(cu_seqlens.tolist(), lengths, strict=False):
+        labels[0, begin : begin + length - 1] = packed[0, begin + 1 : begin + length]
+    together = scores_of(model, TextBatch(packed, labels, cu_seqlens))
+    apart = zip(packed.split(lengths, dim=1), labels.split(lengths, dim=1), strict=True)
+    alone = [scores_of(model, TextBatch(tokens, asked, None)) for tokens, asked in apart]
+    assert together.tokens(AR) == sum(one.tokens(AR) for one in alone) == 5
+    for columns in (AR, NON_AR):
+        total = sum(one.mean(columns) * one.tokens(columns) for one in alone if one.tokens(columns))
+        assert together.mean(columns) * together.tokens(columns) == pytest.approx(total, rel=1e-5)
+    assert together.mean() != scores_of(model, TextBatch(packed, labels, None)).mean()
+
+
+def scores_of(model: LanguageModel, batch: TextBatch) -> TextScores:
+    class One:
+        def __len__(self) -> int:
+            return 1
+
+        def batch(self, rows: Sequence[int]) -> TextBatch:
+            return batch
+
+    return evaluate_text(model, One())

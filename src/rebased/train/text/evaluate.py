@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.mixers import positions_in_documents
 from rebased.models import IGNORE, LanguageModel
 from rebased.tasks.ar import ARRule
 from rebased.tasks.perplexity import TextScores
-from rebased.tasks.text import Windows
+from rebased.tasks.text import TextBatch, Windows
 
 LOGITS = 2**25
 """How many logits stand in memory at once: 128 MiB in fp32, whatever the window and the vocabulary."""
@@ -44,10 +45,10 @@ def evaluate_text(
     with eval_mode(model):
         for first in range(0, len(rows), batch_size):
             batch = windows.batch(rows[first : first + batch_size])
-            tokens, labels = batch.tokens.long(), batch.labels.long()
-            losses = token_losses(model, tokens.to(device), labels.to(device), dtype=dtype)
-            distances = ar.distances(_with_last_label(tokens, labels))[:, 1:]  # of labels: token t+1 is label t
-            parts.append(TextScores.of(losses.cpu(), distances.cpu(), labels.cpu() != IGNORE))
+            tokens, labels, documents = batch
+            documents = None if documents is None else documents.to(device)
+            losses = token_losses(model, tokens.to(device), labels.to(device), documents, dtype=dtype)
+            parts.append(TextScores.of(losses.cpu(), label_distances(batch, ar), labels != IGNORE))
             if progress is not None:
                 progress(min(first + batch_size, len(rows)))
     return TextScores.join(parts)
@@ -64,7 +65,14 @@ def eval_mode(model: LanguageModel) -> Iterator[None]:
         model.train(training)
 
 
-def token_losses(model: LanguageModel, tokens: Tensor, labels: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+def token_losses(
+    model: LanguageModel,
+    tokens: Tensor,
+    labels: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """-ln p(label) at each position: tokens, labels [B,T] -> [B,T] fp32 (fp64 for a model in fp64), 0 where IGNORE.
 
     Logits are made for some positions at a time: [B,T,vocab] is never built.
@@ -72,7 +80,7 @@ def token_losses(model: LanguageModel, tokens: Tensor, labels: Tensor, *, dtype:
     if tokens.shape != labels.shape:
         raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
     with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
-        hidden = model.hidden(tokens)  # [B,T,D]
+        hidden = model.hidden(tokens, cu_seqlens)  # [B,T,D]
     asked = labels != IGNORE
     weight = model.embedding.weight
     exact = torch.promote_types(weight.dtype, torch.float32)
@@ -87,7 +95,13 @@ def token_losses(model: LanguageModel, tokens: Tensor, labels: Tensor, *, dtype:
     return losses
 
 
-def _with_last_label(tokens: Tensor, labels: Tensor) -> Tensor:
-    """The window and the token after it, which is only ever a label: [B,T+1]. Where that is IGNORE any token will do:
-    nothing comes after it that could repeat it."""
-    return torch.cat([tokens, labels[:, -1:].clamp(min=0)], dim=1)
+def label_distances(batch: TextBatch, ar: ARRule) -> Tensor:
+    """The rule's distances of the labels [B,T]: label t is token t+1, the last one a token that stands nowhere else.
+    Where a label is IGNORE, and where a window's last one is missing, the answer means nothing."""
+    tokens, labels, cu_seqlens = batch
+    stream = torch.cat([tokens, labels[:, -1:].clamp(min=0)], dim=1)  # [B,T+1]
+    begins = None
+    if cu_seqlens is not None:  # a label, where there is one, is of its token's document
+        begins = torch.arange(tokens.shape[1]) - positions_in_documents(cu_seqlens, tokens)
+        begins = torch.cat([begins, begins[:, -1:]], dim=1)
+    return ar.distances(stream, begins)[:, 1:]
