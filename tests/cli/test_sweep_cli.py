@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import pytest
 import yaml
 
 from rebased.cli import main
+from rebased.mixers import contract
 from rebased.train import read_record
+from rebased.train.folder import locked
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
@@ -31,6 +36,7 @@ WORDS = ["sweep", "tiny.yaml", "-o", "out"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # a test's mixers are its own
     write({"model.preset": ["rebased", "based"], "train.seed": [1, 2]})
 
 
@@ -98,3 +104,168 @@ def test_a_sweep_from_start_to_end_and_over_again(capsys: pytest.CaptureFixture[
         ("sweep", "tiny.yaml", 4),
         ("sweep", "tiny.yaml", 6),
     ]
+
+
+MOODY = """
+import pathlib, torch
+from rebased import register_mixer
+
+@register_mixer("moody")
+class Moody(torch.nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.out_proj = torch.nn.Linear(d_model, d_model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if pathlib.Path("mood.txt").exists():
+            raise RuntimeError("not today")
+        return self.out_proj(x)
+"""
+
+
+def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("moody.py").write_text(MOODY)
+    Path("mood.txt").touch()
+    write({"model.preset": ["attention"], "model.mixers": [["short_conv", "moody"], ["short_conv", "short_conv"]]})
+    words = [*WORDS, "--import", "moody.py", "--workers", "1"]
+    assert rebased(*words) == 1
+    out = capsys.readouterr().out
+    assert "short_conv+moody could not be timed and is left out (not today)" in out
+    assert "1/2  short_conv+moody, D 12, T 12, lr 0.01, seed 42: failed: RuntimeError: not today" in out
+    assert "2/2  short_conv, D 12, T 12, lr 0.01, seed 42: accuracy" in out
+    assert "1 of 2 runs done, 1 failed; out" in out
+    assert "again with: rebased sweep tiny.yaml --out out --workers 1 --import moody.py --retry-failed" in out
+    lines = [json.loads(line) for line in Path("out/sweep.jsonl").read_text().splitlines()]
+    (failed,) = [line for line in lines if line["type"] == "failed"]
+    assert failed["error"] == "RuntimeError: not today"
+    assert (Path("out") / failed["digest"]).is_dir()
+
+    Path("mood.txt").unlink()
+    assert rebased(*words) == 1  # without a word it is not tried again
+    out = capsys.readouterr().out
+    assert "2 runs: 1 done, 0 to train in out" in out
+    assert "1 failed before and is left alone; --retry-failed tries it again" in out
+    assert rebased(*words, "--retry-failed") == 0
+    assert "2 of 2 runs done; out" in capsys.readouterr().out
+    assert rebased(*words) == 0
+
+
+def test_divergence_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.lr": [1e30]}, eps=1e-30)
+    assert rebased(*WORDS) == 0
+    out = capsys.readouterr().out
+    assert "seed 42: diverged: the loss became nan" in out
+    assert "0 of 1 runs done, 1 diverged; out" in out
+    assert rebased(*WORDS, "--retry-failed") == 0
+    assert "1 run: 1 done, 0 to train" in capsys.readouterr().out
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.seed": [1, 2, 3]}, epochs=30, stop_above=1)
+    process = subprocess.Popen(
+        [*COMMAND, *WORDS, "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not any(epochs_of(lines) for lines in records().values()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+    assert out.splitlines()[-1] == ("interrupted, saved; go on with: rebased sweep tiny.yaml --out out --workers 2")
+    done = {digest: epochs_of(lines) for digest, lines in records().items()}
+    assert any(0 < len(epochs) < 30 for epochs in done.values())
+    assert rebased(*WORDS) == 0
+    assert [epochs_of(lines) for lines in records().values()] == [list(range(1, 31))] * 3
+    assert "3 of 3 runs done" in capsys.readouterr().out
+
+
+def test_two_sweeps_in_one_folder_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(Path("out")):
+        assert rebased(*WORDS) == 2
+    assert "out is in use by another process; wait until it ends, or choose another" in capsys.readouterr().err
+    assert os.listdir("out") == [".lock"]  # which is no longer held, and so stands in nobody's way
+    write({"train.seed": [1]}, epochs=1)
+    assert rebased(*WORDS) == 0
+
+
+PYTHON = (
+    MOODY
+    + """
+from rebased.train import RunConfig
+segment = {"seq_len": 12, "kv_pairs": 2, "examples": 16}
+run = {
+    "task": {"vocab_size": 24, "train": [segment], "test": [segment]},
+    "model": {"d_model": 12, "mixers": ["short_conv", "moody"]},
+    "train": {"epochs": 1, "batch_size": 8, "device": "cpu"},
+}
+configs = [run, RunConfig.model_validate(run | {"train": run["train"] | {"seed": 7}})]
+"""
+)
+
+
+def test_a_python_file_with_configs(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(PYTHON)
+    assert rebased("sweep", "mine.py", "--train.lr", "3e-3") == 0
+    assert "2 of 2 runs done; runs/mine" in capsys.readouterr().out
+    assert {read_record(path)[0]["config"]["train"]["lr"] for path in Path("runs/mine").glob("*/record.jsonl")} == {
+        3e-3
+    }
+    Path("mine.py").write_text(MOODY)
+    assert rebased("sweep", "mine.py") == 2
+    assert "mine.py has no `configs`" in capsys.readouterr().err
+
+
+def test_in_a_terminal_a_table_lives(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    write({"model.preset": ["rebased", "based"]})
+    assert rebased(*WORDS) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert re.search(r"model +done +running +failed +best accuracy +with", shown)
+    for model in ("rebased", "based"):
+        (lines,) = [lines for lines in records().values() if lines[0]["config"]["model"]["mixers"][1]["name"] == model]
+        assert re.search(rf"{model} +1/1 +- +- +{lines[-1]['accuracy']:.3f} +D 12, T 12, lr 0\.01", shown)
+    assert re.search(r"seed 42: epoch \d/3, accuracy", shown)
+
+
+BAD = [
+    (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+    (["nowhere.py"], "nowhere.py: there is no such file"),
+    (["tiny.yaml", "--workers", "0"], "--workers 0: give 1 or more"),
+    (["tiny.yaml", "--executor", "slurm"], "slurm"),
+    (
+        ["tiny.yaml", "--executor", "ray"],
+        "--executor ray needs Ray, which is not installed: pip install 'rebased[sweep]'",
+    ),
+    (["tiny.yaml", "--retry-faild"], "unknown option '--retry-faild'; did you mean '--retry-failed'?"),
+    (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml: train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
+    (["tiny.yaml", "-o", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
+    (["tiny.yaml", "-o", "."], ". is not empty and not a sweep's (no sweep.jsonl); choose another folder (--out)"),
+    (["tiny.yaml", "--import", "mine.py"], "mine.py: there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_bad_input_is_one_line_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
+    assert rebased("sweep", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+    assert message in error
+    assert os.listdir() == ["tiny.yaml"]
+
+
+def test_the_smallest_shipped_table_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("sweep", str(ROOT / "configs/sweeps/table1-cpu.yaml"), "-o", "out") == 0
+    assert "6 of 6 runs done; out" in capsys.readouterr().out
+    names = set()
+    for lines in records().values():
+        mixer = lines[0]["config"]["model"]["mixers"][1]
+        names.add(mixer.get("qk_transform", mixer["name"]))
+        assert [line["held_out"].keys() for line in lines[1:-1]] == [{"accuracy", "by_pairs", "by_length"}] * 2
+    assert names == {"none", "norm", "scale", "affine", "norm_affine", "based"}

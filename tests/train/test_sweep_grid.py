@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tiny_run import TINY, tiny
 
+from rebased.tasks.mqar import PAIRS_BY_LENGTH
 from rebased.train.sweep import from_python, make_plan, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,48 @@ def test_bad_files_are_named_with_their_remedy(tmp_path: Path, tree: Any, messag
 def test_an_axis_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--grid\.lenght: the grid has no axis 'lenght'; did you mean 'length'\?"):
         read_sweep(write(tmp_path, {"length": [{"train.lr": 1}]}), {"grid.lenght": "[]"})
+
+
+RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapolation": 200}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("size", ["", "-small", "-cpu"])
+def test_every_shipped_sweep_is_planned(name: str, size: str, tmp_path: Path) -> None:
+    plan = make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}{size}.yaml", {}), tmp_path, {})
+    configs = [run.config for run in plan.runs]
+    assert plan.merged == 0
+    assert all(config.task.held_out for config in configs)  # so that the held-out numbers exist
+    if not size:
+        assert len(configs) == RUNS[name]
+        assert {config.train.seed for config in configs} == {42, 43, 44, 45, 46}
+        assert {config.train.lr for config in configs} == {5e-4, 1e-3, 3e-3, 1e-2}
+        assert {config.train.epochs for config in configs} == {64}
+        assert {sum(segment.examples for segment in config.task.train) for config in configs} == {100_000}
+    else:
+        whole = make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {}), tmp_path, {})
+        assert len(configs) <= len(whole.runs) / 10
+        assert {run.model for run in plan.runs} == {run.model for run in whole.runs}
+    if size == "-cpu":
+        assert {config.train.device for config in configs} == {"cpu"}
+
+
+def test_shipped_sweeps_are_all_named_here() -> None:
+    names = {path.stem for path in (ROOT / "configs" / "sweeps").iterdir()}
+    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
+
+
+def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads(tmp_path: Path) -> None:
+    points = read_sweep(ROOT / "configs" / "sweeps" / "figure1.yaml", {})
+    for split in ("train", "test", "held_out"):
+        segments = [getattr(point.config.task, split)[0] for point in points]
+        assert {segment.seq_len: segment.kv_pairs for segment in segments} == PAIRS_BY_LENGTH
+    points = read_sweep(ROOT / "configs" / "sweeps" / "heads.yaml", {})
+    shapes = {
+        (
+            point.config.model.d_model,
+            *(point.config.model.mixers[1].arguments()[key] for key in ("n_heads", "value_width")),
+        )
+        for point in points
+    }
+    assert shapes == {(d, h, d // h if h == 12 else None) for d in (16, 24, 32, 48) for h in (1, 2, 12)}

@@ -83,14 +83,14 @@ def sweep(
     check_folder(folder)
     with each_warning_once(console):
         points = read_points(file, names, parse_overrides(settings, OPTIONS))
+    chosen = LocalExecutor if executor == "local" else RayExecutor
+    uses_gpu = any(point.config.train.device != "cpu" for point in points)
     with ExitStack() as stack:
+        where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+        stack.callback(where.close)
         log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
         plan = make_plan(points, folder, log.failures)
         runs = plan.to_do(retry_failed)
-        chosen = LocalExecutor if executor == "local" else RayExecutor
-        uses_gpu = any(run.config.train.device != "cpu" for run in runs)
-        where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
-        stack.callback(where.close)
         console.print(plan_table(plan))
         with console.status("timing a few steps of each model ..."):
             cost = estimate(runs, plan.runs, where)

@@ -36,9 +36,12 @@ def words_for(
     plan: Plan, runs: Sequence[PlannedRun], cost: Estimate, executor: Executor, retry_failed: bool
 ) -> Iterator[str]:
     merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
-    yield f"{len(plan.runs)} runs{merged}: {plan.count('done', 'diverged')} done, {len(runs)} to train in {plan.folder}"
-    if plan.count("failed") and not retry_failed:
-        yield f"{plan.count('failed')} failed before and are left alone; --retry-failed tries them again"
+    total, done = len(plan.runs), plan.count("done", "diverged")
+    yield f"{total} run{'s' * (total > 1)}{merged}: {done} done, {len(runs)} to train in {plan.folder}"
+    failed = plan.count("failed")
+    if failed and not retry_failed:
+        them, are = ("them", "are") if failed > 1 else ("it", "is")
+        yield f"{failed} failed before and {are} left alone; --retry-failed tries {them} again"
     yield f"{executor.where}"
     if runs:
         yield f"about {duration(cost.total)}, {cost.basis}"
@@ -46,11 +49,11 @@ def words_for(
 
 def duration(seconds: float) -> str:
     """'45 s', '12 min', '3.5 h', '12 days': as exact as an estimate deserves."""
-    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
-        if seconds < 90 * size or (unit == "h" and seconds < 48 * size):
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 10 or unit != "h" else f"{value:.1f} {unit}"
-    return f"{seconds / 86400:.0f} days"
+    for limit, size, unit in ((90, 1, "s"), (5400, 60, "min"), (36_000, 3600, "h"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if limit == 36_000 else f"{seconds / size:.0f} {unit}"
+    days = seconds / 86_400
+    return f"{days:.0f} days" if days < 730 else f"{days / 365:.0f} years"
 
 
 class Tally:

@@ -9,7 +9,7 @@ from a few steps of each model, taken where its runs would be.
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -24,11 +24,13 @@ from rebased.tasks import Segment
 from rebased.train.config import RunConfig
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
+from rebased.train.executors.worker import one_line
 from rebased.train.loop import train
 from rebased.train.record import RECORD, read_record
 from rebased.train.sweep.plan import PlannedRun
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
+Pattern = tuple[str, ...]
 STEPS = 3  # that are timed, after as many to warm up
 
 
@@ -70,19 +72,31 @@ def epoch_work(config: RunConfig) -> float:
 def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
     """Of the runs that are to be trained; all runs of the folder may have records to learn from."""
     recorded = _recorded(all_runs)
-    rates: dict[str, Rate] = {}
-    executor.call(nothing)  # the first call is slow and tells nothing of the others
-    for model in dict.fromkeys(run.model for run in runs):
-        own = [run for run in runs if run.model == model]
-        known = [recorded[run.digest] for run in all_runs if run.model == model and run.digest in recorded]
-        rates[model] = _mean_rate(known) if known else _timed_rate(own, executor)
-    seconds = {}
-    for run in runs:
-        rate = rates[run.model]
+    rates: dict[Pattern, Rate] = {}
+    untimed: list[str] = []
+    for pattern in dict.fromkeys(map(pattern_of, runs)):
+        own = [run for run in runs if pattern_of(run) == pattern]
+        known = [recorded[run.digest] for run in all_runs if pattern_of(run) == pattern and run.digest in recorded]
+        if not known and not any(rate.measured for rate in rates.values()):
+            executor.call(nothing)  # the first call is slow and tells nothing of the others
+        try:
+            rates[pattern] = _mean_rate(known) if known else _timed_rate(own, executor)
+        except Exception as error:  # such a model will fail in its runs, and be written down there
+            untimed.append(f"{own[0].model} could not be timed and is left out ({one_line(str(error))})")
+    seconds = dict.fromkeys([run.digest for run in runs], 0.0)
+    timed = [run for run in runs if pattern_of(run) in rates]
+    for run in timed:
+        rate = rates[pattern_of(run)]
         left = run.config.train.epochs - _epochs_done(run)
         seconds[run.digest] = rate.start + left * epoch_work(run.config) * rate.per_work
     longest = max(seconds.values(), default=0.0)
-    return Estimate(seconds, max(sum(seconds.values()) / executor.workers, longest), _basis(runs, rates))
+    total = max(sum(seconds.values()) / executor.workers, longest)
+    return Estimate(seconds, total, "; ".join([*_basis(timed, rates), *untimed]))
+
+
+def pattern_of(run: PlannedRun) -> Pattern:
+    """Models with the same mixers do the same kind of work, some more of it than others."""
+    return tuple(mixer.name for mixer in run.config.model.mixers)
 
 
 def _recorded(runs: Sequence[PlannedRun]) -> dict[str, Rate]:
@@ -138,20 +152,21 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     return epochs[1] / done, 2 * epochs[1], done / STEPS  # the first epoch has the warm-up in it
 
 
-def _basis(runs: Sequence[PlannedRun], rates: dict[str, Rate]) -> str:
+def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
     if not runs:
-        return "nothing is left to train"
+        return
     timed = sum(rate.measured for rate in rates.values())
     parts = []
     if timed:
         parts.append(f"{STEPS} steps of {'each model' if timed == len(rates) else f'{timed} models'}, timed just now")
     if timed < len(rates):
         parts.append("the records of this folder")
-    spread = max(_times_more(run, rates[run.model]) for run in runs)
-    trust = "good to a factor of 1.5" if spread <= 4 else "of 2" if spread <= 30 else "of 4"
-    trust = trust if trust.startswith("good") else f"good to a factor {trust}"
-    far = f"; the farthest shape is {spread:.0f} times the work of the one that was measured" if spread > 4 else ""
-    return f"from {' and '.join(parts)}: {trust}{far}. Runs that stop early take less"
+    spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
+    trust = "1.5" if spread <= 4 else "2" if spread <= 30 else "4"
+    yield (
+        f"from {' and '.join(parts)}, scaled by up to {spread:.0f} times as much work: "
+        f"perhaps off by a factor of {trust}, and less where runs stop early"
+    )
 
 
 def _times_more(run: PlannedRun, rate: Rate) -> float:

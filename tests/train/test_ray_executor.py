@@ -1,0 +1,78 @@
+"""Runs on a real Ray of this machine: killed, they go on; nothing is lost, and no run counts twice."""
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import tiny
+
+from rebased.train import RunResult, Sink, read_record
+from rebased.train.executors import Job, Outcome, RayExecutor
+
+EPOCHS = 40
+
+
+def write_pid(path: Path) -> None:
+    """What each worker prepares."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+class OnFirstEpoch(Sink):
+    def __init__(self, action: Any) -> None:
+        self.action, self.epochs = action, list[int]()
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self.epochs.append(line["epoch"])
+        if len(self.epochs) == 1:
+            self.action()
+
+
+def epochs_of(folder: Path) -> list[int]:
+    return [line["epoch"] for line in read_record(folder) if line["type"] == "epoch"]
+
+
+def test_killed_workers_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import this file, too
+    executor = RayExecutor(2, prepare=partial(write_pid, pids))
+    try:
+        assert executor.where.startswith("2 at a time on a Ray cluster of 1 node")
+        assert executor.call(os.getpid) == int(pids.read_text())
+        pids.unlink()
+
+        told = list[tuple[int, Outcome]]()
+        kill = OnFirstEpoch(lambda: [os.kill(int(pid), signal.SIGKILL) for pid in pids.read_text().split()])
+        settings = {"epochs": EPOCHS, "stop_above": 1}
+        jobs = [
+            Job(tiny({"train": {**settings, "seed": seed}}), tmp_path / f"run-{seed}", kill if seed == 0 else Sink())
+            for seed in range(2)
+        ]
+        outcomes = executor.run(jobs, lambda index, outcome: told.append((index, outcome)))
+        assert [getattr(outcome, "status", outcome) for outcome in outcomes] == ["done", "done"]
+        assert sorted(told) == list(enumerate(outcomes))  # each once
+        assert len(set(pids.read_text().split())) > 2  # other processes went on
+        for job in jobs:
+            assert epochs_of(job.folder) == list(range(1, EPOCHS + 1))
+
+        interrupt = OnFirstEpoch(lambda: os.kill(os.getpid(), signal.SIGINT))
+        long = {"epochs": 100_000, "stop_above": 1}
+        jobs = [Job(tiny({"train": {**long, "seed": seed}}), tmp_path / f"long-{seed}", interrupt) for seed in range(3)]
+        outcomes = executor.run(jobs, lambda index, outcome: None)
+        assert outcomes[2] is None
+        for job, outcome in zip(jobs[:2], outcomes[:2], strict=True):
+            assert isinstance(outcome, RunResult)
+            assert outcome.status == "interrupted"
+            assert (job.folder / "checkpoint.json").exists() or outcome.step == 0
+    finally:
+        executor.close()
+
+
+def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
+    with pytest.raises(ValueError, match=r"--executor ray needs Ray, .*: pip install 'rebased\[sweep\]'"):
+        RayExecutor()
