@@ -1,7 +1,7 @@
-"""What every registered mixer costs, forward and backward, as T grows; and one training step of every MQAR preset.
+"""What every registered mixer costs, forward and backward, as T grows. Training steps: benchmarks/train.py.
 
     python benchmarks/mixers.py            all of it, on a GPU where there is one
-    python benchmarks/mixers.py --small    lengths that a CPU does in a minute, no training steps
+    python benchmarks/mixers.py --small    lengths that a CPU does in a minute
 
 Writes benchmarks/results/mixers-<date>-<device>.json and, of the same numbers, a log-log plot beside it.
 """
@@ -29,8 +29,6 @@ from rebased.ops.backend import has_gpu
 
 LENGTHS = tuple(2**i for i in range(7, 15))  # 128 .. 16,384
 SMALL_LENGTHS = (128, 256, 512, 1024)
-STEP_SHAPES = ((256, 64), (2048, 512))  # (T, labelled positions of a sequence), as in the paper's Table 5
-BATCH_OF_A_STEP, WIDTH_OF_A_STEP = 512, 64
 
 
 def build(name: str, d_model: int, max_len: int) -> nn.Module:
@@ -109,31 +107,6 @@ def growth(rows: Sequence[dict[str, Any]], quantity: str) -> dict[str, float]:
     return exponents
 
 
-def measure_step(name: str, T: int, labelled: int, device: str, repeats: int) -> dict[str, Any]:
-    """Forward, loss at the labelled positions, backward, AdamW: 512 sequences at once, in fp32."""
-    from rebased.models import LanguageModel, preset
-
-    torch.manual_seed(0)
-    model = LanguageModel(preset(name, d_model=WIDTH_OF_A_STEP, max_len=T)).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=device == "cuda")
-    tokens = torch.randint(8192, (BATCH_OF_A_STEP, T), device=device)
-    asked = torch.rand(BATCH_OF_A_STEP, T, device=device).argsort(1) < labelled
-    labels = torch.where(asked, tokens, -100)
-
-    def run() -> None:
-        model.loss(tokens, labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    row: dict[str, Any] = {"preset": name, "T": T, "batch": BATCH_OF_A_STEP, "d_model": WIDTH_OF_A_STEP}
-    try:
-        row["seconds"] = seconds(run, device, repeats)
-        row["bytes"] = bytes_needed(run, device)
-    except torch.OutOfMemoryError:
-        row["error"] = "out of memory"
-    return row
-
-
 def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     import matplotlib
 
@@ -166,14 +139,13 @@ def machine(device: str) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="short sequences, one row each, no training steps")
+    parser.add_argument("--small", action="store_true", help="short sequences, one row each")
     parser.add_argument("--device", default="cuda" if has_gpu() else "cpu")
     parser.add_argument("--mixers", nargs="+", default=mixer_names(), metavar="NAME")
     parser.add_argument("--lengths", nargs="+", type=int, metavar="T")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--d-model", type=int)
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--only", choices=("mixers", "steps"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args(words)
     device, small = args.device, args.small
@@ -181,46 +153,35 @@ def main(words: Sequence[str] | None = None) -> Path:
     batch, d_model = args.batch or (1 if small else 16), args.d_model or (24 if small else 128)
     repeats = args.repeats or (3 if small else 10)
 
-    rows, steps = [], []
-    if args.only != "steps":
-        for name in args.mixers:
-            for T in lengths:
-                rows.append(measure_mixer(name, T, batch, d_model, device, repeats))
-                say("mixer", rows[-1])
-    if args.only != "mixers" and not small:
-        from rebased.models.presets import mqar_preset_names
-
-        for T, labelled in STEP_SHAPES:
-            for name in mqar_preset_names():
-                steps.append(measure_step(name, T, labelled, device, repeats))
-                say("preset", steps[-1])
-                torch.cuda.empty_cache()
+    rows = []
+    for name in args.mixers:
+        for T in lengths:
+            rows.append(measure_mixer(name, T, batch, d_model, device, repeats))
+            say(rows[-1])
 
     now = datetime.now(UTC)
     spoken = list(words) if words is not None else sys.argv[1:]
     result = {
-        "what": "forward and backward of every mixer; one training step of every MQAR preset",
+        "what": "forward and backward of every mixer",
         "date": now.isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/mixers.py", *(w for w in spoken if w != str(args.out))]),
         "machine": machine(device),
         "bytes": "peak above rest" if device == "cuda" else "saved for the backward",
         "mixers": rows,
         "growth": {quantity: growth(rows, quantity) for quantity in ("seconds", "bytes")},
-        "steps": steps,
     }
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"mixers-{now:%Y-%m-%d-%H%M}-{device}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    if rows:
-        plot(rows, path.with_suffix(".svg"), f"{result['machine']['device']}, batch {batch}, D = {d_model}")
-        for name, exponent in result["growth"]["seconds"].items():
-            print(f"{name:16} time grows as T^{exponent:.2f}")
+    plot(rows, path.with_suffix(".svg"), f"{result['machine']['device']}, batch {batch}, D = {d_model}")
+    for name, exponent in result["growth"]["seconds"].items():
+        print(f"{name:16} time grows as T^{exponent:.2f}")
     return path
 
 
-def say(kind: str, row: dict[str, Any]) -> None:
+def say(row: dict[str, Any]) -> None:
     cost = row.get("error") or f"{row['seconds'] * 1e3:10.2f} ms {row['bytes'] / 2**20:10.1f} MiB"
-    print(f"{row[kind]:16} T {row['T']:6} {cost}", flush=True)
+    print(f"{row['mixer']:16} T {row['T']:6} {cost}", flush=True)
 
 
 if __name__ == "__main__":
