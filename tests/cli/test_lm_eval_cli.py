@@ -13,8 +13,9 @@ from rebased.cli import main
 from rebased.models import LanguageModel, LMConfig
 from rebased.tasks import ar_mask
 from rebased.tasks.text import Corpus, write_corpus
-from rebased.train import load_model, save_model
+from rebased.train import load_model, read_record, save_model
 from rebased.train.record import RECORD
+from rebased.train.text import TextRunConfig, train_text
 from rebased.train.text.evaluate import evaluate_text
 
 LENGTH = 96
@@ -168,11 +169,18 @@ def test_one_clear_line(words: list[str], said: str, capsys: pytest.CaptureFixtu
     assert said in refusal(capsys, *words)
 
 
-def test_a_vocabulary_too_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"vocab_size": 64, "d_model": 8, "max_len": LENGTH, "mixers": ["short_conv"]}
+@pytest.mark.parametrize("rows", [64, 50304])
+def test_a_tokenizer_that_is_not_the_models(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"vocab_size": rows, "d_model": 4, "max_len": LENGTH, "n_layers": 1, "mixers": ["short_conv"]}
     save_model(LanguageModel(LMConfig.model_validate(config)), tmp_path)
     said = refusal(capsys, "eval", str(tmp_path), "--data", "text")
-    assert "tokenizer bytes of 257 tokens, and the model has a vocabulary of 64; prepare the text with" in said
+    assert f"tokenizer bytes of 257 tokens, and the model has a vocabulary of {rows:,}; prepare the text with" in said
+
+
+def test_a_run_of_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.safetensors").write_bytes(Path("run/model.safetensors").read_bytes())
+    (tmp_path / RECORD).write_text(json.dumps({"type": "run", "config": {"task": {}}}) + "\n")
+    assert "was not trained on text" in refusal(capsys, "eval", str(tmp_path), "--data", "text")
 
 
 def test_an_empty_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +195,19 @@ def test_a_model_that_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     save_model(model, tmp_path)
     said = refusal(capsys, "eval", str(tmp_path), "--data", "text", "--windows", "1")
     assert "its losses are not finite; the model has diverged" in said
+
+
+def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
+    """What `lm train` writes at its end is what `lm eval` finds, with nothing said but the run's folder."""
+    mixers = ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]
+    tree = {
+        "data": {"folder": str(Path("text").resolve()), "seq_len": 32, "isolate_documents": True},
+        "model": {"vocab_size": 257, "d_model": 8, "n_layers": 2, "mixers": mixers},
+        "train": {"steps": 3, "batch_size": 4, "warmup_steps": 1, "device": "cpu"},
+    }
+    train_text(TextRunConfig.model_validate(tree), tmp_path / "trained")
+    run("eval", str(tmp_path / "trained"), "--split", "valid", "--json", str(tmp_path / "numbers.json"))
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    (told,) = (line for line in read_record(tmp_path / "trained") if line["type"] == "end")
+    for name in ("all", "ar", "non_ar"):
+        assert numbers[name]["nats"] == pytest.approx(told["valid"][name]["loss"], rel=1e-6)

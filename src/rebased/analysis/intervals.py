@@ -30,11 +30,10 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) 
     if windows < 2:
         return [Interval(np.nan, np.nan)] * columns
     rng = np.random.default_rng(SEED)
-    share = np.full(windows, 1 / windows)
     step = max(AT_ONCE // windows, 1)
     means = []
     for first in range(0, RESAMPLES, step):
-        drawn = rng.multinomial(windows, share, size=min(step, RESAMPLES - first)).astype(np.float64)  # [R,W]
+        drawn = _draw(rng, min(step, RESAMPLES - first), windows)
         with np.errstate(invalid="ignore", divide="ignore"):
             means.append((drawn @ sums) / (drawn @ counts))  # [R,C]; nan where no token was drawn
     tail = (1 - level) / 2
@@ -45,3 +44,9 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) 
         low, high = np.quantile(told, [tail, 1 - tail]) if len(told) else (np.nan, np.nan)
         intervals.append(Interval(float(low), float(high)))
     return intervals
+
+
+def _draw(rng: np.random.Generator, times: int, windows: int) -> np.ndarray:
+    """[R,W]: how often each window comes when as many as there are, W, are drawn; R times over."""
+    places = rng.integers(windows, size=(times, windows)) + np.arange(times)[:, None] * windows
+    return np.bincount(places.ravel(), minlength=times * windows).reshape(times, windows).astype(np.float64)

@@ -18,6 +18,7 @@ from rebased.tasks.ngrams import count_stream
 from rebased.tasks.text import Corpus
 from rebased.train.loop import choose_device
 from rebased.train.provenance import describe_code, describe_machine
+from rebased.train.text.corpus import describe_corpus
 from rebased.train.text.evaluate import evaluate_text
 from rebased.train.text.trained import Trained, open_trained
 
@@ -114,6 +115,7 @@ def lm_eval(
         about = {
             "model": str(model),
             "parameters": trained.model.num_parameters(),
+            "corpus": describe_corpus(trained.corpus),
             "split": split,
             "seq_len": length,
             "windows": len(rows),

@@ -14,7 +14,7 @@ class ARRule(NamedTuple):
 
     order: int = 2
     reset_token: int | None = None
-    """The token that begins a document: neither an n-gram nor its earlier occurrence may reach beyond it."""
+    """The token between documents: neither an n-gram nor its earlier occurrence may reach beyond it."""
     frequency: NgramCounts | None = None
     max_count: int | None = None
     """n-grams with a higher count in `frequency` are no targets: a model may have learnt them by heart."""

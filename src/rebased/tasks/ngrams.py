@@ -55,12 +55,10 @@ class NgramCounts(NamedTuple):
         keys = stable_keys(tokens, self.order, self.vocab_size)  # [B,T-n+1]
         found = torch.zeros(tokens.shape, dtype=torch.long, device=tokens.device)
         if len(self.keys) and keys.numel():
-            at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-            found[:, self.order - 1 :] = torch.where(self.keys[at] == keys, self.counts[at], 0)
+            known, counts = self.keys.to(tokens.device), self.counts.to(tokens.device)
+            at = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
+            found[:, self.order - 1 :] = torch.where(known[at] == keys, counts[at], 0)
         return found
-
-    def to(self, device: torch.device | str) -> "NgramCounts":
-        return self._replace(keys=self.keys.to(device), counts=self.counts.to(device))
 
 
 def count_ngrams(

@@ -10,6 +10,8 @@ from rebased.tasks.text import Corpus
 from rebased.train.record import RECORD, read_record
 from rebased.train.weights import load_model
 
+SPARE_ROWS = 1024
+
 
 class Trained(NamedTuple):
     model: LanguageModel  # in eval mode
@@ -23,6 +25,10 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     if not path.exists():
         raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
     run = _run_line(path)
+    if run and "corpus" not in run:
+        raise ValueError(
+            f"{path} was not trained on text: it is a run of `rebased train`; measure one of `rebased lm train`"
+        )
     trained_on = run.get("config", {}).get("data", {})
     model = load_model(path, device)
     folder = data or trained_on.get("folder")
@@ -42,17 +48,12 @@ def _run_line(path: Path) -> dict[str, Any]:
 
 
 def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
-    """Sizes tell tokenizers apart: that of the text the run saw where it is known, else the rows of the embedding,
-    which may be a few more than there are tokens."""
-    name, size = corpus.manifest.tokenizer.name, corpus.vocab_size
+    """Sizes tell tokenizers apart: that of the text the run saw where it is known, else the rows of the embedding, of
+    which there may be some more than tokens (round numbers are fast), but not many."""
+    name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
+    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
     remedy = "prepare the text with the tokenizer that the model was trained with"
     if trained_on is not None and trained_on["vocab_size"] != size:
-        raise ValueError(
-            f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model was trained with "
-            f"{trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}"
-        )
-    if size > model.config.vocab_size:
-        raise ValueError(
-            f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model has a vocabulary of "
-            f"{model.config.vocab_size:,}; {remedy}"
-        )
+        raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
+    if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
+        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
