@@ -51,6 +51,7 @@ class TextTrain(Config):
     log_every: int = Field(10, ge=1, description="steps between two lines of the record")
     eval_every: int | None = Field(500, ge=1, description="steps between two evaluations; none: at the end alone")
     eval_windows: int | None = Field(None, ge=1, description="windows of the valid split to evaluate; none: all")
+    final_windows: int | None = Field(None, ge=1, description="windows of each split to measure at the end; none: all")
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
 
     @field_validator("betas")

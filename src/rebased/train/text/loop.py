@@ -106,7 +106,7 @@ class TextRun:
         stop: StopRequest,
     ) -> None:
         self.config, self.folder, self.world = config, folder, world
-        self.about_text = describe_corpus(corpus)
+        self.corpus, self.about_text = corpus, describe_corpus(corpus)
         self.sinks, self.stop = sinks, stop
         self.parameters = model.num_parameters()
         self.step = TextStep(model, config.train, world)
@@ -309,12 +309,17 @@ class TextRun:
     def finish(self) -> None:
         """Measure the trained model as the paper does, write it, and say that this is the end."""
         model = whole_model(self.model, self.config.model, self.world)
-        config = self.config.train
+        config, data = self.config.train, self.config.data
         batch_size = config.micro_batch or config.batch_size // self.world.size
-        scores = measure(model, self.valid_windows, batch_size, self.step.precision, self.world)
+        scores: dict[str, Any] = {}
+        for split in ("valid", "test"):
+            if split in self.corpus.splits:
+                windows = self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
+                common = (config.final_windows, batch_size, self.step.precision, self.world)
+                scores[split] = measure(model, windows, *common)
         if self.world.leads:
             save_model(model, self.folder)
-            self.end({"status": "done", "step": self.progress.step, "valid": scores})
+            self.end({"status": "done", "step": self.progress.step, **scores})
 
     def diverged(self, what: str, step: int) -> Diverged:
         good = read_pointer(self.folder)

@@ -11,12 +11,13 @@ from rebased.train.text.evaluate import evaluate_text
 from rebased.train.text.world import World
 
 
-def measure(model: LanguageModel, windows: Windows, batch_size: int, precision: str, world: World) -> dict[str, Any]:
-    """Over all windows, which the processes share; every process gets the same answer."""
-    rows = range(len(windows))[world.rank :: world.size]
+def measure(
+    model: LanguageModel, windows: Windows, most: int | None, batch_size: int, precision: str, world: World
+) -> dict[str, Any]:
+    """Over the first windows (none: all), which the processes share; every process gets the same answer."""
+    rows = range(len(windows))[:most][world.rank :: world.size]
     dtype = torch.bfloat16 if precision == "bf16" else None
-    text: Any = windows
-    mine = evaluate_text(model, text, rows=rows, batch_size=batch_size, dtype=dtype) if len(rows) else None
+    mine = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype) if len(rows) else None
     scores = TextScores.join([part for part in world.gather(mine) if part is not None])
     return {
         "tokens": scores.tokens(),

@@ -57,9 +57,9 @@ class TextStep:
         """Compile first, then wrap: what is compiled stays in place, so no parameter changes its name."""
         if self.config.compile == "blocks":
             for block in self.model.blocks:
-                block.compile()
+                block.compile(dynamic=False)
         elif self.config.compile == "model":
-            loss.compile()
+            loss.compile(dynamic=False)
         if self.world.size > 1 and self.config.parallel == "fsdp":
             for block in self.model.blocks:
                 fully_shard(block)
