@@ -89,6 +89,17 @@ def test_long_windows_of_a_large_vocabulary() -> None:
         assert 0 < (want > 0).float().mean() < 1
 
 
+@pytest.mark.gpu
+def test_the_same_on_a_gpu() -> None:
+    tokens = (torch.rand(4, 2000, generator=torch.Generator().manual_seed(0)) ** 8 * 50304).long()
+    counts = count_ngrams([tokens], 2, 50304)
+    for order in (1, 2, 5):
+        want = distance_to_previous(tokens, order, reset_token=7)
+        assert torch.equal(distance_to_previous(tokens.cuda(), order, reset_token=7).cpu(), want)
+    capped = ar_mask(tokens, frequency=counts, max_count=9)
+    assert torch.equal(ar_mask(tokens.cuda(), frequency=counts, max_count=9).cpu(), capped)
+
+
 def test_tokens_as_shards_hold_them() -> None:
     assert torch.equal(ar_mask(read("abab").to(torch.uint16)), ar_mask(read("abab")))
 

@@ -145,9 +145,7 @@ def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Ta
         counts = (f"{some.asked:,}", f"{some.correct:,}")
         table.add_row(name, *counts, f"{some.accuracy:.3f}", f"{low:.3f} to {high:.3f}", f"{some.nats:.3f}")
     console.print(table)
-    console.print(
-        "ago: tokens from the answer in the context to the one asked for; nats: -ln p of an answer", highlight=False
-    )
+    console.print("ago: tokens since the answer in the context; nats: -ln p of an answer", highlight=False)
 
 
 def numbers(some: Tally) -> dict[str, Any]:

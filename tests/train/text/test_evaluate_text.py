@@ -123,6 +123,15 @@ def test_half_precision_is_near(model: LanguageModel) -> None:
     assert half == pytest.approx(exact, rel=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "rel"), [(None, 1e-4), (torch.bfloat16, 2e-2)])
+def test_the_same_on_a_gpu(model: LanguageModel, dtype: torch.dtype | None, rel: float) -> None:
+    here, there = evaluate_text(model, Windows(5)), evaluate_text(model.cuda(), Windows(5), dtype=dtype)
+    assert torch.equal(here.counts, there.counts)
+    for columns in (ALL, AR, NON_AR):
+        assert there.mean(columns) == pytest.approx(here.mean(columns), rel=rel)
+
+
 def test_mistakes(model: LanguageModel) -> None:
     with pytest.raises(ValueError, match="no window to score"):
         evaluate_text(model, Windows(5), rows=[])
