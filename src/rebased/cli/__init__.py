@@ -20,12 +20,15 @@ COMMANDS = {
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that stand in its context."),
+    "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
+    "data check": ("rebased.cli.data:check", "Say what a prepared folder holds, and compare every checksum."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 
 # What `rebased --help` says of verbs that share their first word; `rebased WORD` alone lists them.
 GROUPS: dict[str, str] = {
     "lm": "Language models: train and measure them.",
+    "data": "Text for language models.",
 }
 
 INTERRUPTED = 130  # what a shell expects of a process that Ctrl-C has ended
