@@ -6,8 +6,8 @@ import lzma
 from pathlib import Path
 
 import pytest
-from made_up import made_up, write_record
 
+from made_up import made_up, write_record
 from rebased.report import collect, write_bundle
 from rebased.train import train
 

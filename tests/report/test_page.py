@@ -10,8 +10,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from made_up import made_up
 
+from made_up import made_up
 from rebased.report import Page, Section, demo_page, learning_curves, state_growth, write_page
 from rebased.report.demo import findings
 

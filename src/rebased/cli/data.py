@@ -42,7 +42,7 @@ def prepare(
     ----------
     sources
         Text files, folders, JSON lines (.jsonl), each also .gz, .xz or .zst; NAME.idx of a tokenised pair NAME.bin and
-        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset of the Hugging Face Hub. None: the running Python's standard library.
+        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset of the Hugging Face Hub. None: Python's own standard library.
     out
         Folder to make.
     tokenizer

@@ -31,8 +31,8 @@ class Rule(Protocol):
         """(split, up to which of the document's bytes) in order, the last without end; None for what no split takes."""
         ...
 
-    def took(self, size: int) -> bool:
-        """Told after each document; whether there is room for more."""
+    def took(self, size: int, whole: bool) -> bool:
+        """Told after each document how much of it went to splits, and if that was all: is there room for more?"""
         ...
 
 
@@ -41,14 +41,15 @@ def deal(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[str, Part]
         stretches = rule.stretches(number, document)
         ends = [int(end) for _, end in stretches if not math.isinf(end)]
         align = int(document.dtype[-1]) if document.kind == "tokens" else 1
-        size = 0
+        size, whole = 0, True
         for stretch, data, is_end in divide(document.parts, ends, align):
             split = stretches[stretch][0]
             if split is None:
+                whole = False
                 break
             size += len(data)
             yield split, Part(document.kind, data, is_end, document.source, document.dtype)
-        if not rule.took(size):
+        if not rule.took(size, whole):
             return
 
 
@@ -71,7 +72,7 @@ class ByShare:
         draw = int.from_bytes(digest, "little") / 2**64
         return [(next((split for split, bound in self._bounds if draw < bound), None), math.inf)]
 
-    def took(self, size: int) -> bool:
+    def took(self, size: int, whole: bool) -> bool:
         return True
 
 
@@ -92,9 +93,9 @@ class BySize:
         ]
         return [*left, (None, math.inf)] if document.divisible else [(left[0][0], math.inf)]
 
-    def took(self, size: int) -> bool:
+    def took(self, size: int, whole: bool) -> bool:
         self._done += size
-        return self._done < self._bounds[-1][1] - CHARACTER
+        return whole and self._done < self._bounds[-1][1]
 
     def check_enough(self) -> None:
         wanted = self._bounds[-1][1]
@@ -111,7 +112,7 @@ class BySource:
     def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         return [(self._split, math.inf)]
 
-    def took(self, size: int) -> bool:
+    def took(self, size: int, whole: bool) -> bool:
         return True
 
 

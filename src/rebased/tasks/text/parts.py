@@ -35,7 +35,7 @@ def safe_cut(text: bytes, limit: int) -> int:
 
 def character_start(text: bytes, at: int) -> int:
     """`at`, or the start of the UTF-8 character in whose middle it is."""
-    for back in range(min(4, at)):
+    for back in range(min(4, at + 1)):
         if at - back >= len(text) or text[at - back] & 0xC0 != 0x80:
             return at - back
     return at  # not UTF-8

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from rebased.tasks.text.parts import PART, read_parts
 from rebased.tasks.text.pile import TokenisedFile
+from rebased.tasks.text.zstd import ZstandardReader
 
 Kind = Literal["text", "jsonl", "tokens"]
 COMPRESSED = (".xz", ".gz", ".zst")
@@ -180,24 +181,11 @@ def open_text(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
                 with gzip.GzipFile(fileobj=raw) as unzipped:
                     yield io.BufferedReader(unzipped, PART), raw.tell
             elif path.suffix == ".zst":
-                reader, damage = _zstandard(raw, path)
-                try:
-                    yield reader, raw.tell
-                except damage as error:
-                    raise ValueError(f"{path} cannot be unpacked near byte {raw.tell():,}: {error}") from error
+                yield io.BufferedReader(ZstandardReader(raw, path), PART), raw.tell
             else:
                 yield raw, raw.tell
         except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ValueError(f"{path} cannot be unpacked near byte {raw.tell():,}: {error}") from error
-
-
-def _zstandard(raw: BinaryIO, path: Path) -> tuple[BinaryIO, type[Exception]]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise ImportError(f"{path} needs the zstandard library: pip install 'rebased[data]'") from error
-    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-    return io.BufferedReader(reader, PART), zstandard.ZstdError
 
 
 def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:

@@ -95,7 +95,8 @@ class JsonTokenizer:
         for token, number in spec["model"]["vocab"].items():
             lengths[number] = len(token)  # a character a byte
         for added in spec.get("added_tokens", []):
-            lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+            number = self._tokenizer.token_to_id(added["content"])
+            lengths[number] = 0 if added["special"] else len(added["content"].encode())
         return lengths
 
     def to_json(self) -> bytes | None:
@@ -171,7 +172,7 @@ PROBE = (
 
 def _exact_words(content: bytes, engine: Any) -> WordEncoder | None:
     """The fast way, if it gives what the library gives for a text with all that is difficult in it."""
-    words = WordEncoder.of(json.loads(content))
+    words = WordEncoder.of(json.loads(content), engine)
     if words is not None:
         found = words.encode([PROBE])
         if found is None or found[0].tolist() != engine.encode(PROBE, add_special_tokens=False).ids:

@@ -5,7 +5,6 @@ Python objects; what is new goes to the `tokenizers` library. The result is the 
 this way is not known to be exact (another pre-tokeniser, unknown characters), `of` or `encode` returns None.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -45,10 +44,9 @@ class WordEncoder:
         self._forget()
 
     @classmethod
-    def of(cls, spec: dict[str, Any]) -> "WordEncoder | None":
-        """For the content of a tokenizer.json, if it is one whose rules are known here: GPT-2's, GPT-NeoX's, ..."""
-        from tokenizers import Tokenizer
-
+    def of(cls, spec: dict[str, Any], engine: Any) -> "WordEncoder | None":
+        """For the content of a tokenizer.json and what the library made of it, if its rules are known here: GPT-2's,
+        GPT-NeoX's, ..."""
         pre, model, normalizer = spec.get("pre_tokenizer") or {}, spec["model"], spec.get("normalizer")
         added = [token for token in spec.get("added_tokens", []) if not token["special"]]
         known = (
@@ -62,8 +60,8 @@ class WordEncoder:
         )
         if not known:
             return None
-        model = Tokenizer.from_str(json.dumps(spec)).model
-        return cls(model, {token["content"]: token["id"] for token in added}, normalizer is not None)
+        numbers = {token["content"]: engine.token_to_id(token["content"]) for token in added}
+        return cls(engine.model, numbers, normalizer is not None)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray] | None:
         """The tokens of each text, uint32. None: let the library do it."""

@@ -1,17 +1,13 @@
 """From sources to a prepared folder: read, deal, encode in several processes, write shards; end and resume at will."""
 
-import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from rebased.atomic import PARTIAL, replacing
 from rebased.config import Config
 from rebased.tasks.text.dealing import (
     DEFAULT_SPLIT,
@@ -25,16 +21,13 @@ from rebased.tasks.text.dealing import (
     parse_split,
 )
 from rebased.tasks.text.encode import Piece, PieceEncoder
+from rebased.tasks.text.folder import State, own_folder, write_state
 from rebased.tasks.text.manifest import (
     FORMAT,
-    MANIFEST,
     Manifest,
-    Shard,
     Split,
     TokenizerFile,
     dtype_for,
-    read_manifest,
-    verify_file,
     write_manifest,
 )
 from rebased.tasks.text.parts import PART
@@ -44,7 +37,6 @@ from rebased.tasks.text.sources import HUB, LIBRARY, Source, find_sources
 from rebased.tasks.text.tokenizer import Tokenizer, digest, load_tokenizer, restore_tokenizer
 
 WORTH_A_PROCESS = 4 * 10**6  # bytes; with less to do, a process takes longer to start than it saves
-STATE, LOCK = ".prepare.json", ".lock"
 
 
 class PrepareConfig(Config):
@@ -68,15 +60,6 @@ class Progress(NamedTuple):
     shards: int
 
 
-class _State(Config):
-    """What is finished, rewritten after each shard. It stays, to tell one preparation from another."""
-
-    plan: dict[str, Any]
-    shards: tuple[dict[str, Shard], ...] = ()
-    invalid_utf8: int = 0
-    source_bytes: int = 0
-
-
 def prepare(
     config: PrepareConfig,
     folder: Path,
@@ -94,7 +77,7 @@ def prepare(
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
     groups = _sources_by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
-    with _own_folder(folder, plan, resume) as (state, finished):
+    with own_folder(folder, plan, resume) as (state, finished):
         if finished is not None:
             return finished
         entry = store_tokenizer(folder, tokenizer)
@@ -110,22 +93,19 @@ def _encode_all(
     spec: SplitSpec,
     groups: dict[str, list[Source]],
     tokenizer: Tokenizer,
-    state: _State,
+    state: State,
     workers: int,
     report: Callable[[Progress], None],
-) -> tuple[_State, int]:
+) -> tuple[State, int]:
     sources = [source for group in groups.values() for source in group]
     total = 0 if any(source.name.startswith(HUB) for source in sources) else sum(source.size for source in sources)
     rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total) if spec.shares else None
     tokens = sum(shard.tokens for shards in state.shards for shard in shards.values())
     dtype = dtype_for(tokenizer.vocab_size)
-    arguments = (
-        tokenizer.to_json(),
-        tokenizer.name,
-        tokenizer.end_of_text,
-        config.field,
-        config.invalid_utf8 == "stop",
-    )
+    stop = config.invalid_utf8 == "stop"
+    arguments = (tokenizer.to_json(), tokenizer.name, tokenizer.end_of_text, config.field, stop)
+    if total:
+        workers = min(workers, max(1, total // WORTH_A_PROCESS))
     with ordered_pool(make_encoder, arguments, workers) as encode:
         pieces = _pieces(groups, rule, config.shard_bytes)
         for index, of_shard in groupby(pieces, key=lambda piece: piece.shard):
@@ -141,10 +121,10 @@ def _encode_all(
                     tokens += len(made.encoded.tokens)
                     report(Progress(piece.done, total, source_bytes, tokens, index))
                 shards = group.finish()
-            state = _State(
+            state = State(
                 plan=state.plan, shards=(*state.shards, shards), invalid_utf8=invalid, source_bytes=source_bytes
             )
-            _write_state(folder, state)
+            write_state(folder, state)
     if isinstance(rule, BySize):
         rule.check_enough()
     return state, sum(len(source.skipped) for source in sources)
@@ -200,7 +180,7 @@ def _plan(config: PrepareConfig, tokenizer: Tokenizer, groups: dict[str, list[So
     }
 
 
-def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, state: _State, skipped: int) -> Manifest:
+def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, state: State, skipped: int) -> Manifest:
     splits = {name: Split(shards=tuple(group[name] for group in state.shards if name in group)) for name in spec.names}
     empty = [name for name, split in splits.items() if split.tokens < 2]
     if len(empty) == len(splits):
@@ -219,53 +199,3 @@ def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, stat
         invalid_utf8=state.invalid_utf8,
         skipped_files=skipped,
     )
-
-
-@contextmanager
-def _own_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iterator[tuple[_State, Manifest | None]]:
-    """(what is finished, the manifest if all is). Refused, and left as it was, unless the folder is new, empty, or this
-    preparation's own."""
-    _check_folder(folder, plan, resume)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except OSError as error:
-            raise ValueError(f"{folder} is in use by another process; wait, or choose another folder") from error
-        state = _check_folder(folder, plan, resume)  # again: another process may have come and gone since
-        if (folder / MANIFEST).exists():
-            yield state, read_manifest(folder)
-            return
-        for partial in folder.glob(f".*{PARTIAL}"):  # of a process that was killed
-            partial.unlink()
-        for shards in state.shards:
-            for shard in shards.values():
-                verify_file(folder, shard.token_file)
-                verify_file(folder, shard.ends_file)
-        _write_state(folder, state)
-        yield state, None
-
-
-def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> _State:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; choose a folder (-o)")
-    path = folder / STATE
-    if not path.exists():
-        if folder.exists() and any(name != LOCK for name in os.listdir(folder)):
-            raise ValueError(f"{folder} is not empty and was not begun by this command; choose another folder (-o)")
-        return _State(plan=plan)
-    try:
-        state = _State.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise ValueError(f"{path} is damaged; remove {folder} and prepare it again") from error
-    different = [key for key in plan if state.plan.get(key) != plan[key]]
-    if different:
-        raise ValueError(f"{folder} was begun with another {' and '.join(different)}; choose another folder (-o)")
-    if not resume:
-        raise ValueError(f"{folder} holds this preparation; add --resume to go on, or choose another folder (-o)")
-    return state
-
-
-def _write_state(folder: Path, state: _State) -> None:
-    with replacing(folder / STATE) as file:
-        file.write(state.model_dump_json().encode())
