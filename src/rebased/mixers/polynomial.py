@@ -4,7 +4,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rebased.mixers.contract import Earlier, register_mixer
 from rebased.ops import (
@@ -15,6 +14,7 @@ from rebased.ops import (
     PolyState,
     feature_count,
     init_poly_state,
+    layer_norm,
     poly_attention,
     poly_attention_extend,
     poly_state,
@@ -26,7 +26,7 @@ x^2, norm(x)^2, (gamma x)^2, (gamma x + beta)^2 and ReBased itself, (gamma norm(
 
 
 class AffineNorm(nn.Module):
-    """LayerNorm with each of its three parts optional."""
+    """LayerNorm with each of its three parts optional; the answer has x's dtype, under autocast too."""
 
     def __init__(self, width: int, transform: QKTransform, eps: float = 1e-5) -> None:
         super().__init__()
@@ -38,10 +38,10 @@ class AffineNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.normalise:
-            return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+            return layer_norm(x, self.weight, self.bias, self.eps)
         if self.weight is not None:
-            x = x * self.weight
-        return x if self.bias is None else x + self.bias
+            x = x * self.weight.to(x.dtype)
+        return x if self.bias is None else x + self.bias.to(x.dtype)
 
 
 class PolynomialAttention(nn.Module):
@@ -80,8 +80,6 @@ class PolynomialAttention(nn.Module):
         """The q, k [B,T,H,K] and v [B,T,H,V] that the kernel meets."""
         v = self.proj_v(x)
         q, k = self.transform(self.proj_q(x), self.proj_k(x))
-        # Under autocast a norm answers in fp32 and a projection in half: the operator wants one dtype.
-        q, k = q.to(v.dtype), k.to(v.dtype)
         return (
             q.unflatten(-1, (self.n_heads, self.key_width)),
             k.unflatten(-1, (self.n_heads, self.key_width)),

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from rebased.mixers import CONTEXT, Earlier, forward_documents, mixer_class
 from rebased.models.config import LMConfig
+from rebased.models.norm import LayerNorm, RMSNorm, product_dtype
 
 
 class MLP(nn.Module):
@@ -33,15 +34,15 @@ class Block(nn.Module):
     alone, with an RMSNorm."""
 
     mixer: Any  # a torch module under the mixer contract
-    norm2: nn.Module | None
+    norm2: LayerNorm | None
     mlp: nn.Module
 
     def __init__(self, config: LMConfig, layer: int) -> None:
         super().__init__()
         D, is_mamba = config.d_model, config.block == "mamba"
-        self.norm1 = nn.RMSNorm(D, eps=1e-5) if is_mamba else nn.LayerNorm(D)
+        self.norm1 = RMSNorm(D, eps=1e-5) if is_mamba else LayerNorm(D)
         self.mixer = build_mixer(config, layer)
-        self.norm2 = None if is_mamba else nn.LayerNorm(D)
+        self.norm2 = None if is_mamba else LayerNorm(D)
         self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
@@ -50,14 +51,18 @@ class Block(nn.Module):
     def mix(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
         """u, the first line: the only place where positions meet. With `cu_seqlens` documents do not see each other
         (mixers/documents.py); with `earlier` x is a part of a sequence that processes share (mixers/contract.py)."""
-        y = self.norm1(x)
+        y = self.norm1(x, dtype=product_dtype(x))
         if earlier is not None:
             return x + self.mixer.forward_part(y, earlier)
         return x + (self.mixer(y) if cu_seqlens is None else forward_documents(self.mixer, y, cu_seqlens))
 
     def feed(self, u: Tensor) -> Tensor:
         """x', the second line, each position [..., D] by itself."""
-        return u if self.norm2 is None else u + self.mlp(self.norm2(u))
+        if self.norm2 is None:
+            return u
+        if isinstance(self.mlp, nn.Identity):
+            return self.norm2(u, residual=True)
+        return u + self.mlp(self.norm2(u, dtype=product_dtype(u)))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer.extend(self.norm1(x), state)

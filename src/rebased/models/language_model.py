@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, positions_in_documents
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
+from rebased.models.norm import LayerNorm
 from rebased.ops import linear_cross_entropy
 
 IGNORE = -100
@@ -44,7 +45,7 @@ class LanguageModel(nn.Module):
         self.positions = nn.Embedding(config.max_len, config.d_model)
         self.dropout = nn.Dropout(config.embed_dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))  # type: ignore[assignment]
-        self.norm = nn.LayerNorm(config.d_model)
+        self.norm = LayerNorm(config.d_model)
         self.init_weights()
 
     def init_weights(self) -> None:

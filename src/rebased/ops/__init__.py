@@ -3,6 +3,7 @@
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
 from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from rebased.ops.norm import layer_norm, rms_norm
 from rebased.ops.polynomial import (
     BASED,
     REBASED,
@@ -27,6 +28,7 @@ __all__ = [
     "feature_count",
     "init_poly_state",
     "init_wkv_state",
+    "layer_norm",
     "linear_argmax",
     "linear_cross_entropy",
     "long_conv",
@@ -34,6 +36,7 @@ __all__ = [
     "poly_attention",
     "poly_attention_extend",
     "poly_state",
+    "rms_norm",
     "selective_scan",
     "selective_scan_extend",
     "short_conv",

@@ -1,0 +1,52 @@
+"""Norms against their formulas: plain on a CPU, and their kernels built for GPUs that are not here and run on one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ops.norm_cases import KINDS, assert_is_the_law
+from rebased.ops import layer_norm, use_backend
+from triton_aot import compile_launch, record_launches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_the_formula(kind: str) -> None:
+    assert_is_the_law(kind, (3, 5, 24), torch.float64, torch.float64, error=1e-13)
+    assert_is_the_law(kind, (3, 5, 24), torch.bfloat16, torch.bfloat16)
+
+
+def test_the_answer_has_the_dtype_that_is_asked_for_under_autocast_too() -> None:
+    x, weight = torch.randn(2, 8), torch.ones(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer_norm(x.bfloat16(), weight, weight).dtype == torch.bfloat16
+        assert layer_norm(x, weight, weight).dtype == torch.float32
+        assert layer_norm(x, weight, weight, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.bfloat16)])
+def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import linear_scan, norm_triton
+
+    launches: list[dict[str, Any]] = []
+    for name in ("forward_kernel", "backward_kernel"):
+        monkeypatch.setattr(norm_triton, name, record_launches(getattr(norm_triton, name), launches))
+    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    with use_backend("triton"):
+        for N in (64, 192, 8192):
+            weight = torch.ones(N, requires_grad=True)
+            layer_norm(torch.randn(2, N).to(dtype), weight, weight, residual=N == 64).sum().backward()
+    assert len(launches) == 6
+    for launch in launches:
+        assert compile_launch(launch, capability).metadata.shared <= 32 * 1024  # for sums over rows and columns
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
+)
+@pytest.mark.parametrize("shape", [(64, 2048, 64), (7, 1001, 192), (3, 77, 40), (33, 3000)], ids=str)
+def test_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype, kind: str) -> None:
+    assert_is_the_law(kind, shape, dtype, out, device="cuda")
