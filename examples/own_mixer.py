@@ -1,10 +1,13 @@
-"""Your own mixer is one class and a decorator. Here it learns a tiny MQAR next to ReBased: own_mixer.py [STEPS]"""
+"""Your own mixer, with a state to generate from. Here it learns a small MQAR beside ReBased: own_mixer.py [EPOCHS]"""
 
 import sys
+from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 
-from rebased import MQAR, LanguageModel, LMConfig, register_mixer
+from rebased import register_mixer
+from rebased.train import RunConfig, train
 
 
 @register_mixer("running_mean")
@@ -13,25 +16,24 @@ class RunningMean(torch.nn.Module):
         super().__init__()
         self.out_proj = torch.nn.Linear(d_model, d_model)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [B,T,D] -> [B,T,D]
-        return self.out_proj(x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None])
+    def forward(self, x: Tensor) -> Tensor:  # [B,T,D] -> [B,T,D]
+        return self.extend(x, self.init_state(len(x), device=x.device, dtype=x.dtype))[0]
 
+    def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        return self.out_proj.weight.new_zeros(batch, self.state_size(0), device=device, dtype=dtype)
 
-def recall(mixer: object, steps: int, batch: int = 128) -> float:
-    torch.manual_seed(0)
-    task = MQAR(seq_len=16, kv_pairs=4, vocab_size=20)
-    train, test = task.build(steps * batch, seed=0), task.build(500, seed=1)
-    model = LanguageModel(LMConfig(vocab_size=20, d_model=32, max_len=16, mixers=("short_conv", mixer)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for tokens, labels in zip(train.inputs.split(batch), train.labels.split(batch), strict=True):
-        optimizer.zero_grad()
-        model.loss(tokens, labels).backward()
-        optimizer.step()
-    logits, labels = model.eval().logits_at_labels(*test)
-    return float((logits.argmax(-1) == labels).float().mean())
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # many tokens, or one
+        seen = torch.nn.functional.pad(x, (0, 1), value=1.0).cumsum(1) + state.unsqueeze(1)  # [B,T,D+1]
+        return self.out_proj(seen[..., :-1] / seen[..., -1:]), seen[:, -1]
+
+    def state_size(self, seq_len: int) -> int:
+        return len(self.out_proj.weight) + 1  # the sum of the tokens so far, and how many they are
 
 
 if __name__ == "__main__":
-    steps = int(sys.argv[1]) if sys.argv[1:] else 500
-    print(f"running mean recalls {recall('running_mean', steps):.0%}")
-    print(f"ReBased recalls {recall({'name': 'rebased', 'n_heads': 2, 'key_width': 16}, steps):.0%}")
+    task = {"vocab_size": 20} | {key: [{"seq_len": 16, "kv_pairs": 4, "examples": 8000}] for key in ("train", "test")}
+    how = {"epochs": [*sys.argv[1:], 8][0], "batch_size": 64, "lr": 5e-3}
+    for mixer in ("running_mean", {"name": "rebased", "n_heads": 2}):
+        run = RunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=how)
+        with TemporaryDirectory() as folder:
+            print(f"{mixer} recalls {train(run, folder).accuracy:.0%}", flush=True)
