@@ -64,7 +64,7 @@ def _loop(k: Tensor, v: Tensor, rate: Tensor, u: Tensor, state: WKVState) -> tup
     for t in range(k.shape[1]):
         outputs.append(_output(num, den, m, k[:, t], v[:, t], u))
         after = torch.maximum(m - rate, k[:, t]).detach()
-        old, new = torch.exp(m - rate - after), torch.exp(k[:, t] - after)
+        old, new = torch.exp((m - after) - rate), torch.exp(k[:, t] - after)
         num, den, m = old * num + new * v[:, t], old * den + new, after
     return torch.stack(outputs, dim=1), WKVState(num, den, m)
 
@@ -86,7 +86,8 @@ def running_sums(exponents: Tensor, terms: Tensor, fade: Tensor, state: WKVState
     with torch.no_grad():
         m = torch.cat([state.max.unsqueeze(0), exponents])
         _running_max_(m, torch.cat([fade[:1], fade]))
-    old, new = torch.exp(m[:-1] - fade - m[1:]), torch.exp(exponents - m[1:])
+    # In this order: m - fade was rounded when it became the next m, and what rounding took must not be lost each token.
+    old, new = (m[:-1] - m[1:]) - fade, torch.exp(exponents - m[1:])
     start = torch.stack([state.num, state.den], dim=-1)
     return m, linear_scan(old.unsqueeze(-1), new.unsqueeze(-1) * terms, start)
 

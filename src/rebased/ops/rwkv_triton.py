@@ -43,9 +43,10 @@ def _locate(T, D, piece, BLOCK: tl.constexpr):
 
 @triton.jit
 def _add(a, b, m, rate, new, a_new, b_new):
-    """Fade the sums by one token and add e^new times (a_new, b_new)."""
+    """Fade the sums by one token and add e^new times (a_new, b_new). (m - top) - rate, and not m - rate - top, gives
+    the sums what rounding took from m."""
     top = tl.maximum(m - rate, new)
-    old, new = tl.exp(m - rate - top), tl.exp(new - top)
+    old, new = tl.exp((m - top) - rate), tl.exp(new - top)
     return old * a + new * a_new, old * b + new * b_new, top
 
 
@@ -128,7 +129,7 @@ def rate_kernel(k, v, rates, starts, y, lse, dy, ends, dr, T, D, piece, BLOCK: t
         )
         dr_sum += tl.exp(m - norm) * do * (da - out * db)
         top = tl.maximum(m - rate, key)
-        old, new = tl.exp(m - rate - top), tl.exp(key - top)
+        old, new = tl.exp((m - top) - rate), tl.exp(key - top)
         da, db = old * (da - a), old * (db - b)
         a, b, m = old * a + new * value, old * b + new, top
     ga, gb = _load(ends + part, 0, D, channels), _load(ends + part, 1, D, channels)

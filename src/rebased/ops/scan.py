@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rebased.ops.backend import Backend
-from rebased.ops.linear_scan import scan_path, state_gradients, states
+from rebased.ops.linear_scan import Decays, scan_path, state_gradients, states
 from rebased.ops.polynomial.state import state_dtype
 
 CHUNK_NUMBERS = 1 << 20  # of [C,B,D,N] in one chunk: what still fits a core's caches
@@ -93,16 +93,16 @@ class _ChunkedScan(torch.autograd.Function):
         )
         for index in reversed(range(len(starts))):
             s = slice(index * chunk, (index + 1) * chunk)
-            a, hs = _chunk_states(x[:, s], dt[:, s], A, B[:, s], starts[index])
+            decays, hs = _chunk_states(x[:, s], dt[:, s], A, B[:, s], starts[index])
             dC[:, s] = torch.einsum("tbdn,btd->btn", hs, dy[:, s])
             dhs = dy[:, s].transpose(0, 1).unsqueeze(-1) * C[:, s].transpose(0, 1).unsqueeze(2)
             dhs[-1] += dh
-            g = state_gradients(a, dhs)  # [C,B,D,N]
-            dh = a[0] * g[0]
+            g = state_gradients(decays, dhs)  # [C,B,D,N]
+            dh = decays.a[0] * g[0]
             du = torch.einsum("tbdn,btn->btd", g, B[:, s])  # into dt x
             dB[:, s] = torch.einsum("tbdn,btd->btn", g, dt[:, s] * x[:, s])
             dx[:, s] = du * dt[:, s]
-            dlog_a = g.mul_(a)
+            dlog_a = g.mul_(decays.a)
             dlog_a[0].mul_(starts[index])
             dlog_a[1:].mul_(hs[:-1])
             ddt[:, s] = torch.einsum("tbdn,dn->btd", dlog_a, A) + du * x[:, s]
@@ -110,11 +110,11 @@ class _ChunkedScan(torch.autograd.Function):
         return dx, ddt, dA, dB, dC, dh
 
 
-def _chunk_states(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk_states(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, start: Tensor) -> tuple[Decays, Tensor]:
     """The decays and the states of one chunk, [C,B,D,N] each."""
-    a = torch.exp_(dt.transpose(0, 1).unsqueeze(-1) * A)
+    decays = Decays.of(dt.transpose(0, 1).unsqueeze(-1) * A)
     u = (dt * x).transpose(0, 1).unsqueeze(-1) * B.transpose(0, 1).unsqueeze(2)
-    return a, states(a, u, start)
+    return decays, states(decays, u, start)
 
 
 def _chunk_length(state: Tensor, T: int) -> int:

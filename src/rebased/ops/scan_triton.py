@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rebased.ops.linear_scan import states
+from rebased.ops.linear_scan import Decays, states
 
 BLOCK = 32  # channels of a program: one warp
 EVERY = 16  # tokens between two checkpoints: these and the scratch both stay below one [B,T,D] at N = 16
@@ -178,8 +178,8 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
     totals = edge.new_empty(len(edge), pieces, A.shape[1])
     summary_kernel[grid](inputs, weights, dt, A, sums, totals, *dt.shape[1:], piece, BACK=back, **shape)
     order = (lambda x: x.flip(0)) if back else (lambda x: x)
-    passing = torch.exp(totals.unsqueeze(2) * A)
-    joined = states(order(passing.transpose(0, 1)), order(sums.transpose(0, 1)), edge)  # [P,B,N,D]
+    passing = Decays.of(order((totals.unsqueeze(2) * A).transpose(0, 1)))
+    joined = states(passing, order(sums.transpose(0, 1)), edge)  # [P,B,N,D]
     return order(torch.cat([edge.unsqueeze(0), joined[:-1]])).transpose(0, 1).contiguous()
 
 
