@@ -16,6 +16,8 @@ from rebased.cli.quiet import each_warning_once
 from rebased.cli.sweep_board import Tally, plan_table, sweep_board, words_for
 from rebased.train import TrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
+from rebased.train.memory import OUT_OF_MEMORY
+from rebased.train.record import lines_so_far
 from rebased.train.sweep import (
     Plan,
     Point,
@@ -117,6 +119,9 @@ def read_points(file: Path, imports: list[str], overrides: dict[str, str]) -> li
 def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command: str) -> int:
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
+    if cut := [run for run in plan.runs if any(line["type"] == OUT_OF_MEMORY for line in lines_so_far(run.folder))]:
+        many = f"{len(cut)} run{'s' * (len(cut) > 1)}"
+        say(console, f"out of GPU memory: {many} went on with fewer sequences at once, the same batch")
     say(console, f"{tally.summary()}; {plan.folder}")
     if not complete:
         say(console, f"interrupted, saved; go on with: {command}")

@@ -201,5 +201,7 @@ class LiveBoard(SweepBoard):
         more = len(tally.progress) - len(under_way)
         if more > 0:
             under_way.append(f"and {more} more")
-        head = f"{tally.summary()}, {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
+        head = tally.summary()
+        if tally.count("new", "begun"):
+            head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
         return Group(table, Text("\n".join(["", *under_way, head])))

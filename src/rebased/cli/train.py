@@ -12,8 +12,9 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
-from rebased.train import RunConfig, RunResult, TrainConfig
+from rebased.train import RunConfig, RunResult, TrainConfig, read_record
 from rebased.train import train as run_training
+from rebased.train.memory import OUT_OF_MEMORY
 
 OPTIONS = (
     "--config",
@@ -64,4 +65,6 @@ def describe(result: RunResult, run: RunConfig, imports: tuple[str, ...]) -> str
         return f"interrupted at step {result.step}, saved; go on with: rebased train {shlex.join(words)}"
     split = "test" if run.train.protocol == "paper" else "held-out"
     begin = "this run is done already: " if result.status == "already_done" else ""
-    return f"{begin}{split} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
+    cuts = [line["micro_batch"] for line in read_record(result.folder) if line["type"] == OUT_OF_MEMORY]
+    note = f"out of GPU memory: went on with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
+    return f"{note}{begin}{split} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"

@@ -76,6 +76,14 @@ def read_record(path: Path | str) -> list[dict[str, Any]]:
     return _read(path / RECORD if path.is_dir() else path)[0]
 
 
+def lines_so_far(folder: Path) -> list[dict[str, Any]]:
+    """The record of a run that may not have begun, or that another process is writing: what can be read of it now."""
+    try:
+        return read_record(folder / RECORD)
+    except (OSError, ValueError):
+        return []
+
+
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]

@@ -13,7 +13,7 @@ from typing import Any
 from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, nothing
 from rebased.train.executors.worker import one_line, settle, work
 from rebased.train.interrupt import stop_request
-from rebased.train.record import RECORD, read_record
+from rebased.train.record import lines_so_far
 from rebased.train.sinks import Sink
 
 INSTALL = "pip install 'rebased[sweep]'"
@@ -113,15 +113,19 @@ class _Followed:
     """A run elsewhere, followed by its record."""
 
     def __init__(self, index: int, folder: Path, sink: Sink) -> None:
-        self.index, self.path, self.sink, self.asked = index, folder / RECORD, sink, False
-        self._told = read_record(self.path)[-1:] if self.path.exists() else []
+        self.index, self.folder, self.sink, self.asked = index, folder, sink, False
+        self._told = self._newest()
 
     def tell(self) -> None:
-        lines = read_record(self.path) if self.path.exists() else []
-        new = [line for line in lines if line["type"] in ("epoch", "end")][-1:]
-        if new and new != self._told:  # the newest says all that a table shows
-            getattr(self.sink, new[0]["type"])(new[0])
-            self._told = new
+        newest = self._newest()
+        if newest and newest != self._told:
+            getattr(self.sink, newest["type"])(newest)
+            self._told = newest
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The last epoch or the end: it says all that a table shows."""
+        lines = [line for line in lines_so_far(self.folder) if line["type"] in ("epoch", "end")]
+        return lines[-1] if lines else None
 
 
 def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

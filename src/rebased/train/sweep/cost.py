@@ -26,7 +26,7 @@ from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
 from rebased.train.executors.worker import one_line
 from rebased.train.loop import train
-from rebased.train.record import RECORD, read_record
+from rebased.train.record import lines_so_far, read_record
 from rebased.train.sweep.plan import PlannedRun
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
@@ -102,7 +102,7 @@ def pattern_of(run: PlannedRun) -> Pattern:
 def _recorded(runs: Sequence[PlannedRun]) -> dict[str, Rate]:
     rates = {}
     for run in runs:
-        lines = read_record(run.folder) if (run.folder / RECORD).exists() else []
+        lines = lines_so_far(run.folder)
         if epochs := [line["seconds"] + line["test_seconds"] for line in lines if line["type"] == "epoch"]:
             work = epoch_work(run.config)
             rates[run.digest] = Rate(median(epochs) / work, 0.0, work, measured=False)
@@ -116,8 +116,7 @@ def _mean_rate(known: Sequence[Rate]) -> Rate:
 
 
 def _epochs_done(run: PlannedRun) -> int:
-    lines = read_record(run.folder) if (run.folder / RECORD).exists() else []
-    return sum(line["type"] == "epoch" for line in lines)
+    return sum(line["type"] == "epoch" for line in lines_so_far(run.folder))
 
 
 def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
@@ -162,10 +161,9 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
     if timed < len(rates):
         parts.append("the records of this folder")
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
-    trust = "1.5" if spread <= 4 else "2" if spread <= 30 else "4"
     yield (
-        f"from {' and '.join(parts)}, scaled by up to {spread:.0f} times as much work: "
-        f"perhaps off by a factor of {trust}, and less where runs stop early"
+        f"from {' and '.join(parts)}, scaled to up to {spread:.0f} times as much work: may be off by a factor of "
+        f"{2 if spread <= 30 else 4} even if nothing else runs here; less where runs stop early"
     )
 
 

@@ -64,7 +64,10 @@ def make_plan(points: Sequence[Point], folder: Path, failures: Mapping[str, str]
 
 def stand(folder: Path, failure: str | None) -> tuple[Status, str | None]:
     """Where a run stands, as its record tells it, and the error that it ended with."""
-    lines = read_record(folder) if (folder / RECORD).exists() else []
+    try:
+        lines = read_record(folder) if (folder / RECORD).exists() else []
+    except ValueError as error:  # damaged: its training would end with the same words
+        return "failed", str(error)
     end = lines[-1] if lines and lines[-1]["type"] == "end" else None
     if end:
         return end["status"], end.get("reason")

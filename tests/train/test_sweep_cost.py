@@ -1,0 +1,99 @@
+"""How long a sweep will take: the arithmetic, and where its seconds come from."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_run import tiny
+
+from rebased.models import LanguageModel
+from rebased.train.executors import Job, Outcome
+from rebased.train.sweep import Point, estimate, make_plan
+from rebased.train.sweep.cost import epoch_work, sequence_work, time_steps
+
+
+class Clock:
+    """An executor that trains nothing: a multiply-add takes a nanosecond."""
+
+    workers, where = 2, "nowhere"
+
+    def __init__(self) -> None:
+        self.timed: list[dict[str, Any]] = []
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is time_steps:
+            self.timed.append(arguments[0])
+            return 1e-9, 0.0, 1e6
+        return None
+
+    def run(self, jobs: Sequence[Job], ended: Callable[[int, Outcome], None]) -> list[Outcome | None]:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+def plan_of(folder: Path, *changes: dict[str, Any]) -> Any:
+    return make_plan([Point({}, tiny(change)) for change in changes], folder, {})
+
+
+def test_the_work_is_counted() -> None:
+    config = tiny()
+    model, segment = LanguageModel(config.model), config.task.train[0]
+    body = sum(
+        p.numel() for name, p in model.named_parameters() if name.split(".")[0] not in ("embedding", "positions")
+    )
+    expected = 12 * (body + model.state_size(12)) + 2 * 8 * 24
+    assert sequence_work(config.model, segment) == expected
+    double = tiny({"task": {"train": {0: {"examples": 80}, 1: {"examples": 40}}}})
+    trained = epoch_work(double) - epoch_work(config)
+    tested = epoch_work(config) - trained
+    assert trained == 3 * (40 * expected + 20 * sequence_work(config.model, config.task.train[1]))
+    assert tested == sum(s.examples * sequence_work(config.model, s) for s in config.task.test)
+
+
+def test_one_timing_a_pattern_of_mixers_and_time_in_proportion_to_work(tmp_path: Path) -> None:
+    clock = Clock()
+    changes = [{"model": {"d_model": width}} for width in (8, 16)] + [{"model": {"mixers": ["attention", "attention"]}}]
+    plan = plan_of(tmp_path, *changes)
+    cost = estimate(plan.runs, plan.runs, clock)
+    assert len(clock.timed) == 2
+    for run in plan.runs:
+        assert cost.seconds[run.digest] == pytest.approx(3 * epoch_work(run.config) * 1e-9, abs=0.01)  # 3 epochs
+    assert cost.total == pytest.approx(max(sum(cost.seconds.values()) / 2, max(cost.seconds.values())))
+    assert "3 steps of each model, timed just now" in cost.basis
+
+
+def test_records_of_the_folder_are_believed_first(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, {"train": {"seed": 1}}, {"train": {"seed": 2}})
+    first, second = plan.runs
+    first.folder.mkdir()
+    lines = [{"type": "epoch", "epoch": i, "seconds": 40.0, "test_seconds": 2.0} for i in (1, 2)]
+    (first.folder / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    clock = Clock()
+    cost = estimate(plan.runs, plan.runs, clock)
+    assert clock.timed == []
+    assert cost.seconds == {first.digest: pytest.approx(42.0), second.digest: pytest.approx(126.0)}  # one epoch is left
+    assert cost.total == pytest.approx(126.0)  # not less than the longest, on however many workers
+    assert "the records of this folder" in cost.basis
+
+
+def test_a_damaged_record_fails_its_run_alone(tmp_path: Path) -> None:
+    good, bad = (tiny({"train": {"seed": seed}}) for seed in (1, 2))
+    (tmp_path / bad.digest()).mkdir()
+    (tmp_path / bad.digest() / "record.jsonl").write_text("{nonsense\n")
+    plan = make_plan([Point({}, good), Point({}, bad)], tmp_path, {})
+    assert [run.status for run in plan.runs] == ["new", "failed"]
+    assert "is damaged in line 1" in str(plan.runs[1].error)
+    assert estimate(plan.runs, plan.runs, Clock()).seconds.keys() == {good.digest(), bad.digest()}
+
+
+def test_steps_are_timed_in_the_loop_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    config = tiny()
+    per_work, seconds, work = time_steps(config.model_dump())
+    assert work == 3 * 8 * sequence_work(config.model, config.task.train[0])  # a step of one batch
+    assert seconds == pytest.approx(2 * 3 * work * per_work)
+    assert 0 < seconds < 60
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
