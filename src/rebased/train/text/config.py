@@ -45,8 +45,10 @@ class TextTrain(Config):
         "off", description="torch.compile of each kind of block once, or of the whole model in one piece"
     )
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
-    parallel: Literal["none", "ddp", "fsdp"] = Field(
-        "none", description="how torchrun's processes share the work: whole copies, or each a part of every weight"
+    parallel: Literal["none", "ddp", "fsdp", "context"] = Field(
+        "none",
+        description="how torchrun's processes share a step: its sequences, with whole copies of the model (ddp) or "
+        "each with a part of every weight (fsdp); or each sequence, every process a stretch of it (context)",
     )
     log_every: int = Field(10, ge=1, description="steps between two lines of the record")
     eval_every: int | None = Field(500, ge=1, description="steps between two evaluations; none: at the end alone")
@@ -91,4 +93,6 @@ class TextRunConfig(Config):
                 f"data.seq_len {self.data.seq_len} is beyond the model's {self.model.max_len} learned positions; "
                 f"set model.max_len to {self.data.seq_len} (or leave it out), or make windows shorter"
             )
+        if self.train.parallel == "context" and self.data.isolate_documents:
+            raise ValueError("processes that share a sequence cannot keep its documents apart; use ddp or fsdp")
         return self

@@ -65,7 +65,7 @@ def train_text(
     ended; a run that is done is left as it is.
     """
     folder = Path(folder)
-    with join_world(config.train) as world, torch.random.fork_rng(devices=_gpus(world)):
+    with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
         corpus = world.together(lambda: open_corpus(config))
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         model = LanguageModel(config.model)  # on the CPU, for the same weights everywhere; before there is a folder
@@ -111,6 +111,7 @@ class TextRun:
         self.parameters = model.num_parameters()
         self.step = TextStep(model, config.train, world)
         self.model = self.step.model
+        self.rows_at_once = config.train.micro_batch or config.train.batch_size // self.step.share[1]
         data = config.data
         self.train_windows = corpus.windows("train", data.seq_len, isolate_documents=data.isolate_documents)
         self.valid_windows = corpus.windows("valid", data.seq_len, isolate_documents=data.isolate_documents)
@@ -231,13 +232,10 @@ class TextRun:
     def batch(self, step: int) -> list[TextBatch]:
         """This process's share of a step's windows, in micro batches. Which windows a step has is a function of the
         seed and the step, so there is nothing about it to save."""
-        config, world = self.config.train, self.world
-        order = mix_seed(config.seed, ORDER)
-        share = config.batch_size // world.size
-        rows = window_rows(len(self.train_windows), config.batch_size, order, step)
-        rows = rows[world.rank * share : (world.rank + 1) * share]
-        size = config.micro_batch or share
-        return [self.train_windows.batch(rows[first : first + size]) for first in range(0, share, size)]
+        config, (mine_is, shares) = self.config.train, self.step.share
+        rows = window_rows(len(self.train_windows), config.batch_size, mix_seed(config.seed, ORDER), step)
+        rows = rows.chunk(shares)[mine_is]
+        return [self.train_windows.batch(part) for part in rows.split(self.rows_at_once)]
 
     def read_outcomes(self) -> None:
         """Wait for the device, and take over what it has computed since the last time."""
@@ -283,8 +281,7 @@ class TextRun:
         self.read_outcomes()
         config, windows = self.config.train, self.valid_windows
         rows = range(len(windows) if config.eval_windows is None else min(config.eval_windows, len(windows)))
-        batch_size = config.micro_batch or config.batch_size // self.world.size
-        loss, tokens = validate(self.step.loss, windows, rows, batch_size, self.world)
+        loss, tokens = validate(self.step, windows, rows, self.rows_at_once)
         seconds = self.restart_clock()
         about = {"loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens, "seconds": seconds}
         self.tell("evaluation", {"type": "eval", "step": self.progress.step, **about})
@@ -310,12 +307,11 @@ class TextRun:
         """Measure the trained model as the paper does, write it, and say that this is the end."""
         model = whole_model(self.model, self.config.model, self.world)
         config, data = self.config.train, self.config.data
-        batch_size = config.micro_batch or config.batch_size // self.world.size
         scores: dict[str, Any] = {}
         for split in ("valid", "test"):
             if split in self.corpus.splits:
                 windows = self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
-                common = (config.final_windows, batch_size, self.step.precision, self.world)
+                common = (config.final_windows, self.rows_at_once, self.step.precision, self.world)
                 scores[split] = measure(model, windows, *common)
         if self.world.leads:
             save_model(model, self.folder)

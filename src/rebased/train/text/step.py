@@ -14,6 +14,7 @@ from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.tasks.text import TextBatch
 from rebased.train.text.config import TextTrain
+from rebased.train.text.context_parallel import ContextParallel
 from rebased.train.text.optimiser import build_optimiser, set_lr
 from rebased.train.text.schedule import learning_rate
 from rebased.train.text.world import World
@@ -22,15 +23,19 @@ from rebased.train.text.world import World
 class TokenLoss(nn.Module):
     """The sum of a batch's losses as one module: what is compiled, copied to every process, or sharded."""
 
-    def __init__(self, model: LanguageModel, precision: str) -> None:
+    def __init__(self, model: LanguageModel, precision: str, context: ContextParallel | None = None) -> None:
         super().__init__()
-        self.model, self.precision = model, precision
+        self.model, self.precision, self.context = model, precision, context
 
     def forward(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """tokens, labels [B,T]; of processes that share sequences each has the labels of its own stretch."""
         half = self.precision == "bf16"
         # Each weight is cast once a forward pass, so there is nothing to remember: remembered casts would outlive it.
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            hidden = self.model.hidden(tokens, cu_seqlens)
+            if self.context is None:
+                hidden = self.model.hidden(tokens, cu_seqlens)
+            else:
+                hidden = self.context.hidden(self.model, tokens)
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 
 
@@ -50,8 +55,18 @@ class TextStep:
         self.precision = choose_precision(config.precision, world.device)
         self.model = model.to(world.device)
         self.model.recompute = config.recompute
-        self.loss: nn.Module = self._spread(TokenLoss(self.model, self.precision))
+        self.context = ContextParallel() if world.size > 1 and config.parallel == "context" else None
+        self.loss: nn.Module = self._spread(TokenLoss(self.model, self.precision, self.context))
         self.optimiser = build_optimiser(self.model, config)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(i, n): this process reads the i-th of n shares of a batch's sequences."""
+        return (0, 1) if self.context else (self.world.rank, self.world.size)
+
+    def own(self, batch: TextBatch) -> TextBatch:
+        """A batch of this process's share of the sequences, less the labels that are other processes'."""
+        return batch if self.context is None else batch._replace(labels=self.context.share(batch.labels))
 
     def _spread(self, loss: TokenLoss) -> nn.Module:
         """Compile first, then wrap: what is compiled stays in place, so no parameter changes its name."""
@@ -65,7 +80,7 @@ class TextStep:
                 fully_shard(block)
             fully_shard(loss)
             return loss
-        if self.world.size > 1:
+        if self.world.size > 1 and self.config.parallel == "ddp":
             cards = [self.world.device.index] if self.world.device.type == "cuda" else None
             return DistributedDataParallel(loss, cards, gradient_as_bucket_view=True)
         return loss
@@ -75,6 +90,7 @@ class TextStep:
 
         The gradient is that of the mean over all labels of all processes, wherever they are.
         """
+        parts = [self.own(part) for part in parts]
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # on the CPU still
         weight = self._weight(labels)
         set_lr(self.optimiser, learning_rate(self.config, step))
@@ -86,6 +102,8 @@ class TextStep:
                 value = self.loss(*to_device(part, self.world.device))
                 (value * weight).backward()
             nats += value.detach()
+        if self.context is not None:
+            self.context.sum_gradients(self.model.parameters())
         norm = clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         if hasattr(norm, "full_tensor"):  # of shards
             norm = norm.full_tensor()
@@ -93,11 +111,11 @@ class TextStep:
         return Outcome(nats, labels, norm.detach())
 
     def _weight(self, labels: int) -> Tensor | float:
-        """What a label weighs. Processes' gradients are averaged, hence the number of processes."""
+        """What a label weighs. ddp and fsdp average the processes' gradients, hence the number of processes."""
         if self.world.size == 1:
             return 1 / max(1, labels)
         everywhere = self.world.total(torch.full((), float(labels), device=self.world.device))
-        return self.world.size / everywhere.clamp(min=1)
+        return (1 if self.context else self.world.size) / everywhere.clamp(min=1)
 
     def _no_talk(self, until_last: bool) -> AbstractContextManager[None]:
         """Gradients are exchanged once a step, after the last micro batch."""

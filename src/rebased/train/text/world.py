@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rebased.train.loop import choose_device
-from rebased.train.text.config import TextTrain
+from rebased.train.text.config import TextRunConfig
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for another one. Then it ends, with an error, rather than hang for ever."""
@@ -80,19 +80,27 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def why_not_shared(config: TextRunConfig, size: int) -> str | None:
+    """What keeps so many processes from sharing this run, if anything does."""
+    train, T = config.train, config.data.seq_len
+    if train.parallel == "none":
+        return f"torchrun started {size} processes and train.parallel is none; set it to ddp, fsdp or context"
+    if train.parallel == "context":
+        return f"data.seq_len {T} cannot be shared by {size} processes; choose a multiple" if T % size else None
+    if train.batch_size % size:
+        return f"train.batch_size {train.batch_size} cannot be shared by {size} processes; choose a multiple"
+    return None
+
+
 @contextmanager
-def join_world(config: TextTrain) -> Iterator[World]:
+def join_world(config: TextRunConfig) -> Iterator[World]:
     """The world of this process. On a GPU each process has a card of its own and they talk through NCCL, else gloo."""
     size, rank = started_processes(), int(os.environ.get("RANK", "0"))
-    device = choose_device(config.device)
+    device = choose_device(config.train.device)
     if size == 1:
         yield World(0, 1, device)
         return
-    if config.parallel == "none":
-        message = f"torchrun started {size} processes and train.parallel is none; set it to ddp or fsdp"
-        raise ValueError(message) if rank == 0 else ToldElsewhere(message)
-    if config.batch_size % size:
-        message = f"train.batch_size {config.batch_size} cannot be shared by {size} processes; choose a multiple"
+    if message := why_not_shared(config, size):
         raise ValueError(message) if rank == 0 else ToldElsewhere(message)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
