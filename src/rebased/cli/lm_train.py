@@ -12,13 +12,16 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.lm_progress import text_progress
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
-from rebased.train.text import TextResult, TextRunConfig, TextTrain, ToldElsewhere, train_text
+from rebased.train.text import TextResult, TextRunConfig, TextSink, TextTrain, ToldElsewhere, train_text
+from rebased.train.text.dashboards import TensorBoard, WeightsAndBiases
 
 OPTIONS = (
     "--config",
     "--out",
     "--resume",
     "--import",
+    "--tensorboard",
+    "--wandb",
     "--help",
     *(f"--train.{key}" for key in TextTrain.model_fields),
 )
@@ -30,6 +33,8 @@ def lm_train(
     out: Path | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    tensorboard: Annotated[bool, Parameter(negative="")] = False,
+    wandb: str | None = None,
 ) -> int:
     """Train one language model on prepared text as a config file says.
 
@@ -46,15 +51,21 @@ def lm_train(
         Go on where the run in that folder was ended.
     imports
         Python file or module with mixers of your own (@register_mixer). Can be given several times.
+    tensorboard
+        Also write event files into the run's folder, for tensorboard --logdir runs (pip install 'rebased[log]').
+    wandb
+        Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
     for name in imports:
         import_user_code(name)
     run = load_config(TextRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
+    dashboards: list[TextSink] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
+    dashboards += [WeightsAndBiases(wandb, folder)] if wandb else []
     try:
         with text_progress(console) as sink:
-            result = train_text(run, folder, resume=resume, sinks=[sink])
+            result = train_text(run, folder, resume=resume, sinks=[sink, *dashboards])
     except ToldElsewhere:  # by the first of several processes
         return USER_ERROR
     if result.speaks:

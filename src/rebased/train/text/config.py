@@ -41,8 +41,8 @@ class TextTrain(Config):
     precision: Literal["auto", "bf16", "fp32"] = Field(
         "auto", description="of products; weights are fp32 always. auto: bf16 on a GPU, fp32 on a CPU"
     )
-    compile: Literal["off", "blocks", "model"] = Field(
-        "off", description="torch.compile of each kind of block once, or of the whole model in one piece"
+    compile: Literal["none", "blocks", "model"] = Field(
+        "none", description="torch.compile of each kind of block once, or of the whole model in one piece"
     )
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
     parallel: Literal["none", "ddp", "fsdp", "context"] = Field(

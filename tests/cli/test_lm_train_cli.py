@@ -1,0 +1,197 @@
+"""rebased lm train, as it is typed."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from rebased.cli import main
+from rebased.config import load_config
+from rebased.models.paper import count_parameters
+from rebased.tasks.text import write_corpus
+from rebased.train import load_model, read_record
+from rebased.train.text import TextRunConfig
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
+TINY: dict[str, Any] = {
+    "data": {"folder": "text", "seq_len": 16},
+    "model": {"vocab_size": 257, "d_model": 8, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2}]},
+    "train": {"steps": 4, "warmup_steps": 1, "batch_size": 2, "log_every": 2, "eval_every": 2, "device": "cpu"},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A config file and its text in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
+    Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
+    write_corpus(Path("text"), {"train": ["abc " * 60], "valid": ["abc " * 10]})
+    return "tiny.yaml"
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["lm", "train", *words])
+    return int(left.value.code or 0)
+
+
+def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("--config", config, "--train.lr", "3e-3", "--model.n_layers=3") == 0
+    captured = capsys.readouterr()
+    (folder,) = Path("runs").iterdir()
+    record = read_record(folder)
+    assert folder.name == f"tiny-{record[0]['digest']}"
+    assert record[0]["config"]["train"]["lr"] == 3e-3
+    lines = captured.out.splitlines()
+    assert re.match(r"[\d,]+ parameters on cpu, 4 steps of 2 x 16 tokens, from step 0", lines[0])
+    assert re.match(r"step 2/4  loss \d.*\|g\| \d.*lr 3.00e-03  [\d,]+ tokens/s  \d+ s left", lines[1])
+    assert re.match(r"step 2/4  valid loss \d\.\d+  perplexity \d+\.\d+  \(40 tokens", lines[2])
+    assert lines[-1] == f"valid perplexity {record[-2]['perplexity']:.3f} after 4 steps; {folder}"
+    assert captured.err == ""
+    assert load_model(folder).config.n_layers == 3
+    assert rebased("--config", config, "--train.lr", "3e-3", "--model.n_layers=3", "--resume") == 0
+    assert capsys.readouterr().out.startswith("this run is done already: valid perplexity")
+
+
+def test_in_a_terminal_there_is_a_bar(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "160"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    assert rebased("--config", config, "--out", "run") == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert re.search(r"━ *4/4 loss \d\.\d+  \|g\| \d+\.\d+  [\d,]+ tok/s  valid ppl \d+\.\d+", shown)
+
+
+BAD = [
+    (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+    (["--config", "tiny.yaml", "--train.stepz", "1"], "tiny.yaml: train: unknown key 'stepz'; did you mean 'steps'?"),
+    (["--config", "tiny.yaml", "--steps", "1"], "unknown option '--steps'; did you mean '--train.steps'?"),
+    (
+        ["--config", "tiny.yaml", "--data.folder", "data/stdlib"],
+        "data.folder data/stdlib is not there; make it with: rebased data prepare -o data/stdlib",
+    ),
+    (
+        ["--config", "tiny.yaml", "--model.vocab_size", "256"],
+        "which has 257 tokens, and the model has model.vocab_size",
+    ),
+    (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is beyond the model's 8 learned positions"),
+    (["--config", "tiny.yaml", "--train.warmup_steps", "5"], "warmup_steps 5 are more than the run's steps, 4"),
+    (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
+    (["--config", "tiny.yaml", "--train.lr", "1e30", "--train.eps", "1e-30", "--out", "run"], "Try a lower rate"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(
+    config: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert rebased(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", config, "--train.steps", "2000", "--train.final_windows", "1", "--out", "a run"]
+    command = [sys.executable, "-c", "from rebased.cli import main; main()", "lm", "train", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("step 2/"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    last = out.splitlines()[-1]
+    assert re.match(r"interrupted at step \d+, saved; go on with: rebased lm train --config", last)
+    again = shlex.split(last.partition("rebased lm train ")[2])
+    step = int(re.findall(r"step (\d+)", last)[0])
+    assert json.loads(Path("a run/checkpoint.json").read_text())["progress"]["step"] == step
+    assert rebased(*[word for word in again if word != "--resume"]) == 2
+    assert "add --resume to go on" in capsys.readouterr().err
+
+
+def test_dashboards_get_the_lines_of_the_record(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stand-ins that take what the packages take: whether these are installed is the user's affair."""
+    heard: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            heard.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            heard.append((name, value, step))
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None:
+            heard.append(("closed",))
+
+    board = ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    assert rebased("--config", config, "--out", "run", "--tensorboard") == 0
+    line = next(line for line in read_record("run") if line["type"] == "step")
+    assert heard[0] == ("tensorboard", 1)
+    assert ("train/loss", line["loss"], 2) in heard
+    assert {name for name, *_ in heard if name.startswith("valid/")} == {"valid/loss", "valid/perplexity"}
+    assert heard[-1] == ("closed",)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises ImportError
+    capsys.readouterr()
+    assert rebased("--config", config, "--out", "other", "--wandb", "mine") == 2
+    assert capsys.readouterr().err == "error: wandb is not installed; it comes with: pip install 'rebased[log]'\n"
+    assert not os.path.exists("other")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_loads_and_survives_being_written(path: Path) -> None:
+    config = load_config(TextRunConfig, path)
+    again = TextRunConfig.model_validate(config.model_dump(mode="json"))
+    assert again == config
+    assert again.digest() == config.digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("attention", 126_807_552),  # these three: Table 9
+        ("based", 156_955_392),
+        ("paper-checkpoint", 156_992_256),
+        ("paper-text", 145_453_824 + 6_912),
+    ],
+)
+def test_the_papers_models_and_their_training(name: str, parameters: int) -> None:
+    config = load_config(TextRunConfig, CONFIGS / f"{name}.yaml")
+    assert count_parameters(config.model) == parameters
+    train = config.train
+    assert (train.steps, train.warmup_steps, train.lr, train.weight_decay, train.clip_norm) == (
+        20_000,
+        200,
+        1e-3,
+        0.1,
+        1,
+    )
+    assert (config.data.seq_len, train.batch_size, train.final_lr, train.betas) == (4096, 1024, 0.1, (0.9, 0.95))
+
+
+def test_the_three_models_on_enwik8_differ_in_the_model_alone() -> None:
+    configs = [
+        load_config(TextRunConfig, CONFIGS / f"enwik8-{name}.yaml") for name in ("attention", "based", "rebased")
+    ]
+    assert len({config.train for config in configs}) == len({config.data for config in configs}) == 1
+    counts = [count_parameters(config.model) for config in configs]
+    assert max(counts) < 1.02 * min(counts)
+    assert 20e6 < min(counts) < 40e6
