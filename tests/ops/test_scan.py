@@ -28,6 +28,13 @@ def test_half_precision_keeps_its_state_in_fp32() -> None:
     assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
 
 
+def test_autocast_does_not_reach_inside() -> None:
+    inputs = scan_inputs(2, 9, 3, 4)
+    expected, _ = selective_scan_extend(*inputs.values(), backend="chunked")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(selective_scan_extend(*inputs.values(), backend="chunked")[0], expected)
+
+
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_one_channel_written_out(backend: scan.Backend) -> None:
     """A constant input with B = C = 1: the geometric series that the recurrence is."""

@@ -1,5 +1,7 @@
 """One training step: gradients do not depend on how a batch is cut; AdamW is the paper's; precision is a setting."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny_run import tiny
@@ -11,6 +13,7 @@ from rebased.train.config import Precision
 from rebased.train.optimiser import build_optimiser, set_lr
 from rebased.train.step import Step, matmul_precision
 
+NO_BF16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on some CPUs
 CONFIG = tiny({"model": {"embed_dropout": 0.0}})
 
 
@@ -71,7 +74,7 @@ def test_rows_are_taken_in_the_order_given() -> None:
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where a CPU has no bf16
+@NO_BF16
 @pytest.mark.parametrize("name", mqar_preset_names())
 def test_bf16_leaves_weights_and_gradients_in_fp32(name: str) -> None:
     torch.manual_seed(0)
@@ -101,3 +104,17 @@ def test_matmul_precision_is_the_runs_own(precision: Precision, inside: str) -> 
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(former)
+
+
+@NO_BF16
+def test_the_whole_model_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
+    compile_ = partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: compile_(function))
+    config = tiny({"model": {"embed_dropout": 0.0, "mixers": ["short_conv", "attention"]}})
+    model, (_, _, questions) = LanguageModel(config.model).eval(), make()
+    means = [
+        Step(model, build_optimiser(model, config.train), precision="bf16", compiled=compiled).backward(questions)
+        for compiled in (False, True)
+    ]
+    torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, position
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
-from rebased.ops import linear_cross_entropy
+from rebased.ops import embed, linear_cross_entropy
 
 IGNORE = -100
 """The label of a position that no loss and no accuracy looks at (torch's own default)."""
@@ -178,4 +178,4 @@ class LanguageModel(nn.Module):
             positions = self.positions.weight[start:end]
         else:
             positions = self.positions(positions_in_documents(cu_seqlens, tokens))
-        return self.dropout(self.embedding(tokens) + positions)
+        return self.dropout(embed(tokens, self.embedding.weight) + positions)

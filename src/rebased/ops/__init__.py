@@ -3,6 +3,7 @@
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
 from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from rebased.ops.embedding import embed
 from rebased.ops.norm import layer_norm, rms_norm
 from rebased.ops.polynomial import (
     BASED,
@@ -25,6 +26,7 @@ __all__ = [
     "Coefficients",
     "PolyState",
     "WKVState",
+    "embed",
     "feature_count",
     "init_poly_state",
     "init_wkv_state",

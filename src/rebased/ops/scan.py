@@ -51,7 +51,8 @@ def selective_scan_extend(
     if path == "reference":
         y, state = _loop(*inputs, state)
     else:
-        y, state = _ChunkedScan.apply(*inputs, state)
+        with torch.autocast(x.device.type, enabled=False):  # whose products would be in half precision
+            y, state = _ChunkedScan.apply(*inputs, state)
     if skip is not None:
         y = torch.addcmul(y, inputs[0], skip.to(dtype))
     return y.to(x.dtype), state

@@ -1,0 +1,29 @@
+"""Tokens of which most are one and the same, and torch's embedding in fp64 as the law."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.ops import embed
+from tolerances import relative_error
+
+
+def mostly_filler(shape: tuple[int, ...], vocab: int, device: str = "cpu") -> Tensor:
+    torch.manual_seed(0)
+    tokens = torch.randint(vocab, shape)
+    return torch.where(torch.rand(shape) < 0.6, 0, tokens).to(device)
+
+
+def assert_is_the_law(tokens: Tensor, vocab: int, D: int) -> None:
+    weight = torch.randn(vocab, D, device=tokens.device, requires_grad=True)
+    dy = torch.randn(*tokens.shape, D, device=tokens.device)
+    exact = weight.detach().double().requires_grad_()
+    functional.embedding(tokens, exact).backward(dy.double())
+    y = embed(tokens, weight)
+    y.backward(dy)
+    assert torch.equal(y, weight[tokens])
+    assert weight.grad is not None
+    assert exact.grad is not None
+    assert relative_error(weight.grad, exact.grad) < 1e-6
+    unseen = torch.bincount(tokens.flatten(), minlength=vocab) == 0
+    assert (weight.grad[unseen] == 0).all()
