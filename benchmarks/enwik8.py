@@ -1,8 +1,8 @@
 """Attention, Based and ReBased of one small size on enwik8: the same tokens in the same order, several seeds.
 
-    rebased data prepare enwik8 -o data/enwik8 --tokenizer 20B_tokenizer.json    once
-    PYTHONPATH=src python benchmarks/enwik8.py --minutes 9                        nine runs
-    PYTHONPATH=src python benchmarks/enwik8.py --seeds 42 --train.steps 20        any setting, as in `rebased lm train`
+    rebased data prepare enwik8.xz -o data/enwik8 --tokenizer 20B_tokenizer.json --split train=90MB,valid=5MB,test=5MB
+    PYTHONPATH=src python benchmarks/enwik8.py --minutes 9                    nine runs
+    PYTHONPATH=src python benchmarks/enwik8.py --seeds 42 --train.steps 20    any setting, as in `rebased lm train`
 
 The runs are configs/lm/enwik8-{attention,based,rebased}.yaml, seed by seed, in one process, so that each kind of block
 is compiled once. A run that is done is not repeated; none is begun that would not end in time. Leaves a folder a run
