@@ -62,7 +62,8 @@ class ByShare:
         for split, share in shares.items():
             bound += share
             self._bounds.append((split, bound))
-        self._large = min(shares.values()) * total if total else math.inf
+        everything = len(shares) == 1 and bound >= 1  # to one split: nothing to cut, and no need to know sizes
+        self._large = min(shares.values()) * total if total and not everything else math.inf
 
     def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         if document.divisible and self._large < math.inf and (size := document.size()) > self._large:

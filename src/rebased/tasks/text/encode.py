@@ -1,6 +1,7 @@
 """From parts of documents to tokens: the work that is spread over processes. What it gives depends on nothing else."""
 
 import json
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,10 @@ class PieceEncoder:
         self._tokenizer, self._field, self._stop = tokenizer, field, stop_at_invalid
         end = tokenizer.end_of_text
         self._end = np.empty(0, dtype=np.uint32) if end is None else np.array([end], dtype=np.uint32)
-        self._byte_lengths = tokenizer.byte_lengths()
+
+    @cached_property
+    def _byte_lengths(self) -> np.ndarray | None:
+        return self._tokenizer.byte_lengths()
 
     def __call__(self, piece: Piece) -> EncodedPiece:
         texts, invalid = [], 0

@@ -147,7 +147,7 @@ def _pieces(groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int
             sizes[name] = sizes.get(name, 0) + len(part.data)
             taken += len(part.data)
             full = taken >= shard_bytes
-            for ready in list(held) if full else [name] if sizes[name] >= PART else []:
+            for ready in list(held) if full else [name] if sizes[name] > PART // 2 else []:
                 yield Piece(ready, held.pop(ready), shard, _done(groups))
                 sizes[ready] = 0
             if full:

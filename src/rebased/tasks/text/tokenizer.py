@@ -66,7 +66,7 @@ class JsonTokenizer:
     def __init__(self, content: bytes, name: str, end_of_text: str | None = None) -> None:
         self._content = content
         self._tokenizer = _load(content, name)
-        self._words = _exact_words(content, self._tokenizer)
+        self._words = _exact_words(json.loads(content), self._tokenizer)
         self.name = name
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
@@ -151,7 +151,7 @@ def _load(content: bytes, name: str) -> Any:
             f"tokenizer {name} needs the tokenizers library: pip install 'rebased[data]', or use --tokenizer bytes"
         ) from error
     try:
-        engine = Engine.from_str(json.dumps(json.loads(content)))
+        engine = Engine.from_str(content.decode())
     except Exception as error:  # the library raises bare Exception for what it cannot read
         raise ValueError(f"{name} is not a tokenizer.json: {str(error)[:200]}") from error
     engine.no_truncation()
@@ -170,9 +170,9 @@ PROBE = (
 )
 
 
-def _exact_words(content: bytes, engine: Any) -> WordEncoder | None:
+def _exact_words(spec: dict[str, Any], engine: Any) -> WordEncoder | None:
     """The fast way, if it gives what the library gives for a text with all that is difficult in it."""
-    words = WordEncoder.of(json.loads(content), engine)
+    words = WordEncoder.of(spec, engine)
     if words is not None:
         found = words.encode([PROBE])
         if found is None or found[0].tolist() != engine.encode(PROBE, add_special_tokens=False).ids:

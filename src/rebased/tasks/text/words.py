@@ -15,7 +15,7 @@ import numpy as np
 from rebased.tasks.text.nfc import normalise
 from rebased.tasks.text.pretokens import word_starts
 
-MOST_WORDS = 2**19  # then all are forgotten: some 100 MB
+MOST_WORDS = 2**20  # then all are forgotten: some 200 MB
 SLOTS = 18  # bits; of the table for words of up to 15 bytes, 5 MB
 SHORT = 15
 MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], dtype=np.uint64)  # the first 0 to 8 of eight bytes
@@ -130,11 +130,13 @@ class WordEncoder:
         return self._lengths[numbers], self._first[numbers]
 
     def _numbers_of(self, words: list[bytes]) -> list[int]:
-        known = self._number
-        new = list(dict.fromkeys(word for word in words if word not in known))
+        numbers = list(map(self._number.get, words))
+        new = [i for i, number in enumerate(numbers) if number is None]
         if new:
-            self._learn(new)
-        return [known[word] for word in words]
+            self._learn(list(dict.fromkeys(words[i] for i in new)))
+            for i in new:
+                numbers[i] = self._number[words[i]]
+        return numbers  # type: ignore[return-value]
 
     def _learn(self, words: list[bytes]) -> None:
         flat: list[int] = []
