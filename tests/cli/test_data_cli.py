@@ -31,12 +31,15 @@ def rebased(*words: str) -> int:
 
 
 def test_prepare_and_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rebased("data", "prepare", "story.txt", "-o", "out", "--split", "train=8kB,valid=500B,test=500B") == 0
+    words = ["data", "prepare", "story.txt", "-o", "out", "--split", "train=8kB,valid=500B,test=500B"]
+    assert rebased(*words) == 0
     lines = capsys.readouterr().out
     assert re.search(r"out: bytes, 257 tokens, uint16", lines)
     assert re.search(r"train +1 +8,000 +8,001 +1\.000 +1", lines)
     assert re.search(r"wrote out in \d+\.\d s", lines)
     assert Corpus("out").splits["valid"].text_bytes == 500
+    assert rebased(*words, "--resume") == 0
+    assert capsys.readouterr().out.endswith("out was done already\n")
     assert rebased("data", "check", "out") == 0
     assert "every checksum is right" in capsys.readouterr().out
     Path("out/test-00000.bin").write_bytes(bytes(501 * 2))

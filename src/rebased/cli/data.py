@@ -28,7 +28,7 @@ def prepare(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     tokenizer: str = "bytes",
     end_of_text: str | None = None,
-    split: Annotated[tuple[str, ...], Parameter(negative="")] = (DEFAULT_SPLIT,),
+    split: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (DEFAULT_SPLIT,),
     field: str = "text",
     document_start: str | None = None,
     invalid_utf8: Literal["replace", "stop"] = "replace",
@@ -51,7 +51,7 @@ def prepare(
         The token that ends a document, if it is not the usual one of this tokenizer; '' for none.
     split
         Shares, train=0.9,valid=0.1; bytes in order, train=90MB,valid=5MB,test=5MB; or a source each,
-        train=a.txt,valid=b.txt.
+        train=a.txt,valid=b.txt. Default: train=0.9,valid=0.05,test=0.05.
     field
         Where a line of JSON or a row of a dataset has its text.
     document_start
@@ -87,7 +87,7 @@ def prepare(
     console.print(describe(manifest, out))
     for remark in remarks(manifest):
         say(console, remark)
-    say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s")
+    say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
     return 0
 
 
@@ -161,6 +161,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._task = self._bar.add_task("prepare", total=None, shard=1, text="reading")
         self._begin = time.perf_counter()
         return self
+
+    @property
+    def moved(self) -> bool:
+        return self._last.tokens > 0
 
     def show(self, progress: Progress) -> None:
         if self._last.source_bytes == 0 or progress.source_bytes == self._last.source_bytes:
