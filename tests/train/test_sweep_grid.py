@@ -1,5 +1,6 @@
 """Sweep files: what a grid means, and what is said of one that means nothing."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_configs_of_a_python_file(tmp_path: Path) -> None:
             from_python(Path("mine.py"), configs, {})
     with pytest.raises(ValueError, match="is a Python file and has no grid"):
         from_python(Path("mine.py"), [tiny()], {"grid.train.seed": "[1]"})
+
+
+def test_the_example_of_the_guide(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "sweep.yaml").write_text(example)
+    configs = [point.config for point in read_sweep(tmp_path / "sweep.yaml", {})]
+    assert len(configs) == 2 * 2 * 2 * 2
+    assert {(config.model.d_model, config.train.micro_batch) for config in configs} == {(64, None), (512, 128)}
 
 
 BAD: list[tuple[Any, str]] = [

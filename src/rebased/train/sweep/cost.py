@@ -31,7 +31,7 @@ from rebased.train.sweep.plan import PlannedRun
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
 Pattern = tuple[str, ...]
-STEPS = 3  # that are timed, after as many to warm up
+STEPS, EPOCHS = 3, 3  # timed are the steps of the last epoch: in the first kernels are compiled, then graphs captured
 
 
 class Rate(NamedTuple):
@@ -137,7 +137,7 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / (3 * work))))
     few = {"seq_len": segment.seq_len, "kv_pairs": segment.kv_pairs}
     task = {"train": [{**few, "examples": STEPS * rows}], "test": [{**few, "examples": 1}], "held_out": []}
-    settings = {"epochs": 2, "batch_size": rows, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
+    settings = {"epochs": EPOCHS, "batch_size": rows, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
     short = RunConfig.model_validate(
         {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | settings}
     )
@@ -148,7 +148,7 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     finally:
         shutil.rmtree(folder)
     done = 3 * STEPS * rows * work
-    return epochs[1] / done, 2 * epochs[1], done / STEPS  # the first epoch has the warm-up in it
+    return epochs[-1] / done, EPOCHS * epochs[-1], done / STEPS
 
 
 def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
@@ -161,9 +161,10 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
     if timed < len(rates):
         parts.append("the records of this folder")
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
+    scaled = f", scaled to up to {spread:.0f} times as much work" if spread >= 1.5 else ""
     yield (
-        f"from {' and '.join(parts)}, scaled to up to {spread:.0f} times as much work: may be off by a factor of "
-        f"{2 if spread <= 30 else 4} even if nothing else runs here; less where runs stop early"
+        f"from {' and '.join(parts)}{scaled}: may be off by a factor of {2 if spread <= 30 else 4} even if nothing else "
+        "runs here; less where runs stop early"
     )
 
 
