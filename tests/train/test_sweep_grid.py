@@ -114,6 +114,10 @@ BAD: list[tuple[Any, str]] = [
         "grid point train.lr=-1, train.seed=1 and 1 more: train.lr: should be greater than 0; got -1",
     ),
     (
+        {"base": TINY, "grid": {"model.d_model": [8, 9]}},
+        "grid point model.d_model=9: d_model 9 is not divisible by n_heads 2",
+    ),
+    (
         {"base": TINY, "grid": {"task.train.0.seq_len": [12, 13]}},
         "grid point task.train.0.seq_len=13: task: train[0]: seq_len must be even, got 13",
     ),

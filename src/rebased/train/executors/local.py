@@ -35,6 +35,9 @@ class LocalExecutor:
         except EOFError:
             process.join()
             raise ValueError(f"a process ended with exit code {process.exitcode} before it had answered") from None
+        except BaseException:  # Ctrl-C
+            process.terminate()
+            raise
         process.join()
         if isinstance(answer, Exception):
             raise answer

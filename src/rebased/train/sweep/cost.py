@@ -71,24 +71,23 @@ def epoch_work(config: RunConfig) -> float:
 
 def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
     """Of the runs that are to be trained; all runs of the folder may have records to learn from."""
-    recorded = _recorded(all_runs)
     rates: dict[Pattern, Rate] = {}
     untimed: list[str] = []
+    seconds = dict.fromkeys([run.digest for run in runs], 0.0)
     for pattern in dict.fromkeys(map(pattern_of, runs)):
         own = [run for run in runs if pattern_of(run) == pattern]
-        known = [recorded[run.digest] for run in all_runs if pattern_of(run) == pattern and run.digest in recorded]
-        if not known and not any(rate.measured for rate in rates.values()):
-            executor.call(nothing)  # the first call is slow and tells nothing of the others
         try:
-            rates[pattern] = _mean_rate(known) if known else _timed_rate(own, executor)
+            known = [rate for run in all_runs if pattern_of(run) == pattern and (rate := _recorded_rate(run))]
+            if not known and not any(rate.measured for rate in rates.values()):
+                executor.call(nothing)  # the first call is slow and tells nothing of the others
+            rate = _mean_rate(known) if known else _timed_rate(own, executor)
+            for run in own:
+                left = run.config.train.epochs - len(_epochs(run))
+                seconds[run.digest] = rate.start + left * epoch_work(run.config) * rate.per_work
+            rates[pattern] = rate
         except Exception as error:  # such a model will fail in its runs, and be written down there
             untimed.append(f"{own[0].model} could not be timed and is left out ({one_line(str(error))})")
-    seconds = dict.fromkeys([run.digest for run in runs], 0.0)
     timed = [run for run in runs if pattern_of(run) in rates]
-    for run in timed:
-        rate = rates[pattern_of(run)]
-        left = run.config.train.epochs - _epochs_done(run)
-        seconds[run.digest] = rate.start + left * epoch_work(run.config) * rate.per_work
     longest = max(seconds.values(), default=0.0)
     total = max(sum(seconds.values()) / executor.workers, longest)
     return Estimate(seconds, total, "; ".join([*_basis(timed, rates), *untimed]))
@@ -99,24 +98,23 @@ def pattern_of(run: PlannedRun) -> Pattern:
     return tuple(mixer.name for mixer in run.config.model.mixers)
 
 
-def _recorded(runs: Sequence[PlannedRun]) -> dict[str, Rate]:
-    rates = {}
-    for run in runs:
-        lines = lines_so_far(run.folder)
-        if epochs := [line["seconds"] + line["test_seconds"] for line in lines if line["type"] == "epoch"]:
-            work = epoch_work(run.config)
-            rates[run.digest] = Rate(median(epochs) / work, 0.0, work, measured=False)
-    return rates
+def _epochs(run: PlannedRun) -> list[float]:
+    """The seconds of the epochs that its record has."""
+    lines = lines_so_far(run.folder)
+    return [line["seconds"] + line["test_seconds"] for line in lines if line["type"] == "epoch"]
+
+
+def _recorded_rate(run: PlannedRun) -> Rate | None:
+    if not (epochs := _epochs(run)):
+        return None
+    work = epoch_work(run.config)
+    return Rate(median(epochs) / work, 0.0, work, measured=False)
 
 
 def _mean_rate(known: Sequence[Rate]) -> Rate:
     """Larger runs weigh more: it is their seconds that matter."""
     work = sum(rate.work for rate in known)
     return Rate(sum(rate.per_work * rate.work for rate in known) / work, 0.0, work / len(known), measured=False)
-
-
-def _epochs_done(run: PlannedRun) -> int:
-    return sum(line["type"] == "epoch" for line in lines_so_far(run.folder))
 
 
 def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
@@ -163,8 +161,8 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
     scaled = f", scaled to up to {spread:.0f} times as much work" if spread >= 1.5 else ""
     yield (
-        f"from {' and '.join(parts)}{scaled}: may be off by a factor of {2 if spread <= 30 else 4} even if nothing else "
-        "runs here; less where runs stop early"
+        f"from {' and '.join(parts)}{scaled}: may be off by a factor of {2 if spread <= 30 else 4} even if nothing "
+        "else runs here; less where runs stop early"
     )
 
 

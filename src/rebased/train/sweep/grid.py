@@ -2,12 +2,15 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
+from rebased.models import LanguageModel, LMConfig
 from rebased.train.config import RunConfig
 
 
@@ -67,13 +70,22 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
         for entry in (*combination, fixed):
             settings |= entry
         try:
-            points.append(Point(settings, RunConfig.model_validate(merge(sweep.base, nest(settings)))))
+            config = RunConfig.model_validate(merge(sweep.base, nest(settings)))
+            check_model(config.model)
+            points.append(Point(settings, config))
         except (ValidationError, ValueError) as error:
             text = explain(error) if isinstance(error, ValidationError) else str(error)
             mistakes.setdefault(text, []).append(describe(settings))
     if mistakes:
         raise ValueError("\n".join(say(path, text, where, len(points)) for text, where in mistakes.items()))
     return points
+
+
+@cache
+def check_model(model: LMConfig) -> None:
+    """Some mistakes show only when a model is built: better now than in the middle of the sweep."""
+    with torch.device("meta"):  # no memory
+        LanguageModel(model)
 
 
 def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
