@@ -68,10 +68,10 @@ def speed_table(record: Record) -> None:
 def profile_table(row: Record) -> None:
     profile = row["profile"]
     title = f"{row['model']}, T = {row['T']:,}: {profile['wall_ms']:.1f} ms a step, profiled"
-    groups = Table(title=title, title_justify="left")
+    groups = Table(title=title, title_justify="left", caption="rebased::... are counted above by kernel")
     for column in ("what for", "ms", "share"):
         groups.add_column(column, justify="left" if column == "what for" else "right")
-    for name, ms in profile["groups"].items():
+    for name, ms in (*profile["groups"].items(), *profile["operators"].items()):
         groups.add_row(name, f"{ms:.2f}", f"{ms / profile['wall_ms']:.1%}")
     kernels = Table(title="the costliest kernels", title_justify="left")
     for column in ("kernel", "ms", "calls"):
