@@ -29,11 +29,12 @@ def made_up(
 ) -> Run:
     """`held_out` are accuracies on a split of that name; `changes` are other settings of the config."""
     segments = [{"seq_len": seq_len, "kv_pairs": n, "examples": 10} for n in pairs]
-    settings = {
-        "task": {"vocab_size": 64, "train": segments[:1], "test": segments, "held_out": segments if held_out else []},
+    settings: dict[str, Any] = {
+        "task": {"train": segments[:1], "test": segments, "held_out": segments if held_out else []},
         "model": {"preset": model, "d_model": d_model},
         "train": {"seed": seed, "epochs": 5, "lr": lr},
     }
+    settings["task"] |= {"vocab_size": 64 if seq_len < 64 else 8192}
     config = RunConfig.model_validate(merge(settings, changes or {}))
     lines: list[dict[str, Any]] = [
         {

@@ -34,7 +34,7 @@ def test_a_page_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
     assert captured.out.endswith("wrote report.html\n")
     page = Path("report.html").read_text()
-    assert "16 runs: 2 model(s), 1 task(s), 2 width(s), 2 learning rate(s), 2 seed(s)." in page
+    assert "16 runs, 2 models, 1 task, 2 widths, 2 learning rates, 2 seeds." in page
     first = Path("report.html").read_bytes()
     assert rebased("report", "sweep") == 0  # an older page gives way, and the same records make the same page
     assert Path("report.html").read_bytes() == first

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_up import made_up, write_record
-from rebased.report import collect, write_bundle
+from rebased.report import Lab, collect, write_bundle
 from rebased.train import train
 
 RUNS = [made_up(seed=seed, lr=lr) for seed in (42, 43) for lr in (1e-3, 1e-2)]
@@ -97,6 +97,25 @@ def test_records_of_other_kinds_are_left_out(tmp_path: Path) -> None:
     other.lines[0]["config"] = {"task": "text", "model": {}}
     write_record(other, tmp_path)
     assert collect([tmp_path]).other == 1
+
+
+def test_what_a_sweep_wrote_down(folder: Path) -> None:
+    lines = [
+        {"type": "sweep", "file": "a.yaml", "runs": [RUNS[0].digest, "absent", "tried"]},
+        {"type": "failed", "digest": "gone", "error": "no room"},
+        {"type": "failed", "digest": "tried", "error": "no room"},
+        {"type": "retry", "digest": "tried"},
+    ]
+    (folder / "sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "damaged\n")
+    found = collect([folder])
+    assert found.failures == {"gone": "no room"}
+    assert found.asked == {RUNS[0].digest, "absent", "tried"}
+    assert found.damaged_lines == 1
+    assert Lab(found).warnings == [
+        "1 damaged line skipped, in sweep/sweep.jsonl: what they told is missing here.",
+        "1 run failed, in no result; the first of them with: no room",
+        "2 runs of a sweep not begun yet.",
+    ]
 
 
 def test_a_real_run_is_collected(tmp_path: Path) -> None:

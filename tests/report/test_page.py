@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from made_up import made_up
+from page_reader import Reader, assert_self_contained
 from rebased.report import Page, Section, demo_page, learning_curves, state_growth, write_page
 from rebased.report.demo import findings
 
@@ -20,46 +20,6 @@ RUNS = [
     *(made_up("based", [0.1, 0.3 + seed / 10000], seed=seed) for seed in (42, 43)),
     *(made_up("conv_attention", [0.5, 0.995], seed=seed) for seed in (42, 43)),
 ]
-VOID = {"meta", "link", "br", "img", "hr", "input"}
-
-
-class Reader(HTMLParser):
-    """Every tag closed in its turn; attributes and texts kept."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.texts: dict[str, list[str]] = {}
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.attributes += [(tag, name, value or "") for name, value in attributes]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.setdefault(self.open[-1] if self.open else "", []).append(data)
-
-
-def assert_self_contained(html: str) -> Reader:
-    reader = Reader(html)
-    links = [(tag, value) for tag, name, value in reader.attributes if name in ("src", "href", "xlink:href", "srcset")]
-    assert [(tag, link) for tag, link in links if not link.startswith("#") and tag != "a"] == []
-    styles = " ".join(reader.texts["style"] + [value for _, name, value in reader.attributes if name == "style"])
-    assert re.findall(r"@import|url\((?!#)", styles) == []
-    ids = [value for _, name, value in reader.attributes if name == "id"]
-    assert len(ids) == len(set(ids))
-    assert {link[1:] for _, link in links if link.startswith("#")} <= set(ids)
-    return reader
 
 
 def test_the_demo_page_is_whole() -> None:

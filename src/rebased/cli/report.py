@@ -1,5 +1,7 @@
 """rebased report: tables, figures and one page from any folders of runs."""
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +10,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rebased.cli.imports import import_user_code
-from rebased.report import check_replaceable, collect, lab_page, lab_tables, write_bundle, write_page
+from rebased.report import Lab, Table, check_bundle_name, check_replaceable, collect, write_bundle, write_page
+from rebased.train.atomic import replacing
 
 PAGE = Path("report.html")
-FORMATS = {".md": "to_markdown", ".tex": "to_latex", ".csv": "to_csv"}
+FORMATS = {".md": Table.to_markdown, ".tex": Table.to_latex, ".csv": Table.to_csv}
 
 
 def report(
@@ -22,23 +25,26 @@ def report(
     tables: Path | None = None,
     bundle: Path | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
+    reference: str | None = None,
     title: str = "What they recall",
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> None:
-    """Compute tables, figures and statistics from records of runs, and write them as one HTML page.
+    """Compute tables, figures and statistics from the records of runs, and write them as one HTML page.
 
     Parameters
     ----------
     runs
         Folders, searched at any depth for record.jsonl and for bundles (*.jsonl.xz, *.jsonl.gz); or such files.
     output
-        The page, report.html by default. An older page is replaced, any other file is not.
+        The page; report.html if nothing else is asked for. An older page is replaced, another file is not.
     tables
         Folder for every table as Markdown, LaTeX and CSV.
     bundle
         Write all records into one compressed file, such as records.jsonl.xz, that `rebased report` reads again.
     replace
         Overwrite files that --tables and --bundle find in their way.
+    reference
+        The model that the others are compared with; ReBased by default.
     title
         The page's heading.
     imports
@@ -49,30 +55,57 @@ def report(
     if output is None and tables is None and bundle is None:
         output = PAGE
     if output:
-        if output.suffix not in (".html", ".htm"):
-            raise ValueError(f"-o {output}: the page is HTML, give a name ending in .html; --tables DIR has the others")
-        check_replaceable(output)
-    if bundle and bundle.exists() and not replace:
-        raise ValueError(f"{bundle} exists; add --replace to overwrite it, or choose another name")
+        check_page_name(output)
+    if bundle:
+        check_bundle_name(bundle)
+        check_free([bundle], replace)
     console = Console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-        found = collect(runs, lambda done, total: progress.update(task, completed=done, total=total))
-    written = []
-    if output:
-        write_page(lab_page(found, title), output)
-        written.append(output)
-    if tables:
-        for name, table in lab_tables(found).items():
-            for suffix, method in FORMATS.items():
-                path = tables / f"{name}{suffix}"
-                if path.exists() and not replace:
-                    raise ValueError(f"{path} exists; add --replace to overwrite it, or choose another folder")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(getattr(table, method)(), encoding="utf-8")
-        written.append(tables)
-    if bundle:
-        write_bundle(found.runs, bundle)
-        written.append(bundle)
-    for path in written:
-        console.print(f"wrote {path}", soft_wrap=True, highlight=False, markup=False)
+        reading = progress.add_task("reading", total=None)
+        found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
+        progress.update(reading, description="computing", total=None)
+        lab = Lab(found, reference)
+        files = table_files(lab.tables(), tables) if tables else {}
+        check_free(list(files), replace)
+        if output:
+            progress.update(reading, description="drawing")
+            write_page(lab.page(title, typed(runs, output, reference)), output)
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(text.encode())
+        if bundle:
+            progress.update(reading, description="compressing")
+            write_bundle(found.runs, bundle)
+    for sentence in lab.summary:
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for warning in lab.warnings:
+        Console(stderr=True).print(f"[yellow]warning:[/] {warning}", soft_wrap=True, highlight=False)
+    for written in (output, tables, bundle):
+        if written:
+            console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)
+
+
+def check_page_name(path: Path) -> None:
+    if path.suffix not in (".html", ".htm"):
+        raise ValueError(f"-o {path}: the page is HTML, give a name ending in .html; --tables DIR writes other formats")
+    check_replaceable(path)
+
+
+def check_free(paths: list[Path], replace: bool) -> None:
+    taken = [path for path in paths if path.exists()]
+    if taken and not replace:
+        more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        raise ValueError(f"{taken[0]}{more} exist(s) already; add --replace to overwrite, or choose another name")
+
+
+def table_files(tables: Mapping[str, Table], folder: Path) -> dict[Path, str]:
+    return {
+        folder / f"{name}{suffix}": write(table) for name, table in tables.items() for suffix, write in FORMATS.items()
+    }
+
+
+def typed(runs: tuple[Path, ...], output: Path, reference: str | None) -> str:
+    words = ["rebased", "report", *map(str, runs), "-o", str(output)]
+    words += ["--reference", reference] if reference else []
+    return shlex.join(words)

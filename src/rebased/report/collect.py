@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from rebased.report.runs import Run
 from rebased.train.atomic import replacing
 from rebased.train.record import RECORD
+from rebased.train.sweep.log import LOG
 
 OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
 MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
@@ -34,7 +35,9 @@ class Collection:
     damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
     nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
     other: int = 0  # records of something else than MQAR
-    repeated: int = 0  # runs that are there more than once
+    repeated: int = 0  # records of runs that others tell of, too
+    failures: dict[str, str] = field(default_factory=dict)  # by digest: errors that sweeps have written down
+    asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps were asked for
 
 
 def collect(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda done, total: None) -> Collection:
@@ -49,6 +52,9 @@ def collect(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda don
             if known is None or completeness(run) > completeness(known):
                 runs[run.digest] = run
         tell(n, len(files))
+    for path in paths:
+        for log in sorted(path.rglob(LOG)) if path.is_dir() else ():
+            read_sweep(log, found)
     found.runs = list(runs.values())
     if not found.runs:
         raise ValueError(nothing_found(paths, found))
@@ -96,6 +102,21 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
         found.damaged_files.append(f"{path.parent.name}/{path.name}")
 
 
+def read_sweep(path: Path, found: Collection) -> None:
+    """What a sweep's folder was asked for, and which of its runs failed."""
+    damaged = found.damaged_lines
+    with open(path, "rb") as file:
+        for line in whole_lines(file, found):
+            if line["type"] == "sweep":
+                found.asked |= set(line["runs"])
+            elif line["type"] == "failed":
+                found.failures[line["digest"]] = str(line["error"])
+            elif line["type"] == "retry":
+                found.failures.pop(line["digest"], None)
+    if found.damaged_lines > damaged:
+        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+
+
 def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
     """Line by line, less those that are no record. A last line without its end is one that is being written."""
     try:
@@ -125,9 +146,11 @@ def is_whole(line: dict[str, Any]) -> bool:
 
 def is_mqar_epoch(line: dict[str, Any]) -> bool:
     try:
-        numbers = (line["epoch"], line["test"]["accuracy"], line["seconds"], line["test_seconds"])
-        return all(isfinite(number) for number in numbers)
-    except (KeyError, TypeError):
+        splits = [line[split] for split in ("test", "held_out") if split == "test" or split in line]
+        numbers = [line["epoch"], line["seconds"], line["test_seconds"], *(split["accuracy"] for split in splits)]
+        slices = [part for split in splits for part in (split["by_pairs"], split["by_length"])]
+        return all(isfinite(number) for number in (*numbers, *(value for part in slices for value in part.values())))
+    except (KeyError, TypeError, AttributeError):
         return False
 
 
@@ -156,10 +179,14 @@ def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[st
         yield name, run
 
 
-def write_bundle(runs: Sequence[Run], path: Path) -> None:
-    """All runs in one compressed file, which `collect` reads like their folders."""
+def check_bundle_name(path: Path) -> None:
     if path.suffixes[-2:] not in ([".jsonl", ".xz"], [".jsonl", ".gz"]):
         raise ValueError(f"{path}: a bundle's name ends in .jsonl.xz or .jsonl.gz")
+
+
+def write_bundle(runs: Sequence[Run], path: Path) -> None:
+    """All runs in one compressed file, which `collect` reads like their folders."""
+    check_bundle_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (line for run in runs for line in ({"type": "folder", "folder": run.folder}, *run.lines))
     text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()

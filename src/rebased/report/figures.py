@@ -124,5 +124,5 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
 
 
 def legend_columns(labels: Iterable[str]) -> int:
-    """As many as fit side by side: a figure is some 75 characters wide, and a line's sample takes six."""
-    return max(1, min(5, 75 // (6 + max((len(label) for label in labels), default=0))))
+    """As many as fit side by side: a figure is some 90 characters wide, and a line's sample takes six."""
+    return max(1, min(5, 90 // (6 + max((len(label) for label in labels), default=0))))

@@ -1,14 +1,18 @@
 """Runs to results: one a task, model and width, at the learning rate that stands for it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
+from typing import Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
-from rebased.report.names import model_names, task_names
-from rebased.report.paper import KERNEL_ORDER, Reading, paper_reading
+from rebased.report.lab.names import model_names, task_names
+from rebased.report.lab.paper import KERNEL_ORDER, Reading, paper_reading
 from rebased.report.runs import Run
 
+SliceKind = Literal["by_pairs", "by_length"]
 COUNTED = ("done", "diverged")
 """Runs that are results. One that diverged counts with the best accuracy it had reached, or 0: the paper's rule, the
 maximum over epochs, asks no more. One that is unfinished or failed for other reasons is no result yet."""
@@ -48,17 +52,27 @@ class Cell:
         known = [value for value in values if value is not None]
         return describe(known) if len(known) == len(values) else None
 
-    @property
-    def unselected(self) -> dict[int, float]:
-        """By seed, the accuracy to compare models by: held out where there is such a split."""
-        return {
-            seed: run.best.accuracy if self.held_out is None or run.held_out is None else run.held_out
-            for seed, run in self.chosen.items()
-        }
+    def accuracies(self, held_out: bool) -> dict[int, float]:
+        """By seed, at the chosen rate."""
+        both = {seed: (run.best.accuracy, run.held_out) for seed, run in self.chosen.items()}
+        return {seed: other if held_out and other is not None else test for seed, (test, other) in both.items()}
 
-    @property
+    @cached_property
+    def lr_means(self) -> list[float]:
+        """The mean over seeds at each rate that could be chosen, whatever order they were tried in."""
+        rates = [lr for lr in sorted(self.runs) if lr not in self.choice.left_out]
+        return [fmean(run.best.accuracy for run in self.runs[lr].values()) for lr in rates]
+
+    def slices(self, kind: SliceKind) -> dict[int, float]:
+        """By pairs or by length, mean over seeds in the reported epoch; on the held-out split where there is one."""
+        split = "held_out" if self.held_out else "test"
+        lines = [run.best_epoch for run in self.chosen.values()]
+        keys = sorted({int(key) for line in lines if line for key in line[split][kind]})
+        return {key: fmean(line[split][kind][str(key)] if line else 0.0 for line in lines) for key in keys}
+
+    @cached_property
     def paper(self) -> Reading | None:
-        return paper_reading(self.any_run) if self.model == self.any_run.model else None
+        return paper_reading(self.any_run)
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ class Results:
 
     @cached_property
     def models(self) -> list[str]:
-        """The kernels of Table 1 in its order, then the others as they came."""
+        """The kernels of Table 1 in its order, then the others."""
         names = list(dict.fromkeys(cell.model for cell in self.cells))
         return sorted(names, key=order_of)
 
@@ -91,9 +105,11 @@ class Results:
         return {(cell.task, cell.model, cell.d_model): cell for cell in self.cells}
 
 
-def order_of(model: str) -> int:
+def order_of(model: str) -> tuple[int, list[tuple[int, str]]]:
+    """As in Table 1; what it does not have follows, by name, 2 before 12."""
     base = model.split(" (")[0]  # less what sets it apart from others of its name
-    return KERNEL_ORDER.index(base) if base in KERNEL_ORDER else len(KERNEL_ORDER)
+    words = [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", model)]
+    return KERNEL_ORDER.index(base) if base in KERNEL_ORDER else len(KERNEL_ORDER), words
 
 
 def build_results(runs: Sequence[Run]) -> Results:
@@ -109,5 +125,5 @@ def build_results(runs: Sequence[Run]) -> Results:
         repeated += run.seed in seeds
         seeds.setdefault(run.seed, run)
     cells = [Cell(*key, groups[key]) for key in groups]
-    cells.sort(key=lambda cell: (cell.any_run.seq_len, cell.task, order_of(cell.model), cell.model, cell.d_model))
+    cells.sort(key=lambda cell: (cell.any_run.seq_len, cell.task, order_of(cell.model), cell.d_model))
     return Results(cells, repeated)

@@ -1,7 +1,9 @@
 """What the paper reports on MQAR (arXiv 2402.10644), to be shown beside one's own runs, and in what these differ."""
 
+from math import isnan, sqrt
 from typing import Any, NamedTuple
 
+from rebased.analysis import Spread
 from rebased.report.runs import Run
 
 
@@ -9,6 +11,7 @@ class Reading(NamedTuple):
     mean: float
     sd: float | None = None  # of the sample, over five seeds; None where the figure does not show it
     at_least: bool = False  # the figure says no more than that
+    error: float = 0.02  # of reading it off the figure; half a digit where it is printed
 
     def __str__(self) -> str:
         return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
@@ -76,7 +79,7 @@ _FIGURE_1: dict[str, dict[int, tuple[Reading | None, ...]]] = {
 }
 
 TABLE_1 = {
-    Place(model, seq_len, TABLE_1_PAIRS, d_model): Reading(*value)
+    Place(model, seq_len, TABLE_1_PAIRS, d_model): Reading(*value, error=0.005)
     for seq_len, rows in _TABLE_1.items()
     for model, values in rows.items()
     for d_model, value in zip(TABLE_1_WIDTHS, values, strict=True)
@@ -99,6 +102,7 @@ _SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
     ("precision", ("train", "precision"), "fp32"),
 )
 _EXAMPLES = 100_000
+SEEDS = 5
 HEADS = 12  # by the authors' code; the paper's text leaves Table 1's open
 
 
@@ -110,6 +114,16 @@ def paper_reading(run: Run) -> Reading | None:
     if len(tested) != 1 or trained != tested:
         return None
     return READINGS.get(Place(run.model, *tested[0], run.d_model))
+
+
+def agrees(ours: Spread, paper: Reading) -> bool:
+    """Whether two means differ by no more than two standard errors and what reading the paper's adds. Where it shows no
+    spread, ours stands for both."""
+    if paper.at_least:
+        return ours.mean >= paper.mean - paper.error
+    sd = 0.0 if isnan(ours.sd) else ours.sd
+    error = sqrt(sd**2 / ours.n + (sd if paper.sd is None else paper.sd) ** 2 / SEEDS)
+    return abs(ours.mean - paper.mean) <= 2 * error + paper.error
 
 
 def deviations(run: Run) -> list[str]:

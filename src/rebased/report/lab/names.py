@@ -8,8 +8,16 @@ from rebased.report.runs import Run
 
 # Settings that name no model: axes of their own, how the work was done, or what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
-MEANS = ("train.protocol", "train.device", "train.micro_batch", "train.checkpoint_seconds", "backend")
-PARTS = ("train", "test", "held_out")
+MEANS = (
+    "train.protocol",
+    "train.device",
+    "train.micro_batch",
+    "train.checkpoint_seconds",
+    "train.capture",
+    "train.compile",
+    "backend",
+)
+PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 
 
@@ -31,10 +39,10 @@ def task_names(runs: Sequence[Run]) -> list[str]:
 
 
 def task_settings(task: dict[str, Any]) -> dict[str, Any]:
-    """Segments as two settings: how many examples, and of what."""
-    leaves = {key: value for key, value in task.items() if key not in PARTS}
+    """Segments as two settings: how many examples, and of what. Held-out data change neither training nor choice."""
+    leaves = {key: value for key, value in task.items() if key not in (*PARTS, "held_out", "held_out_seed")}
     for part in PARTS:
-        segments = task.get(part, [])
+        segments = task[part]
         leaves[f"{part}_examples"] = sum(segment["examples"] for segment in segments)
         leaves[part] = " + ".join(f"{segment['kv_pairs']} in {segment['seq_len']}" for segment in segments)
     return leaves

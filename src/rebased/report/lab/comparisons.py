@@ -1,0 +1,79 @@
+"""One model against each of the others on the same seeds: at every width, and over all widths together."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from rebased.analysis import Comparison, compare_all
+from rebased.config import did_you_mean
+from rebased.report.lab.cells import Cell, Results
+
+
+class Contrast(NamedTuple):
+    task: str
+    widths: tuple[int, ...]
+    reference: str
+    other: str
+    split: str  # that accuracies are of
+    same_code: bool  # or a difference may be the code's
+    found: Comparison  # of reference with other
+
+    @property
+    def where(self) -> str:
+        return f"{self.task}, D = {', '.join(map(str, self.widths))}"
+
+
+class Family(NamedTuple):
+    """Comparisons that are corrected together, because they are asked together."""
+
+    title: str
+    contrasts: Sequence[Contrast]
+
+
+def choose_reference(results: Results, wanted: str | None) -> str:
+    """The model that the others are compared with: ReBased, unless another is wanted."""
+    if wanted is not None and wanted not in results.models:
+        raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, results.models)}")
+    counts = {model: sum(cell.model == model for cell in results.cells) for model in results.models}
+    return wanted or max(results.models, key=lambda model: (model.split(" (")[0] == "ReBased", counts[model]))
+
+
+def compare_models(results: Results, reference: str) -> list[Family]:
+    """Two families: where a task has several widths, each seed's mean over them; and cell by cell."""
+    single, pooled = [], []
+    for task in results.tasks:
+        for other in results.models:
+            if other == reference:
+                continue
+            both = [
+                (ours, theirs)
+                for d_model in results.widths
+                if (ours := results.find(task, reference, d_model)) and (theirs := results.find(task, other, d_model))
+            ]
+            single += [[pair] for pair in both]
+            pooled += [both] if len(both) > 1 else []
+    named = (("Over all widths together", pooled), ("At each width", single))
+    families = [Family(title, _contrasts(groups)) for title, groups in named]
+    return [family for family in families if family.contrasts]
+
+
+def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
+    about, pairs = [], []
+    for group in groups:
+        held_out = all(cell.held_out for pair in group for cell in pair)
+        ours, theirs = (mean_by_seed([pair[side] for pair in group], held_out) for side in (0, 1))
+        if ours.keys() & theirs.keys():
+            codes = {run.code for pair in group for cell in pair for run in cell.chosen.values()}
+            first, second = group[0]
+            widths = tuple(cell.d_model for cell, _ in group)
+            split = "held out" if held_out else "test"
+            about.append((first.task, widths, first.model, second.model, split, len(codes) == 1))
+            pairs.append((ours, theirs))
+    return [Contrast(*what, found) for what, found in zip(about, compare_all(pairs), strict=True)]
+
+
+def mean_by_seed(cells: Sequence[Cell], held_out: bool) -> Mapping[int, float]:
+    """Over cells, of seeds that all of them have."""
+    accuracies = [cell.accuracies(held_out) for cell in cells]
+    seeds = set.intersection(*(set(one) for one in accuracies))
+    return {seed: fmean(one[seed] for one in accuracies) for seed in sorted(seeds)}

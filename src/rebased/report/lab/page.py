@@ -1,0 +1,118 @@
+"""The page itself: sections as the data allow, and the same tables for files."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from rebased.report.collect import Collection
+from rebased.report.lab import figures, tables, words
+from rebased.report.lab.cells import SliceKind, build_results
+from rebased.report.lab.comparisons import Family, choose_reference, compare_models
+from rebased.report.lab.data import page_data
+from rebased.report.lab.heads import cells_by_heads
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.tables import Table
+
+FEW = 12  # sentences that are read; more are out of the way until asked for
+CURVES = (
+    "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best. "
+    "A run stops when it has solved the task."
+)
+RESULTS = (
+    "The learning rate is the one with the best mean over seeds on the test split. test: the best epoch's accuracy "
+    "there, the paper's way. held out: the same epoch's, on data that nothing was chosen on."
+)
+STATE = "What a model must keep of a sequence to go on, in fp32 at the task's longest sequence; a point a width."
+
+
+class Lab:
+    """Everything that is computed from a collection of runs, once."""
+
+    def __init__(self, found: Collection, reference: str | None = None) -> None:
+        self.found, self.results = found, build_results(found.runs)
+        self.families = compare_models(self.results, choose_reference(self.results, reference))
+        self.warnings = list(words.warnings(found, self.results))
+        self.summary = list(words.in_short(self.results, self.families))
+        self.by_heads = cells_by_heads(self.results)
+
+    def page(self, title: str, command: str) -> Page:
+        """`command` is what was typed to make it."""
+        return Page(
+            title,
+            words.lead(self.found.runs, self.results),
+            list(self.sections(command)),
+            describe_origin(self.found.runs),
+            page_data(self.found.runs, self.results, self.families),
+        )
+
+    def tables(self) -> dict[str, Table]:
+        """By name, what a page shows."""
+        results = self.results
+        named = {"results": tables.results_table(results)}
+        for i, task in enumerate(results.tasks, start=1):
+            named[f"by_width_{i}"] = tables.width_table(results, task)
+        for family in self.families:
+            named[f"compared_{family.title.lower().replace(' ', '_')}"] = tables.comparison_table(family.contrasts)
+        named["budgets"] = tables.budget_table(results)
+        if self.by_heads:
+            named["heads"] = tables.heads_table(self.by_heads)
+        return named | {"runs": tables.runs_table(self.found.runs)}
+
+    def sections(self, command: str) -> Iterator[Section]:
+        results = self.results
+        yield Section("In short", bullets(self.summary))
+        if self.warnings:
+            yield Section("Mind", bullets(self.warnings))
+        yield Section("Accuracy by width", self.by_width())
+        for family in self.families:
+            yield Section(f"How sure? {family.title}", how_sure(family))
+        if figures.tunable(results.cells):
+            yield Section("With a budget for tuning", self.budgets())
+        if any(figures.state_bytes(cell) for cell in results.cells):
+            yield Section("Accuracy by state size", figure(figures.accuracy_by_state(results), STATE))
+        if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
+            yield Section("Learning curves", figure(figures.mean_curves(results), CURVES))
+        yield from self.slices("by_pairs", "Accuracy by pairs")
+        yield from self.slices("by_length", "Accuracy by length")
+        if self.by_heads:
+            picture = figure(figures.accuracy_by_heads(self.by_heads), "Dotted: the paper's value.")
+            table = tables.heads_table(self.by_heads).to_html()
+            yield Section("How many heads?", paragraphs(words.heads_verdict(self.by_heads)) + picture + table)
+        yield Section("Results in full", paragraphs(RESULTS) + tables.results_table(results).to_html())
+        runs = tables.runs_table(self.found.runs).to_html()
+        yield Section("Every run", details(f"Show {words.plural(len(self.found.runs), 'run')}", runs))
+        yield Section("Do it again", commands([command]))
+
+    def by_width(self) -> str:
+        """The picture of all tasks, then a table a task."""
+        results, html = self.results, ""
+        if len(results.widths) > 1:
+            caption = "Mean over seeds at the chosen learning rate; bars are the sample standard deviation."
+            html += figure(figures.accuracy_by_width(results), caption)
+        for task in results.tasks:
+            note = words.paper_note(results, task)
+            html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
+            html += paragraphs(note) if note else ""
+        return html
+
+    def budgets(self) -> str:
+        lead = paragraphs(
+            "The accuracy to expect of the best of so many learning rates, drawn at random from those that were tried: "
+            "what a model gives to one who can pay for few tries. Each rate counts with its mean over seeds."
+        )
+        again = figure(figures.budgets(self.results, True), "Drawn with replacement: the paper's Figure 4, probably.")
+        anew = figure(figures.budgets(self.results, False), "Drawn without replacement: every try is a new rate.")
+        return lead + again + anew + details("Show both in numbers", tables.budget_table(self.results).to_html())
+
+    def slices(self, kind: SliceKind, heading: str) -> Iterator[Section]:
+        picture = figures.accuracy_by_slice(self.results, kind)
+        if picture:
+            caption = "Mean over seeds, at each run's best epoch; on the held-out split where there is one."
+            table = tables.slice_table(self.results, kind).to_html()
+            yield Section(heading, figure(picture, caption) + details("Show it in numbers", table))
+
+
+def how_sure(family: Family) -> str:
+    told: Sequence[str] = list(words.sentences(family))
+    text = bullets(told) if len(told) <= FEW else details(f"Show {len(told)} sentences", bullets(told))
+    table = tables.comparison_table(family.contrasts).to_html()
+    return paragraphs(words.verdict(family)) + text + table + paragraphs(*words.test_notes(family))

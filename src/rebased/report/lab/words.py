@@ -1,0 +1,163 @@
+"""What a page of runs says in words: results first, then everything that speaks against believing them."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from rebased.analysis import in_words, wilcoxon_limit
+from rebased.analysis.paired import SIGNIFICANT
+from rebased.report.collect import Collection
+from rebased.report.lab.cells import COUNTED, Results
+from rebased.report.lab.comparisons import Family
+from rebased.report.lab.heads import HeadsByPlace, distances
+from rebased.report.lab.paper import agrees, deviations
+from rebased.report.runs import Run
+
+TOLD = 8  # models a sentence names; the tables have all
+
+
+def lead(runs: Sequence[Run], results: Results) -> str:
+    counts = {
+        "run": len(runs),
+        "model": len(results.models),
+        "task": len(results.tasks),
+        "width": len(results.widths),
+        "learning rate": len({run.lr for run in runs}),
+        "seed": len({run.seed for run in runs}),
+    }
+    return ", ".join(plural(count, noun) for noun, count in counts.items()) + "."
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def in_short(results: Results, families: Sequence[Family]) -> Iterator[str]:
+    for task in results.tasks:
+        yield ranking(results, task)
+    for family in families:
+        yield verdict(family)
+    compared = [(cell, cell.paper) for cell in results.cells if cell.paper]
+    if compared:
+        near = sum(agrees(cell.test, paper) for cell, paper in compared)
+        yield (
+            f"The paper has {len(compared)} of these {plural(len(results.cells), 'cell')}; in {near} of them ours "
+            "agrees: within two standard errors of the difference, and what reading the paper's value adds."
+        )
+
+
+def ranking(results: Results, task: str) -> str:
+    """Who recalls how much, over the widths that all models of the task have."""
+    cells = results.of_task(task)
+    models = [model for model in results.models if any(cell.model == model for cell in cells)]
+    widths = [d for d in results.widths if all(results.find(task, model, d) for model in models)]
+    if not widths:
+        return f"{task}: no width has all {plural(len(models), 'model')}."
+    means = {
+        model: fmean(cell.test.mean for cell in cells if cell.model == model and cell.d_model in widths)
+        for model in models
+    }
+    order = sorted(means, key=lambda model: means[model], reverse=True)
+    told = ", ".join(f"{model} {means[model]:.3f}" for model in order[:TOLD])
+    told += f" and {plural(len(order) - TOLD, 'model')} more" if len(order) > TOLD else ""
+    return f"{task}: {told} (accuracy, mean over D = {', '.join(map(str, widths))})."
+
+
+def verdict(family: Family) -> str:
+    found = [contrast.found for contrast in family.contrasts]
+    ahead = sum(one.t_holm < SIGNIFICANT and one.difference.mean > 0 for one in found)
+    behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
+    reference = family.contrasts[0].reference
+    return (
+        f"{family.title}: {reference} is ahead in {ahead} and behind in {behind} of "
+        f"{plural(len(found), 'comparison')}; the other {len(found) - ahead - behind} are not decided "
+        f"(paired t test, Holm p < {SIGNIFICANT:g})."
+    )
+
+
+def sentences(family: Family) -> Iterator[str]:
+    for contrast in family.contrasts:
+        code = "" if contrast.same_code else " Their runs are of different versions of the code."
+        yield f"{contrast.where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
+
+
+def test_notes(family: Family) -> Iterator[str]:
+    yield (
+        "Differences are paired by seed. p* is p after Holm's correction over the "
+        f"{plural(len(family.contrasts), 'comparison')} of this table, each kind of test for itself. Intervals are "
+        "bootstrapped (BCa), and a bit too short for so few seeds. Cohen's d is the mean difference over its standard "
+        "deviation; rank-biserial is 1 where every seed favours the first model."
+    )
+    splits = {contrast.split for contrast in family.contrasts}
+    if "test" in splits:
+        yield (
+            "Learning rate and epoch were chosen on the test split itself, as in the paper: p values are for "
+            "accuracies that were selected for. Runs with task.held_out are compared on that split instead."
+        )
+    for pairs in sorted({contrast.found.difference.n for contrast in family.contrasts}):
+        limit = wilcoxon_limit(pairs)
+        if limit:
+            yield limit
+
+
+def heads_verdict(places: HeadsByPlace) -> str:
+    apart = distances(places)
+    if not apart:
+        return "The paper has no value for any model here that was run with every number of heads."
+    nearest = min(apart, key=lambda heads: apart[heads])
+    told = ", ".join(f"{heads}: {distance:.3f}" for heads, distance in apart.items())
+    return f"Nearest to the paper: {plural(nearest, 'head')}. Mean distance by number of heads: {told}."
+
+
+def paper_note(results: Results, task: str) -> str | None:
+    cells = [cell for cell in results.of_task(task) if cell.paper]
+    if not cells:
+        return None
+    differ = list(dict.fromkeys(text for cell in cells for text in deviations(cell.any_run)))
+    how = f"These runs differ from the paper's in {'; '.join(differ)}." if differ else "Settings are the paper's."
+    return f"The paper's values: Table 1 as printed, Figure 1 as read off the picture (±0.02). {how}"
+
+
+def warnings(found: Collection, results: Results) -> Iterator[str]:
+    """Everything that a reader must know before believing the rest."""
+    codes = Counter(run.code for run in found.runs)
+    if len(codes) > 1:
+        versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
+        yield f"Runs of {len(codes)} versions of the code are mixed, so a difference may be the code's. {versions}."
+    dirty = sum("changes" in code for code in codes)
+    if dirty:
+        yield f"{plural(dirty, 'version')} of the code had changes that no commit holds."
+    if found.damaged_lines:
+        where = ", ".join(found.damaged_files[:5]) + (", ..." if len(found.damaged_files) > 5 else "")
+        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}: what they told is missing here."
+    if found.nameless:
+        yield f"{plural(found.nameless, 'record')} left out for want of a readable first line."
+    if found.other:
+        yield f"{plural(found.other, 'record')} of something else than MQAR left out."
+    if found.repeated:
+        yield f"{plural(found.repeated, 'record')} of runs that others tell of too; the most complete of each counts."
+    if results.repeated:
+        yield f"{plural(results.repeated, 'run')} left out: same as another but for the device, or alike."
+    open_ended = [run for run in found.runs if run.status not in COUNTED and run.digest not in found.failures]
+    for status, count in Counter(run.status for run in open_ended).items():
+        yield f"{plural(count, 'run')} {status}: in no result yet, but in the list of all runs."
+    ended = {run.digest for run in found.runs if run.status in COUNTED}
+    failed = [error for digest, error in found.failures.items() if digest not in ended]
+    if failed:
+        yield f"{plural(len(failed), 'run')} failed, in no result; the first of them with: {failed[0]}"
+    absent = len(found.asked - found.failures.keys() - {run.digest for run in found.runs})
+    if absent:
+        yield f"{plural(absent, 'run')} of a sweep not begun yet."
+    diverged = [run for run in found.runs if run.status == "diverged"]
+    if diverged:
+        early = sum(not run.epochs for run in diverged)
+        yield (
+            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, as the "
+            f"paper's rule has it; {early} of them with 0, before a first epoch had ended."
+        )
+    uneven = sum(bool(cell.choice.left_out) for cell in results.cells)
+    if uneven:
+        yield f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others and could not be chosen."
+    lone = sum(cell.test.n == 1 for cell in results.cells)
+    if lone:
+        yield f"{plural(lone, 'cell')} of {len(results.cells)} with one seed only: no spread, no test."

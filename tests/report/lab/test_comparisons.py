@@ -1,0 +1,70 @@
+"""Which models are compared with which, on which seeds and split."""
+
+import pytest
+
+from made_up import made_up
+from rebased.report import Run
+from rebased.report.lab.cells import build_results
+from rebased.report.lab.comparisons import choose_reference, compare_models
+
+LEVELS = {"rebased": 0.8, "based": 0.5, "mamba": 0.3}
+
+
+def sweep(seeds: int = 5, **more: object) -> list[Run]:
+    return [
+        made_up(model, [level + d_model / 1000 + (seed % 3) / 100], seed=seed, d_model=d_model, **more)  # type: ignore[arg-type]
+        for model, level in LEVELS.items()
+        for d_model in (24, 48)
+        for seed in range(42, 42 + seeds)
+    ]
+
+
+def test_two_families() -> None:
+    pooled, single = compare_models(build_results(sweep()), "ReBased")
+    assert [(one.other, one.widths) for one in pooled.contrasts] == [("Based", (24, 48)), ("Mamba", (24, 48))]
+    assert [(one.other, one.widths) for one in single.contrasts] == [
+        ("Based", (24,)),
+        ("Based", (48,)),
+        ("Mamba", (24,)),
+        ("Mamba", (48,)),
+    ]
+    assert [one.found.difference.mean for one in pooled.contrasts] == pytest.approx([0.3, 0.5])
+    assert all(one.split == "test" and one.same_code for one in single.contrasts)
+
+
+def test_the_held_out_split_is_compared_where_both_have_it() -> None:
+    runs = [made_up(m, [0.5, 0.6], held_out=[0.1, level], seed=s) for m, level in LEVELS.items() for s in (1, 2)]
+    (single,) = compare_models(build_results(runs), "ReBased")
+    assert {one.split for one in single.contrasts} == {"held out"}
+    assert single.contrasts[0].found.difference.mean == pytest.approx(0.3)
+    mixed = [run for run in runs if run.model != "Based"] + [made_up("based", [0.55], seed=s) for s in (1, 2)]
+    (single,) = compare_models(build_results(mixed), "ReBased")
+    assert [(one.other, one.split) for one in single.contrasts] == [("Based", "test"), ("Mamba", "held out")]
+
+
+def test_missing_seeds_are_left_out_and_counted() -> None:
+    runs = [run for run in sweep() if not (run.model == "Based" and run.seed > 44)]
+    _, single = compare_models(build_results(runs), "ReBased")
+    assert single.contrasts[0].found.seeds == (42, 43, 44)
+    assert single.contrasts[0].found.unpaired == 2
+
+
+def test_different_code_is_told() -> None:
+    runs = [made_up(seed=1, commit="a" * 40), made_up("based", seed=1, commit="b" * 40)]
+    (single,) = compare_models(build_results(runs), "ReBased")
+    assert not single.contrasts[0].same_code
+
+
+def test_models_that_never_meet_are_not_compared() -> None:
+    assert compare_models(build_results([made_up(seed=1), made_up("based", seed=2)]), "ReBased") == []
+    assert compare_models(build_results([made_up()]), "ReBased") == []
+
+
+def test_reference() -> None:
+    results = build_results(sweep(1))
+    assert choose_reference(results, None) == "ReBased"
+    assert choose_reference(results, "Mamba") == "Mamba"
+    with pytest.raises(ValueError, match="there is no model 'Bsed' in these runs; did you mean 'Based'"):
+        choose_reference(results, "Bsed")
+    others = build_results([made_up("mamba"), made_up("mamba", d_model=48), made_up("based")])
+    assert choose_reference(others, None) == "Mamba"

@@ -1,0 +1,28 @@
+"""How many heads the paper may have used: only what was run with every number of them tells."""
+
+import pytest
+
+from made_up import made_up
+from rebased.report.lab.cells import build_results
+from rebased.report.lab.heads import cells_by_heads, distances
+from rebased.report.lab.words import heads_verdict
+
+
+def run(heads: int, accuracy: float, d_model: int = 24, model: str = "rebased"):  # type: ignore[no-untyped-def]
+    changes = {"model": {"mixers": {1: {"n_heads": heads}}}}
+    return made_up(model, [accuracy], seq_len=256, pairs=(32,), d_model=d_model, changes=changes)
+
+
+def test_distances() -> None:
+    # Table 1 has 0.59 for ReBased and 0.45 for Based at D = 24, and 0.99 at D = 48
+    runs = [run(1, 0.79), run(12, 0.58), run(1, 0.35, model="based"), run(12, 0.45, model="based"), run(1, 0.5, 48)]
+    places = cells_by_heads(build_results(runs))
+    assert list(places) == ["T = 256, 32 pairs, D = 24"]
+    assert distances(places) == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
+    assert heads_verdict(places).startswith("Nearest to the paper: 12 heads.")
+
+
+def test_nothing_to_tell() -> None:
+    assert cells_by_heads(build_results([run(1, 0.5), run(12, 0.5, 48)])) == {}
+    unknown = cells_by_heads(build_results([run(n, 0.5, d_model=36) for n in (1, 2)]))
+    assert "The paper has no value" in heads_verdict(unknown)

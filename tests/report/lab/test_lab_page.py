@@ -1,0 +1,132 @@
+"""The page of many runs: sections as the data allow, warnings, and what is embedded."""
+
+import json
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from made_up import made_up
+from page_reader import assert_self_contained
+from rebased.report import Collection, Lab, Page, Run
+
+
+def sweep(**more: Any) -> list[Run]:
+    return [
+        made_up(model, [0.1, level + width / 1000 - lr + seed / 1e4], seed=seed, lr=lr, d_model=width, **more)
+        for model, level in (("rebased", 0.8), ("based", 0.5))
+        for width in (24, 48)
+        for lr in (1e-3, 1e-2)
+        for seed in (42, 43, 44)
+    ]
+
+
+def headings(lab: Lab) -> list[str]:
+    return [section.heading for section in lab.page("Title", "rebased report x").sections]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Lab:
+    return Lab(Collection(runs=sweep(seq_len=256, pairs=(32, 64))))
+
+
+@pytest.fixture(scope="module")
+def page(lab: Lab) -> Page:
+    return lab.page("Title", "rebased report x")
+
+
+def test_sections(page: Page) -> None:
+    assert [section.heading for section in page.sections] == [
+        "In short",
+        "Accuracy by width",
+        "How sure? Over all widths together",
+        "How sure? At each width",
+        "With a budget for tuning",
+        "Accuracy by state size",
+        "Learning curves",
+        "Accuracy by pairs",
+        "Results in full",
+        "Every run",
+        "Do it again",
+    ]
+
+
+def test_the_page_is_whole_and_holds_its_data(lab: Lab, page: Page) -> None:
+    html = page.to_html()
+    reader = assert_self_contained(html)
+    data = json.loads(reader.texts["script"][0])
+    assert [run["digest"] for run in data["runs"]] == [run.digest for run in lab.found.runs]
+    first, run = data["runs"][0], lab.found.runs[0]
+    config = data["configs"][first["config"]]
+    config["train"] |= {"lr": first["lr"], "seed": first["seed"]}
+    assert config == run.settings
+    assert first["test"] == [round(accuracy, 4) for accuracy in run.accuracies]
+    assert len(data["configs"]) == 4
+    assert data["results"][0]["test"]["mean"] == pytest.approx(lab.results.cells[0].test.mean)
+    assert "0.827 ± 0.000" in reader.texts["td"]
+    assert "rebased report x" in reader.texts["code"]
+    assert len(html) < 500_000
+
+
+def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
+    figures = re.findall(r"<svg.*?</svg>", page.to_html(), flags=re.DOTALL)
+    assert len(figures) == 6
+    for svg in figures:
+        words = {"".join(element.itertext()).strip() for element in ElementTree.fromstring(svg).iter()}
+        assert {"ReBased", "Based"} <= words
+        assert "var(--series-0)" in svg
+
+
+def test_one_run_makes_a_page() -> None:
+    single = Lab(Collection(runs=[made_up()]))
+    assert headings(single) == ["In short", "Mind", "Accuracy by width", "Accuracy by state size", "Learning curves",
+                                "Results in full", "Every run", "Do it again"]  # fmt: skip
+    assert single.warnings == ["1 cell of 1 with one seed only: no spread, no test."]
+
+
+def test_a_run_that_recalled_nothing_makes_a_page() -> None:
+    dead = Lab(Collection(runs=[made_up(accuracies=[], status="diverged")]))
+    assert "Learning curves" not in headings(dead)
+    assert "0.000" in dead.page("Title", "x").to_html()
+
+
+def test_a_mixer_that_is_not_known_here_has_no_state_size() -> None:
+    run = made_up()
+    run.settings["model"]["mixers"][1] = {"name": "my_mixer", "knob": 3}
+    lab = Lab(Collection(runs=[run]))
+    assert lab.results.models == ["short_conv + my_mixer"]
+    assert "Accuracy by state size" not in headings(lab)
+
+
+def test_the_papers_values_stand_beside_ours() -> None:
+    lab = Lab(Collection(runs=sweep(seq_len=256, pairs=(32,))))
+    html = lab.page("Title", "x").to_html()
+    assert "<td>0.59 ± 0.06</td>" in html
+    assert "in epochs 5 instead of 64; 10 examples instead of 100,000." in html
+    assert lab.summary[-1].startswith("The paper has 4 of these 4 cells; in 1 of them ours agrees")
+
+
+def test_every_warning() -> None:
+    runs = [
+        made_up(seed=42),
+        made_up(seed=43, commit="f" * 40),
+        made_up(seed=44, status=None),
+        made_up(seed=45, status="failed"),
+        made_up(seed=46, status="diverged", accuracies=[]),
+        made_up(seed=42, lr=1e-2),
+    ]
+    found = Collection(runs, 9, damaged_lines=3, damaged_files=["a/record.jsonl"], nameless=1, other=2, repeated=4)
+    assert Lab(found).warnings == [
+        "Runs of 2 versions of the code are mixed, so a difference may be the code's. "
+        "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
+        "3 damaged lines skipped, in a/record.jsonl: what they told is missing here.",
+        "1 record left out for want of a readable first line.",
+        "2 records of something else than MQAR left out.",
+        "4 records of runs that others tell of too; the most complete of each counts.",
+        "1 run unfinished: in no result yet, but in the list of all runs.",
+        "1 run failed: in no result yet, but in the list of all runs.",
+        "1 run diverged. Each counts with the best accuracy it had reached, as the paper's rule has it; 1 of them with "
+        "0, before a first epoch had ended.",
+        "In 1 cell some learning rates have fewer seeds than others and could not be chosen.",
+    ]

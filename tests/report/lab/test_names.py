@@ -1,0 +1,53 @@
+"""Runs that differ in something are not called the same, and runs that do not are."""
+
+from made_up import made_up
+from rebased.report.lab.names import model_names, task_names
+
+
+def names(*runs) -> tuple[list[str], list[str]]:  # type: ignore[no-untyped-def]
+    tasks = task_names(runs)
+    return tasks, model_names(runs, tasks)
+
+
+def heads(n: int) -> dict:
+    return {"model": {"mixers": {1: {"n_heads": n}}}}
+
+
+def test_lr_seed_width_and_device_name_no_model() -> None:
+    other = {"train": {"device": "cpu", "micro_batch": 4, "protocol": "paper"}}
+    tasks, models = names(made_up(), made_up(seed=43, lr=1e-2, changes=other), made_up(d_model=48))
+    assert tasks == ["T = 32, 4 pairs"] * 3
+    assert models == ["ReBased"] * 3
+
+
+def test_what_differs_is_named() -> None:
+    _, models = names(made_up(), made_up(changes=heads(2)), made_up("based"), made_up(changes={"train": {"epochs": 9}}))
+    assert models == [
+        "ReBased (n_heads 12, epochs 5)",
+        "ReBased (n_heads 2, epochs 5)",
+        "Based",
+        "ReBased (n_heads 12, epochs 9)",
+    ]
+
+
+def test_what_differs_between_tasks_alone_is_not() -> None:
+    _, models = names(made_up(), made_up(seq_len=64, changes={"train": {"epochs": 9}}))
+    assert models == ["ReBased", "ReBased"]
+
+
+def test_kernels_are_named_as_in_table_1() -> None:
+    runs = [
+        made_up(changes={"model": {"mixers": {1: {"qk_transform": transform}}}})
+        for transform in ("none", "norm", "scale", "affine", "norm_affine")
+    ]
+    assert names(*runs)[1] == ["x²", "norm(x)²", "(γx)²", "(γx + β)²", "ReBased"]
+
+
+def test_tasks() -> None:
+    segment = {"seq_len": 32, "kv_pairs": 4, "examples": 99}
+    tasks, _ = names(made_up(), made_up(pairs=(4, 8)), made_up(changes={"task": {"train": [segment]}}))
+    assert tasks == [
+        "T = 32, 4 pairs (train_examples 10)",
+        "T = 32, 4 pairs → T = 32, 4–8 pairs",
+        "T = 32, 4 pairs (train_examples 99)",
+    ]

@@ -1,0 +1,97 @@
+"""The page in a real browser, as wide as a phone: it renders, fetches nothing, logs no error, and its tables sort."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up import made_up
+from rebased.report import Collection, Lab
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser; none of {', '.join(BROWSERS)} was found")
+
+PHONE = 375  # pixels
+# The page in a frame, and a script beside it that looks around in there and writes down what it sees.
+HARNESS = """<!doctype html><iframe id="frame" style="width:{width}px; height:800px; border:0" srcdoc="{page}"></iframe>
+<pre id="seen"></pre>
+<script>
+document.getElementById("frame").addEventListener("load", event => {{
+  const view = event.target.contentWindow, page = view.document;
+  const column = (table, n) => Array.from(table.tBodies[0].rows, row => row.cells[n].textContent);
+  const table = Array.from(page.querySelectorAll("table")).find(table => table.rows[0].cells[0].textContent === "run");
+  const heads = Array.from(table.tHead.rows[0].cells, head => head.textContent);
+  const at = heads.indexOf("accuracy"), button = table.tHead.rows[0].cells[at].querySelector("button");
+  const seen = {{heads, before: column(table, at)}};
+  button.click();
+  seen.up = column(table, at);
+  button.click();
+  seen.down = column(table, at);
+  seen.sort = table.tHead.rows[0].cells[at].getAttribute("aria-sort");
+  const filter = table.closest("details").querySelector("input");
+  filter.value = "rebased done";
+  filter.dispatchEvent(new view.Event("input"));
+  seen.shown = Array.from(table.tBodies[0].rows).filter(row => !row.hidden).length;
+  seen.resources = view.performance.getEntriesByType("resource").map(entry => entry.name);
+  seen.width = page.documentElement.scrollWidth;
+  seen.figures = Array.from(page.querySelectorAll("svg"), svg => svg.getBoundingClientRect().height);
+  seen.ink = view.getComputedStyle(page.querySelector("svg text")).fill;
+  seen.data = JSON.parse(page.getElementById("data").textContent).runs.length;
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}});
+</script>"""
+
+
+def browse(page: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the script beside the page has seen, and what the console was told."""
+    file = folder / "harness.html"
+    file.write_text(HARNESS.format(width=PHONE, page=html.escape(page)), encoding="utf-8")
+    words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
+    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri()]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
+    assert seen is not None, answer.stderr[-2000:]
+    console = [line for line in answer.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(seen[1]) or "{}"), console
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    runs = [
+        made_up(model, [0.1, level - 5 * lr + seed / 1000], seed=seed, lr=lr, d_model=d_model)
+        for model, level in (("rebased", 0.9), ("based", 0.6))
+        for d_model in (24, 48)
+        for seed in (42, 43)
+        for lr in (1e-3, 1e-2, 3e-2, 1e-1)
+    ]
+    return Lab(Collection(runs=runs)).page("What they recall", "rebased report runs").to_html()
+
+
+def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
+    seen, console = browse(page, tmp_path)
+    assert console == []
+    assert seen["resources"] == []
+    assert seen["data"] == len(seen["before"]) == 32
+    numbers = sorted(map(float, seen["before"]))
+    assert list(map(float, seen["up"])) == numbers != list(map(float, seen["before"]))
+    assert list(map(float, seen["down"])) == numbers[::-1]
+    assert seen["sort"] == "descending"
+    assert seen["shown"] == 16  # rows with both words in the filter's box
+    assert seen["width"] <= PHONE  # wide things scroll in boxes of their own
+    assert len(seen["figures"]) == 5
+    assert all(height > 100 for height in seen["figures"])
+    assert re.fullmatch(r"rgb\(\d+, \d+, \d+\)", seen["ink"])  # the page's own colour, not a placeholder's
+    assert seen["ink"] != "rgb(1, 1, 1)"
+
+
+def test_a_page_that_fetches_is_found_out(page: str, tmp_path: Path) -> None:
+    _, console = browse(page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
+    assert any("Content Security Policy" in line for line in console)
