@@ -16,7 +16,7 @@ def best_mode(row: Record, part: str) -> float | None:
 
 
 def draw(record: Record, path: Path) -> None:
-    """ms over T, log-log, from the record alone."""
+    """Nanoseconds a token over T, log-log, from the record alone: flat is linear."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -26,18 +26,20 @@ def draw(record: Record, path: Path) -> None:
     for axis, part, title in zip(axes, ("forward", "both"), ("forward", "forward + backward"), strict=True):
         for name in dict.fromkeys(row["way"] for row in record["lengths"]):
             points = [
-                (row["T"], ms) for row in record["lengths"] if row["way"] == name and (ms := best_mode(row, part))
+                (row["T"], 1e6 * ms / (row["B"] * row["T"]))
+                for row in record["lengths"]
+                if row["way"] == name and (ms := best_mode(row, part))
             ]
             style = {"lw": 2.5} if name == "ours" else {"lw": 1, "ls": "--" if name.startswith("ours,") else "-"}
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, **style)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.set(xlabel="T", ylabel="ms", title=title)
+        axis.set(xlabel="T", ylabel="ns a token", title=title)
         axis.grid(True, which="both", alpha=0.25)
     axes[0].legend(fontsize="small")
     figure.suptitle(
-        f"{record['shape']['tokens']:,} tokens in all (T where it is longer), {record['machine']['device']}"
+        f"{record['shape']['tokens']:,} tokens (T where it is longer), {record['machine']['device']}, CUDA graphs"
     )
     figure.savefig(path)
     pyplot.close(figure)
@@ -46,7 +48,8 @@ def draw(record: Record, path: Path) -> None:
 def show(record: Record) -> None:
     console = Console(width=160)
     if record.get("lengths"):
-        console.print(lengths_table(record["lengths"]))
+        for mode in ("eager", "graph"):
+            console.print(lengths_table(record["lengths"], mode))
         console.print(floor_table(record["lengths"]))
     if "decode" in record:
         console.print(decode_line(record["decode"]))
@@ -63,12 +66,13 @@ def table_of(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def lengths_table(rows: Sequence[Record]) -> Table:
+def lengths_table(rows: Sequence[Record], mode: str) -> Table:
     names = list(dict.fromkeys(row["way"] for row in rows))
-    table = table_of("ms, forward / forward+backward, eager", ["T", *names])
+    how = {"eager": "called from Python", "graph": "replayed in a CUDA graph"}[mode]
+    table = table_of(f"ms, forward / forward+backward, {how}", ["T", *names])
     for T in dict.fromkeys(row["T"] for row in rows):
         at = {row["way"]: row for row in rows if row["T"] == T}
-        table.add_row(f"{T:,}", *(cell(at.get(name, {}), "eager") for name in names))
+        table.add_row(f"{T:,}", *(cell(at.get(name, {}), mode) for name in names))
     return table
 
 

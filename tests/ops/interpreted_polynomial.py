@@ -19,7 +19,7 @@ from rebased.ops import (
     poly_attention_extend,
 )
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.polynomial.gpu import launch
+from rebased.ops.polynomial.gpu import launch, operators
 from rebased.ops.polynomial.gpu.plan import Plan, Tile
 from tolerances import KERNEL_ERRORS, assert_close, assert_small_error, relative_error
 
@@ -52,7 +52,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Cut:
             return Plan(chunk or (rows if has_state else None), tile, tile, tile, tile)
 
         monkeypatch.setattr(launch, "make_plan", plan)
-        monkeypatch.setattr(launch, "SPAN", 1024)
+        monkeypatch.setitem(launch.TOTALS, "SPAN", 1024)
 
     return fix
 
@@ -372,11 +372,12 @@ def test_operators_are_registered_as_torch_wants_them(cut: Cut) -> None:
     for chunk, has_state in ((None, False), (64, False), (64, True)):
         cut(chunk)
         (q, k, v, _), _ = tensors(Shape(B=1, T=20, H=2, K=4, V=3), BASED, torch.float32)
-        shape = (1, 2, 128, 32)  # one pair of tiles and one linear block; 16 values and 16 more columns
-        initial = torch.zeros(shape, requires_grad=True) if has_state else None
+        shape = (1, 2, 128)  # one pair of tiles and one linear block
+        kv = torch.zeros(*shape, 16, requires_grad=True) if has_state else None
+        z = torch.zeros(shape, requires_grad=True) if has_state else None
         checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-        args = (q, k, v, None, initial, *BASED, 1e-12, has_state)
-        torch.library.opcheck(launch.poly_forward, args, test_utils=checks)
+        args = (q, k, v, None, kv, z, *BASED, 1e-12, has_state)
+        torch.library.opcheck(operators.poly_forward, args, test_utils=checks)
 
 
 def test_double_backward_says_so(cut: Cut) -> None:

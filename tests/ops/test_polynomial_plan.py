@@ -21,7 +21,6 @@ LENGTHS = (1, 64, 256, 1000, 4096, 131_072)
 
 def test_numbers_shared_with_the_kernels() -> None:
     assert (features.TILE.value, features.BLOCK.value) == (plan.FEATURE_TILE, plan.FEATURE_BLOCK)
-    assert features.EXTRA.value == plan.STATE_EXTRA
 
 
 @pytest.mark.parametrize(("width", "wide"), [(1, 16), (16, 16), (17, 32), (42, 64), (64, 64), (96, 128), (128, 128)])

@@ -6,6 +6,7 @@ block of code (`with use_backend("reference"): ...`) or for a process (REBASED_B
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,9 +52,8 @@ def splits_matmuls() -> bool:
     return not torch.backends.mkl.is_available()
 
 
-@cache
 def has_triton() -> bool:
-    return find_spec("triton") is not None
+    return "triton" in sys.modules or find_spec("triton") is not None
 
 
 def triton_interpreted() -> bool:
@@ -79,6 +79,7 @@ def choose_path(backend: Backend, device: torch.device) -> Backend:
     return chosen  # type: ignore[return-value]
 
 
-# torch.compile cannot trace a ContextVar or a logger, and need not: it asks once and keeps the answer. The public
-# decorator, torch.compiler.assume_constant_result, sets this very attribute but imports the whole of dynamo for it.
+# torch.compile cannot trace a ContextVar, a logger or an import, and need not: it asks once and keeps the answer. The
+# public decorator, torch.compiler.assume_constant_result, sets this very attribute but imports all of dynamo for it.
 choose_path._dynamo_marked_constant = True  # type: ignore[attr-defined]
+has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]

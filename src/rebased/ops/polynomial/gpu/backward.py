@@ -8,11 +8,10 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
-    EXTRA,
     TILE,
-    against_z,
     fold,
     fold_linear,
+    half_slope,
     load_linear,
     load_rows,
     load_tile,
@@ -20,94 +19,109 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
-    similarity,
-    slope,
+    rounded,
 )
+from rebased.ops.polynomial.gpu.states import find_state
 
 
 @triton.jit
-def _load_state(state, block, MIRROR: tl.constexpr, VP: tl.constexpr):
-    """S [64, VP] and z's columns [64, 16] of one feature block; MIRROR: with its two tiles exchanged."""
+def _against_z(x, dtype: tl.constexpr):
+    """x [rows] as [rows, 16], to be multiplied with what _load_state makes of z: in half precision, three products."""
+    column = tl.arange(0, 16)[None, :]
+    most = rounded(x, dtype)
+    return tl.where(column < 2, most[:, None], tl.where(column == 2, (x - most)[:, None], 0.0)).to(dtype)
+
+
+@triton.jit
+def _load_state(kv, z, block, MIRROR: tl.constexpr, VP: tl.constexpr):
+    """S [64, VP] and z [64, 16] of one feature block; MIRROR: with its two tiles exchanged."""
     f = tl.arange(0, BLOCK)
     if MIRROR:
         f = f % TILE * TILE + f // TILE
-    at = state + ((f + block * BLOCK) * (VP + EXTRA))[:, None]
-    return tl.load(at + tl.arange(0, VP)[None, :]), tl.load(at + VP + tl.arange(0, EXTRA)[None, :])
+    f += block * BLOCK
+    state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
+    column = tl.arange(0, 16)[None, :]
+    x = tl.load(z + f)
+    most = rounded(x, state.dtype)
+    zs = tl.where(column == 1, (x - most)[:, None], tl.where(column < 3, most[:, None], 0.0))
+    return state, zs.to(state.dtype)
 
 
 @triton.jit
-def _feature_grad(y, weight, kv, z, PRECISION: tl.constexpr):
+def _feature_grad(y, weight, state, zs, PRECISION: tl.constexpr):
     """[rows, 64]: the gradient y S^T + weight z^T at a block of features."""
-    grad = tl.dot(y, tl.trans(kv), input_precision=PRECISION)
-    return tl.dot(weight, tl.trans(z), grad, input_precision=PRECISION)
+    grad = tl.dot(y, tl.trans(state), input_precision=PRECISION)
+    return tl.dot(weight, tl.trans(zs), grad, input_precision=PRECISION)
 
 
 @triton.jit
-def _pair_from_state(dx, dv, y, weight, scale, xa, xb, a, b, state, block, BOTH: tl.constexpr, VALUES: tl.constexpr,
-                     VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr,
-                     dtype: tl.constexpr):  # fmt: skip
+def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.constexpr,
+                     VALUES: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
+                     PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """What a pair block (a, b) sends to tile b and, if BOTH, mirrored to tile a; else a = b, and it counts twice."""
-    kv, z = _load_state(state, block, False, VP)
-    grad = _feature_grad(y, weight, kv, z, PRECISION)
+    state, zs = _load_state(kv, z, block, False, VP)
+    grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
-        dv = tl.dot(outer(xa, xb, ROWS, dtype), kv, dv, input_precision=PRECISION)
+        dv = tl.dot(outer(xa, xb, ROWS, dtype), state, dv, input_precision=PRECISION)
+    xa, xb = xa.to(tl.float32), xb.to(tl.float32)
     if BOTH:
-        dx = fold(dx, grad, xa * scale[:, None], b, ROWS, SLOTS)
-        kv, z = _load_state(state, block, True, VP)
-        grad = _feature_grad(y, weight, kv, z, PRECISION)
-        dx = fold(dx, grad, xb * scale[:, None], a, ROWS, SLOTS)
+        dx = fold(dx, grad, xa, b, ROWS, SLOTS)
+        state, zs = _load_state(kv, z, block, True, VP)
+        grad = _feature_grad(y, weight, state, zs, PRECISION)
+        dx = fold(dx, grad, xb, a, ROWS, SLOTS)
     else:
-        dx = fold(dx, grad, xa * (2.0 * scale)[:, None], b, ROWS, SLOTS)
+        dx = fold(dx, grad, 2.0 * xa, b, ROWS, SLOTS)
     return dx, dv
 
 
 @triton.jit
-def _from_state(dv, y, weight, scale, x, stride, rows, length, state, VALUES: tl.constexpr,
+def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.constexpr,
                 K: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr,
-                BLOCKS: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """The gradient [rows, KP] at x (queries or keys) of sum_i scale_i phi(x_i) . (S y_i + z weight_i), S being
-    symmetric in the two factors; and, if VALUES, dv plus phi(x) S, the gradient at y. `weight` is made by against_z."""
+                BLOCKS: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+                dtype: tl.constexpr):  # fmt: skip
+    """The gradient [rows, KP] at x (queries or keys) of sum_i phi(x_i) . (S y_i + z weight_i), S being symmetric in the
+    two factors; and, if VALUES, dv plus phi(x) S, the gradient at y. `weight` is made by _against_z."""
     SLOTS: tl.constexpr = KP // TILE
     dx = tl.zeros([ROWS, SLOTS, TILE], tl.float32)
     if TILES <= 2:
-        x0 = load_tile(x, stride, rows, length, 0, K)
-        dx, dv = _pair_from_state(dx, dv, y, weight, scale, x0, x0, 0, 0, state, 0, False, VALUES,
+        x0 = load_tile(x, stride, rows, length, 0, K, not EVEN)
+        dx, dv = _pair_from_state(dx, dv, y, weight, x0, x0, 0, 0, kv, z, 0, False, VALUES,
                                   VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
         if TILES == 2:
-            x1 = load_tile(x, stride, rows, length, 1, K)
-            dx, dv = _pair_from_state(dx, dv, y, weight, scale, x0, x1, 0, 1, state, 1, True, VALUES,
+            x1 = load_tile(x, stride, rows, length, 1, K, not EVEN)
+            dx, dv = _pair_from_state(dx, dv, y, weight, x0, x1, 0, 1, kv, z, 1, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
-            dx, dv = _pair_from_state(dx, dv, y, weight, scale, x1, x1, 1, 1, state, 2, False, VALUES,
+            dx, dv = _pair_from_state(dx, dv, y, weight, x1, x1, 1, 1, kv, z, 2, False, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
     else:
         for block in range(PAIRS):
             a, b = pair_of(block, TILES)
-            xa = load_tile(x, stride, rows, length, a, K)
-            xb = load_tile(x, stride, rows, length, b, K)
-            dx, dv = _pair_from_state(dx, dv, y, weight, scale, xa, xb, a, b, state, block, True, VALUES,
+            xa = load_tile(x, stride, rows, length, a, K, not EVEN)
+            xb = load_tile(x, stride, rows, length, b, K, not EVEN)
+            dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
     for step in tl.static_range(BLOCKS - PAIRS):
-        kv, z = _load_state(state, step + PAIRS, False, VP)
-        grad = _feature_grad(y, weight, kv, z, PRECISION)
-        dx = fold_linear(dx, grad * scale[:, None], step, ROWS, K, SLOTS)
+        state, zs = _load_state(kv, z, step + PAIRS, False, VP)
+        grad = _feature_grad(y, weight, state, zs, PRECISION)
+        dx = fold_linear(dx, grad, step, ROWS, K, SLOTS)
         if VALUES:
             phi = load_linear(x, stride, rows, length, step, K).to(dtype)
-            dv = tl.dot(phi, kv, dv, input_precision=PRECISION)
+            dv = tl.dot(phi, state, dv, input_precision=PRECISION)
     return tl.reshape(dx, [ROWS, KP]), dv
 
 
 @triton.jit
-def _query_grad(dq, queries, grads, delta, scale, k, k_token, v, v_token, n, rows, length, c1, c2,
+def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
-                DIAGONAL: tl.constexpr, LOW: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-                dtype: tl.constexpr):  # fmt: skip
-    """dq plus what the keys n .. n+BN send."""
+                DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+                PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """dq plus half of what the keys n .. n+BN send, the scale of each query left out."""
     columns = positions(n, BN, WIDE)
-    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL)
-    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL)
+    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     ds = tl.dot(grads, tl.trans(values.to(dtype)), input_precision=PRECISION) + delta[:, None]
-    ds *= slope(s, c1 * scale[:, None], c2 * scale[:, None], LOW)
+    ds *= half_slope(s, c1, c2, LOW)
     if DIAGONAL:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
     return tl.dot(ds.to(dtype), keys.to(dtype), dq, input_precision=PRECISION)
@@ -115,15 +129,15 @@ def _query_grad(dq, queries, grads, delta, scale, k, k_token, v, v_token, n, row
 
 @triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def query_grad_kernel(
-    q, k, v, o, do, inverse, dq, deltas, states,
+    q, k, v, o, do, inverse, dq, deltas, kv, z,
     cu_seqlens, first_block, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, do_batch, do_token, do_head,
     T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [B,T,H,K], and deltas [B,H,T] = -(do . o) for the kernels that follow."""
     pid = tl.program_id(0)
@@ -145,29 +159,28 @@ def query_grad_kernel(
     here = (row * T + start) * H + h
     scalars = (row * H + h) * T + start
     scale = tl.load(inverse + scalars + rows, mask=rows < length, other=0.0)
-    grads = load_rows(do, do_token, rows, length, V, VP, True)
-    outputs = load_rows(o + here * V, H * V, rows, length, V, VP, True)
+    grads = load_rows(do, do_token, rows, length, V, VP, not EVEN)
+    outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN)
     delta = -tl.sum(grads.to(tl.float32) * outputs.to(tl.float32), 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)
-    queries = load_rows(q, q_token, rows, length, K, KP, True)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, KP], tl.float32)
     chunk = first // chunk_length
     for n in range(chunk * chunk_length, first, BN):
-        acc = _query_grad(acc, queries, grads, delta, scale, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BN, False, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
+                          K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(first, tl.minimum(first + BM, length), BN):
-        acc = _query_grad(acc, queries, grads, delta, scale, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BN, True, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
+                          K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    acc *= 2.0 if LOW else 2.0 * c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
-        if PACKED:
-            chunk += tl.load(first_chunk + sequence)
-        else:
-            chunk += sequence * chunks_per_sequence
-        state = states + (chunk.to(tl.int64) * H + h) * (BLOCKS * BLOCK * (VP + EXTRA))
-        more, _ = _from_state(acc, grads, against_z(delta, dtype), scale, q, q_token, rows, length, state, False,
-                              K, KP, VP, TILES, PAIRS, BLOCKS, BM, PRECISION, dtype)  # fmt: skip
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        weight = _against_z(delta, dtype)
+        more, _ = _from_state(acc, grads, weight, q, q_token, rows, length, kv + state * VP, z + state, False,
+                              K, KP, VP, TILES, PAIRS, BLOCKS, BM, EVEN, PRECISION, dtype)  # fmt: skip
         acc += more
+    acc *= scale[:, None]
     columns = tl.arange(0, KP)
     tl.store(
         dq + here * K + (rows[:, None] * (H * K) + columns[None, :]),
@@ -179,19 +192,27 @@ def query_grad_kernel(
 @triton.jit
 def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-              DIAGONAL: tl.constexpr, LOW: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-              dtype: tl.constexpr):  # fmt: skip
-    """dk and dv plus what the queries m .. m+BM send. Scores are transposed here: [keys, queries]."""
+              DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+              PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """dk plus half, dv plus all, of what the queries m .. m+BM send. Scores are transposed here: [keys, queries]."""
     rows = positions(m, BM, WIDE)
-    scale = tl.load(inverse + rows, mask=rows < length, other=0.0)
-    delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
-    queries = load_rows(q, q_token, rows, length, K, KP, True)
-    grads = load_rows(do, do_token, rows, length, V, VP, True).to(dtype)
+    if EVEN:
+        scale = tl.load(inverse + rows)
+        delta = tl.load(deltas + rows)
+    else:
+        scale = tl.load(inverse + rows, mask=rows < length, other=0.0)
+        delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
+    grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
     s = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
-    c0, c1, c2 = c0 * scale[None, :], c1 * scale[None, :], c2 * scale[None, :]
-    sim = similarity(s, c0, c1, c2, LOW)
     ds = tl.dot(values, tl.trans(grads), input_precision=PRECISION) + delta[None, :]
-    ds *= slope(s, c1, c2, LOW)
+    slope = (c2 * scale)[None, :] * s  # half of it
+    if LOW:
+        sim = (c0 * scale)[None, :] + s * ((c1 * scale)[None, :] + slope)
+        slope += (0.5 * c1 * scale)[None, :]
+    else:
+        sim = slope * s
+    ds *= slope
     if DIAGONAL:
         seen = rows[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
@@ -203,16 +224,17 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
 
 @triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def key_grad_kernel(
-    q, k, v, do, inverse, deltas, dk, dv, states,
+    q, k, v, do, inverse, deltas, dk, dv, kv, z,
     cu_seqlens, first_block, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, do_batch, do_token, do_head,
     T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LOW: tl.constexpr, HAS_STATES: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk [B,T,H,K] and dv [B,T,H,V] for BN keys of one head; `states` holds the gradients of the states after."""
+    """dk [B,T,H,K] and dv [B,T,H,V] for BN keys of one head; `kv` and `z` hold the gradients of the states after."""
     pid = tl.program_id(0)
     h = pid % H
     block = pid // H
@@ -232,27 +254,26 @@ def key_grad_kernel(
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
     columns = positions(first, BN, WIDE)
-    keys = load_rows(k, k_token, columns, length, K, KP, True)
-    values = load_rows(v, v_token, columns, length, V, VP, True).to(dtype)
+    keys = load_rows(k, k_token, columns, length, K, KP, not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, not EVEN).to(dtype)
     acc_k = tl.zeros([BN, KP], tl.float32)
     acc_v = tl.zeros([BN, VP], tl.float32)
     chunk = first // chunk_length
     end = tl.minimum((chunk + 1) * chunk_length, length)
     for m in range(first, tl.minimum(first + BN, end), BM):
         acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
-                                 length, c0, c1, c2, K, KP, V, VP, BM, True, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+                                 length, c0, c1, c2,
+                                 K, KP, V, VP, BM, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for m in range(first + BN, end, BM):
         acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
-                                 length, c0, c1, c2, K, KP, V, VP, BM, False, LOW, WIDE, PRECISION, dtype)  # fmt: skip
-    if HAS_STATES:
-        if PACKED:
-            chunk += tl.load(first_chunk + sequence)
-        else:
-            chunk += sequence * chunks_per_sequence
-        state = states + (chunk.to(tl.int64) * H + h) * (BLOCKS * BLOCK * (VP + EXTRA))
-        ones = tl.full([BN], 1.0, tl.float32)
-        more, acc_v = _from_state(acc_v, values, against_z(ones, dtype), ones, k, k_token, columns, length, state, True,
-                                  K, KP, VP, TILES, PAIRS, BLOCKS, BN, PRECISION, dtype)  # fmt: skip
+                                 length, c0, c1, c2,
+                                 K, KP, V, VP, BM, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    acc_k *= 2.0
+    if HAS_STATES and (HAS_FINAL or end < length):
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        ones = _against_z(tl.full([BN], 1.0, tl.float32), dtype)
+        more, acc_v = _from_state(acc_v, values, ones, k, k_token, columns, length, kv + state * VP, z + state, True,
+                                  K, KP, VP, TILES, PAIRS, BLOCKS, BN, EVEN, PRECISION, dtype)  # fmt: skip
         acc_k += more
     width = tl.arange(0, KP)
     tl.store(

@@ -9,7 +9,7 @@ def decode_kernel(
     q, k, v, kv, z, kv_after, z_after, o, first, second, weights,
     q_batch, q_head, k_batch, k_head, v_batch, v_head,
     H, eps,
-    F: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """o [B,H,V] and the state after one token, for one head of one sequence.
 
@@ -26,7 +26,7 @@ def decode_kernel(
     here = pid.to(tl.int64) * F
     acc = tl.zeros([VP], tl.float32)
     total = tl.zeros([BF], tl.float32)
-    for start in range(0, F, BF):
+    for start in tl.range(0, F, BF, num_stages=STAGES):
         f = start + tl.arange(0, BF)
         known = f < F
         i = tl.load(first + f, mask=known, other=K)

@@ -13,7 +13,6 @@ import triton.language as tl
 
 TILE = tl.constexpr(8)
 BLOCK = tl.constexpr(64)  # features in a block
-EXTRA = tl.constexpr(16)  # columns a state has beyond its values, for z: see states.py
 
 
 @triton.jit
@@ -60,23 +59,25 @@ def load_rows(base, stride, rows, n_rows, n_columns: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr):
+def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.constexpr):
     """[rows, 8]: the columns of one tile."""
     columns = tl.arange(0, TILE) + tile * TILE
-    mask = (rows < n_rows)[:, None]
-    if K % 8 != 0:
-        mask = mask & (columns < K)[None, :]
-    return tl.load(base + (rows[:, None] * stride + columns[None, :]), mask=mask, other=0.0)
+    where = base + (rows[:, None] * stride + columns[None, :])
+    if MASK_ROWS or K % 8 != 0:
+        return tl.load(where, mask=(rows < n_rows)[:, None] & (columns < K)[None, :], other=0.0)
+    else:
+        return tl.load(where)
 
 
 @triton.jit
-def load_tile_across(base, stride, rows, n_rows, tile, K: tl.constexpr):
+def load_tile_across(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.constexpr):
     """[8, rows]: the transpose of load_tile, loaded so (Triton 3.4 to 3.7 miscompile a transposed register operand)."""
     columns = tl.arange(0, TILE) + tile * TILE
-    mask = (rows < n_rows)[None, :]
-    if K % 8 != 0:
-        mask = mask & (columns < K)[:, None]
-    return tl.load(base + (rows[None, :] * stride + columns[:, None]), mask=mask, other=0.0)
+    where = base + (rows[None, :] * stride + columns[:, None])
+    if MASK_ROWS or K % 8 != 0:
+        return tl.load(where, mask=(rows < n_rows)[None, :] & (columns < K)[:, None], other=0.0)
+    else:
+        return tl.load(where)
 
 
 @triton.jit
@@ -125,15 +126,6 @@ def outer_across(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def against_z(x, dtype: tl.constexpr):
-    """x [rows] as [rows, 16], to be multiplied with the z columns of a state: x, x, and what rounding took from x."""
-    column = tl.arange(0, EXTRA)[None, :]
-    rounded = x.to(dtype).to(tl.float32)
-    rest = tl.where(column == 2, (x - rounded)[:, None], 0.0)
-    return tl.where(column < 2, rounded[:, None], rest).to(dtype)
-
-
-@triton.jit
 def fold(dx, grad, x, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
     """dx [rows, SLOTS, 8], at `tile`, plus sum_i x_i grad_ij for a gradient [rows, 64] at products x_i x_j."""
     dx_j = tl.sum(tl.reshape(grad, [ROWS, TILE, TILE]) * x[:, :, None], 1)
@@ -156,17 +148,27 @@ def fold_linear(dx, grad, step, ROWS: tl.constexpr, K: tl.constexpr, SLOTS: tl.c
 
 @triton.jit
 def similarity(s, c0, c1, c2, LOW: tl.constexpr):
-    """c0 + c1 s + c2 s^2; LOW says whether c0 or c1 may be other than zero."""
+    """c0 + c1 s + c2 s^2; if not LOW, c0 = c1 = 0 and c2 is put on by the caller, at the end."""
     if LOW:
         return c0 + s * (c1 + c2 * s)
     else:
-        return c2 * s * s
+        return s * s
 
 
 @triton.jit
-def slope(s, c1, c2, LOW: tl.constexpr):
-    """The derivative of similarity at s."""
+def half_slope(s, c1, c2, LOW: tl.constexpr):
+    """Half the derivative of similarity at s."""
     if LOW:
-        return c1 + 2.0 * c2 * s
+        return 0.5 * c1 + c2 * s
     else:
-        return 2.0 * c2 * s
+        return s
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """x in fp32, rounded to what dtype can hold. For bf16 in integers: the compiler would convert number by number, far
+    slower than in pairs, which is how it converts what comes from here."""
+    if dtype == tl.bfloat16:
+        return ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+    else:
+        return x

@@ -5,7 +5,6 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
-    EXTRA,
     load_linear,
     load_rows,
     load_tile,
@@ -13,76 +12,78 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
+    rounded,
     similarity,
 )
+from rebased.ops.polynomial.gpu.states import find_state
 
 
 @triton.jit
 def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
-              DIAGONAL: tl.constexpr, LOW: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-              dtype: tl.constexpr):  # fmt: skip
+              DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+              PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """acc and total plus the keys n .. n+BN; only on the DIAGONAL some of them lie ahead of a query."""
     columns = positions(n, BN, WIDE)
-    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL)
-    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL)
+    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     sim = similarity(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), c0, c1, c2, LOW)
     if DIAGONAL:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
-    sim = sim.to(dtype)
-    total += tl.sum(
-        sim.to(tl.float32), 1
-    )  # what the product below weighs values with: a single key gives back its value
-    acc = tl.dot(sim, values.to(dtype), acc, input_precision=PRECISION)
+    sim = rounded(sim, dtype)  # so that the sum is of what values are weighed with: a single key gives back its value
+    total += tl.sum(sim, 1)
+    acc = tl.dot(sim.to(dtype), values.to(dtype), acc, input_precision=PRECISION)
     return acc, total
 
 
 @triton.jit
-def _add_product(acc, total, phi, state, block, VP: tl.constexpr, PRECISION: tl.constexpr):
-    """acc [rows, VP] and total [rows, 16] plus phi S and phi z for one feature block; S and z carry the weights."""
-    f = (tl.arange(0, BLOCK) + block * BLOCK)[:, None] * (VP + EXTRA)
-    acc = tl.dot(phi, tl.load(state + f + tl.arange(0, VP)[None, :]), acc, input_precision=PRECISION)
-    total = tl.dot(phi, tl.load(state + f + VP + tl.arange(0, EXTRA)[None, :]), total, input_precision=PRECISION)
+def _add_product(acc, total, phi, kv, z, block, VP: tl.constexpr, PRECISION: tl.constexpr):
+    """acc [rows, VP] and total [rows] plus phi S and phi z for one feature block; S and z carry the weights."""
+    f = tl.arange(0, BLOCK) + block * BLOCK
+    state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
+    total += tl.sum(phi.to(tl.float32) * tl.load(z + f)[None, :], 1)
+    acc = tl.dot(phi, state, acc, input_precision=PRECISION)
     return acc, total
 
 
 @triton.jit
-def _add_state(acc, total, q, stride, rows, length, state,
+def _add_state(acc, total, q, stride, rows, length, kv, z,
                K: tl.constexpr, VP: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
-               ROWS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, VP] and total [rows, 16] plus phi(q) S and phi(q) z over all feature blocks."""
+               ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+    """acc [rows, VP] and total [rows] plus phi(q) S and phi(q) z over all feature blocks."""
     if TILES <= 2:
-        x0 = load_tile(q, stride, rows, length, 0, K)
+        x0 = load_tile(q, stride, rows, length, 0, K, not EVEN)
         x1 = x0
         if TILES == 2:
-            x1 = load_tile(q, stride, rows, length, 1, K)
+            x1 = load_tile(q, stride, rows, length, 1, K, not EVEN)
         for block in tl.static_range(PAIRS):
             a, b = pair_of(block, TILES)
             phi = outer(x0 if a == 0 else x1, x0 if b == 0 else x1, ROWS, dtype)
-            acc, total = _add_product(acc, total, phi, state, block, VP, PRECISION)
+            acc, total = _add_product(acc, total, phi, kv, z, block, VP, PRECISION)
     else:
         for block in range(PAIRS):
             a, b = pair_of(block, TILES)
-            xa = load_tile(q, stride, rows, length, a, K)
-            xb = load_tile(q, stride, rows, length, b, K)
-            acc, total = _add_product(acc, total, outer(xa, xb, ROWS, dtype), state, block, VP, PRECISION)
+            xa = load_tile(q, stride, rows, length, a, K, not EVEN)
+            xb = load_tile(q, stride, rows, length, b, K, not EVEN)
+            phi = outer(xa, xb, ROWS, dtype)
+            acc, total = _add_product(acc, total, phi, kv, z, block, VP, PRECISION)
     for step in tl.static_range(BLOCKS - PAIRS):
         phi = load_linear(q, stride, rows, length, step, K).to(dtype)
-        acc, total = _add_product(acc, total, phi, state, step + PAIRS, VP, PRECISION)
+        acc, total = _add_product(acc, total, phi, kv, z, step + PAIRS, VP, PRECISION)
     return acc, total
 
 
 @triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def forward_kernel(
-    q, k, v, o, inverse, states,
+    q, k, v, o, inverse, kv, z,
     cu_seqlens, first_block, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2, eps,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o [B,T,H,V] and inverse [B,H,T] = 1 / (sum of similarities + eps), for BM queries of one head."""
     pid = tl.program_id(0)
@@ -100,27 +101,23 @@ def forward_kernel(
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
     rows = positions(first, BM, WIDE)
-    queries = load_rows(q, q_token, rows, length, K, KP, True)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, VP], tl.float32)
     total = tl.zeros([BM], tl.float32)
     chunk = first // chunk_length
     for n in range(chunk * chunk_length, first, BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
-                               K, KP, V, VP, BN, False, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+                               K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(first, tl.minimum(first + BM, length), BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
-                               K, KP, V, VP, BN, True, LOW, WIDE, PRECISION, dtype)  # fmt: skip
+                               K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    if not LOW:
+        acc *= c2
+        total *= c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
-        if PACKED:
-            chunk += tl.load(first_chunk + sequence)
-        else:
-            chunk += sequence * chunks_per_sequence
-        state = states + (chunk.to(tl.int64) * H + h) * (BLOCKS * BLOCK * (VP + EXTRA))
-        column = tl.arange(0, EXTRA)[None, :]
-        spread = tl.where(column == 0, total[:, None], 0.0)
-        acc, spread = _add_state(acc, spread, q, q_token, rows, length, state,
-                                 K, VP, TILES, PAIRS, BLOCKS, BM, PRECISION, dtype)  # fmt: skip
-        total = tl.sum(tl.where(column < 2, spread, 0.0), 1)
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        acc, total = _add_state(acc, total, q, q_token, rows, length, kv + state * VP, z + state,
+                                K, VP, TILES, PAIRS, BLOCKS, BM, EVEN, PRECISION, dtype)  # fmt: skip
     scale = 1.0 / (total + eps)
     columns = tl.arange(0, VP)
     at = (row * T + start) * H + h

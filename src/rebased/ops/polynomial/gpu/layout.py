@@ -1,7 +1,7 @@
 """The order of features in a public state and in the kernels: what stands where.
 
-Inside, a state is tiled: [sequence, H, F', VP + 16] with F' in feature blocks of 64 (features.py), so that the kernels
-need no gathers. `tiled` and `canonical` translate from and to the public PolyState.
+Inside, a state is tiled: kv [sequence, H, F', VP] and z [sequence, H, F'], F' in feature blocks of 64 (features.py), so
+that the kernels need no gathers. `tiled` and `canonical` translate from and to the public PolyState.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rebased.ops.polynomial.gpu.plan import FEATURE_BLOCK, FEATURE_TILE, STATE_EXTRA, feature_tiles, padded
+from rebased.ops.polynomial.gpu.plan import FEATURE_BLOCK, FEATURE_TILE, feature_tiles, padded
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
 
 
@@ -44,28 +44,19 @@ def _which(coefficients: Coefficients) -> tuple[bool, bool, bool]:
     return c0 != 0, c1 != 0, c2 != 0
 
 
-def tiled(state: PolyState, K: int, coefficients: Coefficients) -> Tensor:
-    """kv [B,H,F,V] and z [B,H,F] -> [B,H,F',VP+16], z in column VP."""
+def tiled(state: PolyState, K: int, coefficients: Coefficients) -> PolyState:
+    """kv [B,H,F,V] and z [B,H,F] -> [B,H,F',VP] and [B,H,F']."""
     order, _, _ = _orders(K, _which(coefficients), state.z.device)
     V = state.kv.shape[-1]
     kv = functional.pad(state.kv, (0, padded(V) - V, 0, 1))
-    z = functional.pad(state.z.unsqueeze(-1), (0, STATE_EXTRA - 1, 0, 1))
-    return torch.cat([kv, z], -1).index_select(2, order)
+    return PolyState(kv.index_select(2, order), functional.pad(state.z, (0, 1)).index_select(2, order))
 
 
-def spread(state: Tensor | None) -> Tensor | None:
-    """A tiled state as the kernels take it: z in its first three columns (states.py)."""
-    if state is None:
-        return None
-    z = state.shape[-1] - STATE_EXTRA
-    return torch.cat([state[..., : z + 1], state[..., z : z + 1], state[..., z : z + 1], state[..., z + 3 :]], -1)
-
-
-def canonical(x: Tensor, K: int, V: int, coefficients: Coefficients) -> PolyState:
+def canonical(state: PolyState, V: int, K: int, coefficients: Coefficients) -> PolyState:
     """The way back. Reads both x_i x_j and x_j x_i, so that its gradient is symmetric, as the kernels want it."""
-    _, one, other = _orders(K, _which(coefficients), x.device)
-    x = (x.index_select(2, one) + x.index_select(2, other)) / 2
-    return PolyState(x[..., :V].contiguous(), x[..., padded(V)].contiguous())  # no more memory than a state needs
+    _, one, other = _orders(K, _which(coefficients), state.z.device)
+    kv, z = ((x.index_select(2, one) + x.index_select(2, other)) / 2 for x in state)
+    return PolyState(kv[..., :V].contiguous(), z)  # no more memory than a state needs
 
 
 @lru_cache(maxsize=64)

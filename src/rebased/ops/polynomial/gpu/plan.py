@@ -9,15 +9,11 @@ The cost model counts in *keys*: the time that one query of one head spends on o
 
 from dataclasses import dataclass, replace
 
-FEATURE_TILE, FEATURE_BLOCK, STATE_EXTRA = 8, 64, 16  # as in features.py
+FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
 BLOCK_KEYS = 230
-
-_SAFE_WARPS = 2
-"""Four warps use Hopper's warp-group products. The ptxas that comes with Triton 3.6 breaks those of width 16 outside of
-loops (wrong numbers, illegal addresses; the ptxas of CUDA 13 does not), so kernels that have them are given two."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,7 @@ class Plan:
     query_grad: Tile
     key_grad: Tile
     sums: Tile
+    group: int = 4  # feature blocks that a program of the sums takes, at most four
 
 
 def padded(width: int) -> int:
@@ -75,18 +72,19 @@ def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool)
     """`half`: bf16, whose products are done in bf16; all else in fp32 (TF32). `has_state`: a state goes in or out."""
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
     chunk = CHUNK if chunked else None
+    group = 4 if K <= 2 * FEATURE_TILE else 2
     if not half or padded(K) > 32 or padded(V) > 64:  # shared memory and registers are short
         stages = 2 if half else 1
-        step = 32 if half or padded(K) + padded(V) <= 128 else 16
-        tile, safe = Tile(64, step, 4, stages), Tile(64, step, _SAFE_WARPS, stages)
-        narrow = chunked and padded(V) < 64
-        return Plan(chunk, safe if chunked else tile, safe if narrow else tile, safe if narrow else tile,
-                    Tile(64, 32, 4, stages))  # fmt: skip
-    if chunked:
-        grad = Tile(64, 64, 4, 3) if padded(V) == 64 else Tile(64, 32, _SAFE_WARPS, 3)
-        return Plan(chunk, Tile(64, 64, _SAFE_WARPS, 3), replace(grad, step=32), grad, Tile(64, 64, 4, 3))
-    if T <= 512:
-        tile = Tile(64, 32, 4, 3)
-        return Plan(None, tile, tile, replace(tile, registers=128), tile)
-    tile = Tile(64, 64, 4, 3)
-    return Plan(None, tile, tile, replace(tile, registers=168), tile)
+        tile = Tile(64, 32 if half or padded(K) + padded(V) <= 128 else 16, 4, stages)
+        return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, stages), group)
+    sums = Tile(64, 64, 4, 3)
+    if not chunked:
+        if T <= 512:
+            return Plan(None, Tile(64, 32, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1, 168), sums, group)
+        few = Tile(64, 64, 4, 3, 128)
+        return Plan(None, few, few, Tile(64, 64, 4, 3, 168), sums, group)
+    if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop, which needs more registers
+        return Plan(chunk, Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1), sums, group)
+    if padded(V) < 64:
+        return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 64, 4, 3, 96), Tile(64, 32, 2, 3), replace(sums, warps=2))
+    return Plan(chunk, Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 1), sums)
