@@ -208,26 +208,40 @@ def test_ended_anywhere_and_resumed(mixed: PrepareConfig, tmp_path: Path) -> Non
 
 
 SCRIPT = """
-import sys, time
-from itertools import pairwise
+import multiprocessing, sys, time
 from pathlib import Path
-from rebased.tasks.text import PrepareConfig, prepare
-config = PrepareConfig.model_validate_json(sys.argv[1])
+import rebased.tasks.text.preparation as preparation
+preparation.WORTH_A_PROCESS = 1
+config = preparation.PrepareConfig.model_validate_json(sys.argv[1])
 def slow(progress):
-    print(progress.shards, flush=True)
+    print(progress.shards, *(process.pid for process in multiprocessing.active_children()), flush=True)
     time.sleep(0.02)
-prepare(config, Path(sys.argv[2]), report=slow)
+preparation.prepare(config, Path(sys.argv[2]), workers=int(sys.argv[3]), report=slow)
 """
 
 
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see which processes run")
 def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
     prepare(mixed, tmp_path / "whole")
-    command = [sys.executable, "-c", SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed")]
+    command = [sys.executable, "-c", SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while process.stdout.readline().strip() != "3":
+        while (words := process.stdout.readline().split())[:1] != ["3"]:
             assert process.poll() is None
         process.kill()
+    workers = [int(word) for word in words[1:]]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while any(is_running(worker) for worker in workers):  # none stays behind
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     partial = tmp_path / "killed" / ".train-00003.bin.partial"
     partial.write_bytes(b"half")  # whether or not the moment of the kill left one
     before = (tmp_path / "killed" / "train-00001.bin").stat().st_mtime_ns
@@ -268,7 +282,7 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_0
 
 def test_a_full_disk(mixed: PrepareConfig, tmp_path: Path) -> None:
     """A limit on the size of files stands in for a disk without room: writing fails in the same way."""
-    command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out")]
+    command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "File too large; the shards finished so far are kept: make room, then run" in ended.stderr
@@ -343,6 +357,7 @@ BAD: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"a.jsonl": b"\n\n"}, {}, r"there is no text in the sources"),
     ({"a.txt": b"x"}, {"tokenizer": "missing.json"}, r"there is no tokenizer file missing\.json"),
     ({"a.txt": b"x"}, {"tokenizer": __file__}, r"test_prepare\.py is not a tokenizer\.json"),
+    ({"t.json.xz": b"{}", "a.txt": b"x"}, {"tokenizer": "t.json.xz"}, r"t\.json\.xz cannot be unpacked"),
     ({"a.txt": b"x"}, {"end_of_text": "<eos>"}, r"the bytes tokenizer has token 256 for that"),
     ({"a.txt": b"x"}, {"document_start": "("}, r"--document-start '\(' is not a regular expression"),
     ({"a.txt": b"x" * 9}, {"split": ("train=5B,valid=9B",)}, r"--split wants 14 bytes and the sources have 9"),
@@ -352,10 +367,15 @@ BAD: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("files", "changes", "message"), BAD, ids=[message[:30] for _, _, message in BAD])
-def test_bad_input(tmp_path: Path, files: dict[str, bytes], changes: dict[str, Any], message: str) -> None:
+def test_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    config = PrepareConfig(**({"sources": tuple(str(tmp_path / name) for name in files), "split": ALL} | changes))
+        Path(name).write_bytes(content)
+    config = PrepareConfig(
+        **({"sources": tuple(name for name in files if name.startswith("a.")), "split": ALL} | changes)
+    )
     with pytest.raises(ValueError, match=message):
         prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()

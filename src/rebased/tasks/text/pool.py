@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -55,7 +56,16 @@ def _begin(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     global _function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is one core
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _function = make(*arguments)
+
+
+def _end_with_parent() -> None:
+    """A caller that was killed cannot tell its processes to end; without this they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _call(thing: Any) -> Any:

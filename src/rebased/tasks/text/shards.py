@@ -2,7 +2,7 @@
 
 import errno
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -13,16 +13,11 @@ from rebased.atomic import replacing
 from rebased.tasks.text.manifest import (
     DTYPES,
     ENDS_DTYPE,
-    FORMAT,
-    Manifest,
     Shard,
     ShardFile,
-    Split,
     TokenizerFile,
-    dtype_for,
-    write_manifest,
 )
-from rebased.tasks.text.tokenizer import Tokenizer, digest, load_tokenizer
+from rebased.tasks.text.tokenizer import Tokenizer, digest
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -119,35 +114,3 @@ def store_tokenizer(folder: Path, tokenizer: Tokenizer) -> TokenizerFile:
     return TokenizerFile(
         name=tokenizer.name, file=file, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
     )
-
-
-def encode_documents(
-    tokenizer: Tokenizer, texts: list[bytes], ends_document: list[bool], end_of_text: int | None
-) -> Encoded:
-    """Texts one after another; those that end their document get the token for that, if there is one."""
-    parts, ends, position = [np.empty(0, dtype=np.uint32)], [], 0
-    for ids, is_end in zip(tokenizer.encode_many(texts), ends_document, strict=True):
-        parts.append(ids)
-        position += len(ids)
-        if is_end:
-            if end_of_text is not None:
-                parts.append(np.array([end_of_text], dtype=np.uint32))
-                position += 1
-            ends.append(position)
-    return Encoded(np.concatenate(parts), np.array(ends, dtype=np.int64), sum(map(len, texts)))
-
-
-def write_corpus(folder: Path, documents: Mapping[str, Iterable[str]], tokenizer: str = "bytes") -> None:
-    """A prepared folder out of texts in memory: {"train": ["one document", ...], ...}. `prepare` is for files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; choose another folder")
-    loaded = load_tokenizer(tokenizer)
-    dtype, entry = dtype_for(loaded.vocab_size), store_tokenizer(folder, loaded)
-    with writing_shards(folder, 0, dtype, loaded.vocab_size) as group:
-        for split, texts in documents.items():
-            encoded = [text.encode() for text in texts]
-            group.append(split, encode_documents(loaded, encoded, [True] * len(encoded), loaded.end_of_text))
-        shards = group.finish()
-    splits = {split: Split(shards=(shard,)) for split, shard in shards.items()}
-    write_manifest(folder, Manifest(format=FORMAT, dtype=dtype, tokenizer=entry, splits=splits))

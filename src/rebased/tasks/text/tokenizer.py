@@ -1,15 +1,14 @@
 """Text to token numbers and back: bytes, or any tokenizer.json."""
 
-import gzip
 import hashlib
 import json
-import lzma
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from rebased.tasks.text.sources import open_text
 from rebased.tasks.text.words import WordEncoder
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
@@ -113,7 +112,9 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     if path.is_file():
-        return JsonTokenizer(_read(path), path.name, end_of_text)
+        with open_text(path) as (stream, _):
+            content = stream.read()
+        return JsonTokenizer(content, path.name, end_of_text)
     if path.suffix in (".json", ".xz", ".gz", ".zst") or path.is_absolute() or name.startswith("."):
         raise ValueError(f"there is no tokenizer file {path}; give a tokenizer.json, a name on the Hub, or bytes")
     return JsonTokenizer(_download(name), name, end_of_text)
@@ -130,17 +131,6 @@ def restore_tokenizer(content: bytes | None, name: str, end_of_text: int | None)
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.suffix == ".xz":
-            return lzma.decompress(path.read_bytes())
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes())
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} cannot be unpacked: {error}") from error
-    return path.read_bytes()
 
 
 def _load(content: bytes, name: str) -> Any:
