@@ -13,7 +13,7 @@ from tiny_run import tiny
 from rebased.train import RunResult, Sink, read_record
 from rebased.train.executors import Job, Outcome, RayExecutor
 
-EPOCHS = 40
+EPOCHS = 80  # long enough to be killed in the middle
 
 
 def write_pid(path: Path) -> None:
@@ -39,9 +39,9 @@ def epochs_of(folder: Path) -> list[int]:
 def test_killed_workers_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import this file, too
-    executor = RayExecutor(2, prepare=partial(write_pid, pids))
+    executor = RayExecutor(1, prepare=partial(write_pid, pids))
     try:
-        assert executor.where.startswith("2 at a time on a Ray cluster of 1 node")
+        assert executor.where.startswith("1 at a time on a Ray cluster of 1 node")
         assert executor.call(os.getpid) == int(pids.read_text())
         pids.unlink()
 
@@ -55,19 +55,19 @@ def test_killed_workers_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         outcomes = executor.run(jobs, lambda index, outcome: told.append((index, outcome)))
         assert [getattr(outcome, "status", outcome) for outcome in outcomes] == ["done", "done"]
         assert sorted(told) == list(enumerate(outcomes))  # each once
-        assert len(set(pids.read_text().split())) > 2  # other processes went on
+        assert len(set(pids.read_text().split())) > 1  # another process went on
         for job in jobs:
             assert epochs_of(job.folder) == list(range(1, EPOCHS + 1))
 
         interrupt = OnFirstEpoch(lambda: os.kill(os.getpid(), signal.SIGINT))
         long = {"epochs": 100_000, "stop_above": 1}
-        jobs = [Job(tiny({"train": {**long, "seed": seed}}), tmp_path / f"long-{seed}", interrupt) for seed in range(3)]
+        jobs = [Job(tiny({"train": {**long, "seed": seed}}), tmp_path / f"long-{seed}", interrupt) for seed in range(2)]
         outcomes = executor.run(jobs, lambda index, outcome: None)
-        assert outcomes[2] is None
-        for job, outcome in zip(jobs[:2], outcomes[:2], strict=True):
-            assert isinstance(outcome, RunResult)
-            assert outcome.status == "interrupted"
-            assert (job.folder / "checkpoint.json").exists() or outcome.step == 0
+        first, second = outcomes
+        assert isinstance(first, RunResult)
+        assert first.status == "interrupted"
+        assert (jobs[0].folder / "checkpoint.json").exists()
+        assert second is None  # it had not begun
     finally:
         executor.close()
 
