@@ -96,7 +96,11 @@ def test_records_of_other_kinds_are_left_out(tmp_path: Path) -> None:
     other = made_up(seed=43)
     other.lines[0]["config"] = {"task": "text", "model": {}}
     write_record(other, tmp_path)
-    assert collect([tmp_path]).other == 1
+    lacking = made_up(seed=44)
+    del lacking.lines[0]["config"]["train"]["lr"]
+    write_record(lacking, tmp_path)
+    found = collect([tmp_path])
+    assert (found.other, len(found.runs)) == (2, 1)
 
 
 def test_what_a_sweep_wrote_down(folder: Path) -> None:

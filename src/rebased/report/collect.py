@@ -20,6 +20,7 @@ from rebased.train.record import RECORD
 from rebased.train.sweep.log import LOG
 
 OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
+SEGMENT = ("seq_len", "kv_pairs", "examples")
 MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
 TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
@@ -92,7 +93,7 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
         for name, lines in split_runs(whole_lines(file, found), path):
             if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
                 found.nameless += 1
-            elif not is_mqar(lines[0].get("config")):
+            elif not is_mqar(lines[0]):
                 found.other += 1
             else:
                 kept = [line for line in lines if line["type"] != "epoch" or is_mqar_epoch(line)]
@@ -154,12 +155,15 @@ def is_mqar_epoch(line: dict[str, Any]) -> bool:
         return False
 
 
-def is_mqar(config: Any) -> bool:
+def is_mqar(run: dict[str, Any]) -> bool:
+    """Whether a record's first line has what tables and figures take from it."""
     try:
-        return all(config["task"][part][0]["kv_pairs"] for part in ("train", "test")) and bool(
-            config["model"]["mixers"]
-        )
-    except (KeyError, TypeError, IndexError):
+        config = run["config"]
+        named = all(mixer["name"] for mixer in config["model"]["mixers"]) and config["train"]["protocol"]
+        numbers = (config["model"]["d_model"], config["train"]["lr"], config["train"]["seed"], run["parameters"])
+        sizes = [part[key] for split in ("train", "test") for part in config["task"][split] for key in SEGMENT]
+        return bool(named and sizes) and all(isfinite(number) for number in (*numbers, *sizes))
+    except (KeyError, TypeError):
         return False
 
 

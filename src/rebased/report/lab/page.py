@@ -115,4 +115,4 @@ def how_sure(family: Family) -> str:
     told: Sequence[str] = list(words.sentences(family))
     text = bullets(told) if len(told) <= FEW else details(f"Show {len(told)} sentences", bullets(told))
     table = tables.comparison_table(family.contrasts).to_html()
-    return paragraphs(words.verdict(family)) + text + table + paragraphs(*words.test_notes(family))
+    return paragraphs(words.verdict(family)) + text + table + paragraphs(*words.notes_on_tests(family))

@@ -39,10 +39,12 @@ def in_short(results: Results, families: Sequence[Family]) -> Iterator[str]:
         yield verdict(family)
     compared = [(cell, cell.paper) for cell in results.cells if cell.paper]
     if compared:
+        apart = any(deviations(cell.any_run) for cell, _ in compared)
         near = sum(agrees(cell.test, paper) for cell, paper in compared)
         yield (
             f"The paper has {len(compared)} of these {plural(len(results.cells), 'cell')}; in {near} of them ours "
             "agrees: within two standard errors of the difference, and what reading the paper's value adds."
+            f"{' Settings differ from the paper, as said beside its values.' if apart else ''}"
         )
 
 
@@ -81,7 +83,7 @@ def sentences(family: Family) -> Iterator[str]:
         yield f"{contrast.where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
 
 
-def test_notes(family: Family) -> Iterator[str]:
+def notes_on_tests(family: Family) -> Iterator[str]:
     yield (
         "Differences are paired by seed. p* is p after Holm's correction over the "
         f"{plural(len(family.contrasts), 'comparison')} of this table, each kind of test for itself. Intervals are "
