@@ -46,4 +46,4 @@ class ShortConv(nn.Module):
         return (self.conv.weight.shape[2] - 1) * self.conv.weight.shape[0]
 
     def _gate(self, y: Tensor, x: Tensor) -> Tensor:
-        return y * self.projection(x) + x
+        return torch.addcmul(x, y, self.projection(x))  # one pass over memory, not two

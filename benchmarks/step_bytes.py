@@ -1,0 +1,60 @@
+"""What a training step of ReBased must move and multiply, part by part: python benchmarks/step_bytes.py [--D 512]
+
+Counts, not measurements: every tensor that a kernel of an eager step reads or writes, once each time, parameters left
+out. Divided by a GPU's bandwidth they say what no kernel can go below, and beside benchmarks/train.py --only profile
+which kernels stay far from it.
+"""
+
+import argparse
+
+HEADS, KEY_WIDTH, VOCAB = 12, 16, 8192
+
+
+def parts(rows: int, T: int, D: int, labels: int, half: bool) -> dict[str, tuple[float, float]]:
+    """(bytes, floating point operations) of each part, forward and backward together."""
+    M, L = rows * T, rows * labels
+    K, V = HEADS * KEY_WIDTH, D // HEADS * HEADS
+    small = 2 if half else 4  # bytes of a number that is multiplied
+    x, h = 4 * M * D, small * M * D  # the residual stream; what a mixer reads
+    qk, v = small * M * K, small * M * V
+    chosen = 4 * L * D
+    cast = x + h if half else 0  # of the gradient that enters a mixer
+    return {
+        "embedding, positions, dropout": (9 * x + 2 * M * D, 0),
+        "norms of the stream": (2 * (x + h) + 2 * (2 * x + h) + 5 * x + 10 * chosen, 0),  # two first, one second
+        "short convolution and its gate": (2 * h + 4 * h + 3 * h + 6 * h, 0),
+        "residuals": (2 * (2 * x + h) + 2 * 3 * x + 2 * cast, 0),
+        "projections": (  # the gate's; q, k and v; out. Forward, then gradients of inputs (and their sum) and weights
+            (2 * h + 4 * h + 6 * h) + (3 * h + 2 * qk + v) * 2 + (3 * h + 2 * qk + v) + 6 * h + 3 * (v + h),
+            6 * M * D * (D + 2 * K + 2 * V),
+        ),
+        "norms of q and k": (4 * qk + 6 * qk, 0),
+        "polynomial attention (its inputs and outputs)": (2 * qk + 2 * v + 4 * qk + 4 * v, 0),
+        "labelled positions": (2 * chosen + x + 2 * chosen, 0),
+        "head": (5 * small * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--T", type=int, default=2048)
+    parser.add_argument("--D", type=int, default=64)
+    parser.add_argument("--labels", type=int, help="of a row; a quarter of T unless given")
+    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes a second; the H200's by default")
+    args = parser.parse_args()
+    for half in (False, True):
+        counted = parts(args.rows, args.T, args.D, args.labels or args.T // 4, half)
+        print(f"{'bf16' if half else 'fp32'}: {args.rows} rows of T = {args.T}, D = {args.D}")
+        for name, (moved, multiplied) in counted.items():
+            say(name, moved, multiplied, args.bandwidth)
+        say("all", *map(sum, zip(*counted.values(), strict=True)), args.bandwidth)
+
+
+def say(name: str, moved: float, multiplied: float, bandwidth: float) -> None:
+    cost = f"{moved / 1e9:7.2f} GB {1e3 * moved / bandwidth:7.2f} ms {multiplied / 1e12:7.2f} TFLOP"
+    print(f"  {name:46} {cost}")
+
+
+if __name__ == "__main__":
+    main()
