@@ -33,12 +33,9 @@ def _against_z(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load_state(kv, z, block, MIRROR: tl.constexpr, VP: tl.constexpr):
-    """S [64, VP] and z [64, 16] of one feature block; MIRROR: with its two tiles exchanged."""
-    f = tl.arange(0, BLOCK)
-    if MIRROR:
-        f = f % TILE * TILE + f // TILE
-    f += block * BLOCK
+def _load_state(kv, z, block, VP: tl.constexpr):
+    """S [64, VP] and z [64, 16] of one feature block."""
+    f = tl.arange(0, BLOCK) + block * BLOCK
     state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
     column = tl.arange(0, 16)[None, :]
     x = tl.load(z + f)
@@ -58,19 +55,17 @@ def _feature_grad(y, weight, state, zs, PRECISION: tl.constexpr):
 def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.constexpr,
                      VALUES: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
                      PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """What a pair block (a, b) sends to tile b and, if BOTH, mirrored to tile a; else a = b, and it counts twice."""
-    state, zs = _load_state(kv, z, block, False, VP)
+    """What a pair block (a, b) sends to tile b and, if BOTH, to tile a; else a = b, and it counts twice."""
+    state, zs = _load_state(kv, z, block, VP)
     grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
         dv = tl.dot(outer(xa, xb, ROWS, dtype), state, dv, input_precision=PRECISION)
     xa, xb = xa.to(tl.float32), xb.to(tl.float32)
     if BOTH:
-        dx = fold(dx, grad, xa, b, ROWS, SLOTS)
-        state, zs = _load_state(kv, z, block, True, VP)
-        grad = _feature_grad(y, weight, state, zs, PRECISION)
-        dx = fold(dx, grad, xb, a, ROWS, SLOTS)
+        dx = fold(dx, grad, xa, 1, b, ROWS, SLOTS)
+        dx = fold(dx, grad, xb, 2, a, ROWS, SLOTS)
     else:
-        dx = fold(dx, grad, 2.0 * xa, b, ROWS, SLOTS)
+        dx = fold(dx, grad, 2.0 * xa, 1, b, ROWS, SLOTS)
     return dx, dv
 
 
@@ -101,7 +96,7 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
             dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
     for step in tl.static_range(BLOCKS - PAIRS):
-        state, zs = _load_state(kv, z, step + PAIRS, False, VP)
+        state, zs = _load_state(kv, z, step + PAIRS, VP)
         grad = _feature_grad(y, weight, state, zs, PRECISION)
         dx = fold_linear(dx, grad, step, ROWS, K, SLOTS)
         if VALUES:

@@ -126,10 +126,12 @@ def outer_across(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def fold(dx, grad, x, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
-    """dx [rows, SLOTS, 8], at `tile`, plus sum_i x_i grad_ij for a gradient [rows, 64] at products x_i x_j."""
-    dx_j = tl.sum(tl.reshape(grad, [ROWS, TILE, TILE]) * x[:, :, None], 1)
-    return dx + tl.where(tl.arange(0, SLOTS)[None, :, None] == tile, dx_j[:, None, :], 0.0)
+def fold(dx, grad, x, AXIS: tl.constexpr, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """dx [rows, SLOTS, 8], at `tile`, plus x times a gradient [rows, 64] at products x_i x_j, summed over i (AXIS 1) or
+    over j (AXIS 2)."""
+    factor = x[:, :, None] if AXIS == 1 else x[:, None, :]
+    sums = tl.sum(tl.reshape(grad, [ROWS, TILE, TILE]) * factor, AXIS)
+    return dx + tl.where(tl.arange(0, SLOTS)[None, :, None] == tile, sums[:, None, :], 0.0)
 
 
 @triton.jit

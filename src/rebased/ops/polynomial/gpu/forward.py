@@ -12,7 +12,6 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
-    rounded,
     similarity,
 )
 from rebased.ops.polynomial.gpu.states import find_state
@@ -23,16 +22,19 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc and total plus the keys n .. n+BN; only on the DIAGONAL some of them lie ahead of a query."""
+    """acc [rows, VP] and total [rows, 16], its first column, plus the keys n .. n+BN; only on the DIAGONAL some of them
+    lie ahead of a query."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     sim = similarity(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), c0, c1, c2, LOW)
     if DIAGONAL:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
-    sim = rounded(sim, dtype)  # so that the sum is of what values are weighed with: a single key gives back its value
-    total += tl.sum(sim, 1)
-    acc = tl.dot(sim.to(dtype), values.to(dtype), acc, input_precision=PRECISION)
+    sim = sim.to(dtype)
+    first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
+    # A product too: of what values are weighed with, so that a single key gives back its value, and fewer instructions.
+    total = tl.dot(sim, first.to(dtype), total, input_precision=PRECISION)
+    acc = tl.dot(sim, values.to(dtype), acc, input_precision=PRECISION)
     return acc, total
 
 
@@ -103,7 +105,7 @@ def forward_kernel(
     rows = positions(first, BM, WIDE)
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, VP], tl.float32)
-    total = tl.zeros([BM], tl.float32)
+    total = tl.zeros([BM, 16], tl.float32)
     chunk = first // chunk_length
     for n in range(chunk * chunk_length, first, BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
@@ -111,6 +113,7 @@ def forward_kernel(
     for n in range(first, tl.minimum(first + BM, length), BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
                                K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    total = tl.sum(total, 1)
     if not LOW:
         acc *= c2
         total *= c2

@@ -24,7 +24,7 @@ from rebased.ops.polynomial.gpu.states import chunk_sums_kernel, running_totals_
 from rebased.ops.polynomial.state import Coefficients
 
 DECODE = {"BF": 32, "STAGES": 3, "num_warps": 1}
-TOTALS = {"SPAN": 256, "STAGES": 4, "num_warps": 2}  # SPAN: numbers of a state that a program takes
+TOTALS = {"SPAN": 256, "STAGES": 8, "num_warps": 2}  # SPAN: numbers of a state that a program takes
 
 
 States = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # kv and z before each chunk, and at the end

@@ -85,7 +85,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, *grads)
+        return _differentiate(ctx, poly_backward if torch.is_grad_enabled() else backward, *grads)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
@@ -96,12 +96,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, run: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
     *saved, cu_seqlens = ctx.saved_tensors
     do = torch.zeros_like(saved[3]) if do is None else do
-    run: Any = poly_backward if torch.is_grad_enabled() or torch.compiler.is_compiling() else backward
     dq, dk, dv, *d_initial = run(do, rest[3], rest[4], *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
     return dq, dk, dv, None, *(d_initial if ctx.ends[0] else (None, None)), None, None, None, None, None
+
+
+def _differentiate_operator(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _differentiate(ctx, poly_backward, *grads)
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
@@ -218,5 +221,5 @@ def _(
     return *grads, *_filled(q, (d_kv, d_z))  # type: ignore[return-value]
 
 
-poly_forward.register_autograd(_differentiate, setup_context=_save)
+poly_forward.register_autograd(_differentiate_operator, setup_context=_save)
 poly_backward.register_autograd(_no_double_backward)
