@@ -279,7 +279,7 @@ class Clock(Sink):
 
 def table1(args: argparse.Namespace, **changes: Any) -> RunConfig:
     """A run of Table 1 at T = 256, with other settings where told."""
-    segment = {"seq_len": 256, "kv_pairs": 64}
+    segment = {"seq_len": 256, "kv_pairs": 32}
     settings = {"device": args.device.type, "stop_above": 1.0, "checkpoint_seconds": 1e6}
     return RunConfig.model_validate(
         {
@@ -287,7 +287,7 @@ def table1(args: argparse.Namespace, **changes: Any) -> RunConfig:
                 "train": [{**segment, "examples": args.examples}],
                 "test": [{**segment, "examples": max(1, args.examples * 3 // 100)}],
             },
-            "model": {"preset": "rebased", "d_model": 64},
+            "model": {"preset": "rebased", "d_model": args.table1_width},
             "train": {**settings, "batch_size": args.rows, **changes},
         }
     )
@@ -315,7 +315,7 @@ def processes(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]
                     for seed, clock in enumerate(clocks)
                 ]
                 LocalExecutor(runs, uses_gpu=args.device.type == "cuda").run(jobs, ended)
-            row: dict[str, Any] = {"precision": precision, "runs": runs}
+            row: dict[str, Any] = {"precision": precision, "runs": runs, "D": args.table1_width}
             if errors:
                 return row | {"error": errors[0]}
             epochs = [after - before for clock in clocks for before, after in itertools.pairwise(clock.moments)]
@@ -336,6 +336,7 @@ def pairs(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
 
         def measure(seed: int = seed) -> dict[str, Any]:
             row: dict[str, Any] = {"seed": seed, "epochs": args.pair_epochs, "lr": args.lr, "examples": args.examples}
+            row["D"] = args.table1_width
             for precision in ("fp32", "bf16"):
                 config = table1(args, precision=precision, seed=seed, epochs=args.pair_epochs, lr=args.lr)
                 with tempfile.TemporaryDirectory() as folder:
@@ -419,6 +420,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--examples", type=int, default=100_000, help="of data, processes and pairs")
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 2, 4, 8], help="runs in together and processes")
     parser.add_argument("--epochs", type=int, default=4, help="of processes")
+    parser.add_argument("--table1-width", type=int, default=48, metavar="D", help="of processes and pairs")
     parser.add_argument("--seeds", type=int, default=5, help="of pairs")
     parser.add_argument("--pair-epochs", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3, help="of pairs")
