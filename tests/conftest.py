@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from mixer_option import MIXER, find_mixer
+
 TORCH_ALONE = find_spec("pydantic") is None
 """A machine that lends its GPU and nothing else: `python3 -m pytest -m gpu` runs there, over what needs no more."""
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
 CONTRACT = "test_contract.py"
-MIXER = pytest.StashKey[str]()
-"""Where the name given with --mixer is kept, once its module is imported and the name is known."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,18 +43,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-def find_mixer(wanted: str) -> str:
-    """Import what stands before the colon, and check that the name after it is registered then."""
-    from rebased.cli.imports import import_user_code
-    from rebased.mixers import mixer_class
-
-    source, _, name = wanted.rpartition(":")
-    try:
-        if source:
-            import_user_code(source)
-        mixer_class(name)
-    except ValueError as error:
-        raise pytest.UsageError(f"--mixer {wanted}: {error}") from error
-    return name

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import MIXER
+from mixer_option import MIXER
 from rebased.mixers import (
     can_divide,
     can_extend,

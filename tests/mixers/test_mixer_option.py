@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import find_mixer
+from mixer_option import find_mixer
 
 ROOT = Path(__file__).parents[2]
 

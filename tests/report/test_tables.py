@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from made_up import made_up
 
+from made_up import made_up
 from rebased.report import accuracy_by_pairs, by_model, read_run, summary
 from rebased.train import train
 

@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
 
+from rebased.atomic import replacing
 from rebased.cli.imports import import_user_code
 from rebased.report import Lab, Table, check_bundle_name, check_replaceable, collect, write_bundle, write_page
-from rebased.train.atomic import replacing
 
 PAGE = Path("report.html")
 FORMATS = {".md": Table.to_markdown, ".tex": Table.to_latex, ".csv": Table.to_csv}

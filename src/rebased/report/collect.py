@@ -14,8 +14,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rebased.atomic import replacing
 from rebased.report.runs import Run
-from rebased.train.atomic import replacing
 from rebased.train.record import RECORD
 from rebased.train.sweep.log import LOG
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rebased.train.atomic import PARTIAL, replacing
+from rebased.atomic import PARTIAL, replacing
 
 POINTER = "checkpoint.json"
 FORMAT = 1

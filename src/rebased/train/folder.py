@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from rebased.atomic import replacing
 from rebased.config import Config, read_yaml
-from rebased.train.atomic import replacing
 
 CONFIG = "config.yaml"
 LOCK = ".lock"

@@ -9,9 +9,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from rebased.atomic import replacing
 from rebased.config import explain
 from rebased.models import LanguageModel, LMConfig
-from rebased.train.atomic import replacing
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
