@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 import yaml
 
 from rebased.cli import main
+from rebased.cli.sweep_board import Tally
 from rebased.mixers import contract
 from rebased.train import read_record
 from rebased.train.folder import locked
+from rebased.train.sweep import Estimate, make_plan, read_sweep
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
@@ -148,6 +151,40 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     assert rebased(*words, "--retry-failed") == 0
     assert "2 of 2 runs done; out" in capsys.readouterr().out
     assert rebased(*words) == 0
+
+
+def test_failures_that_are_tried_again_are_counted_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("moody.py").write_text(MOODY)
+    Path("mood.txt").touch()
+    write({"model.mixers": [["moody"]], "train.seed": [1, 2, 3]}, epochs=1)
+    words = [*WORDS, "--import", "moody.py", "--workers", "1"]
+    assert rebased(*words) == 1
+    log = Path("out/sweep.jsonl")
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([*lines[:-1], "{torn\n"]))  # the failure of the last run can no longer be read
+    capsys.readouterr()
+    assert rebased(*words) == 1
+    out = capsys.readouterr().out
+    assert "skipped 1 damaged line of out/sweep.jsonl" in out
+    assert "3 runs: 0 done, 1 to train in out" in out
+    Path("mood.txt").unlink()
+    assert rebased(*words, "--retry-failed") == 0
+    assert re.findall(r"^\d/\d", capsys.readouterr().out, flags=re.MULTILINE) == ["1/3", "2/3", "3/3"]
+
+
+def test_the_time_left_begins_with_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
+    assert tally.seconds_left() == pytest.approx(200)
+    clock[0] = 10.0  # it took long to begin, and nothing can be said of the pace yet
+    tally.fraction[plan.runs[0].digest] = 0.01
+    assert tally.seconds_left() == pytest.approx(199.5 * 219 / 200)
+    clock[0] = 300.0  # both have done one run, in three times as long as was thought
+    for run in plan.runs[:2]:
+        tally.ended(replace(run, status="done"), 0.5)
+    assert tally.seconds_left() == pytest.approx(300)
 
 
 def test_divergence_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,7 @@ def test_a_damaged_record_fails_its_run_alone(tmp_path: Path) -> None:
     plan = make_plan([Point({}, good), Point({}, bad)], tmp_path, {})
     assert [run.status for run in plan.runs] == ["new", "failed"]
     assert "is damaged in line 1" in str(plan.runs[1].error)
+    assert f"remove {tmp_path / bad.digest()} and train the run again" in str(plan.runs[1].error)
     assert estimate(plan.runs, plan.runs, Clock()).seconds.keys() == {good.digest(), bad.digest()}
 
 

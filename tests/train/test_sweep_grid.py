@@ -8,6 +8,7 @@ import pytest
 import yaml
 from tiny_run import TINY, tiny
 
+from rebased.config import merge
 from rebased.tasks.mqar import PAIRS_BY_LENGTH
 from rebased.train.sweep import from_python, make_plan, read_sweep
 
@@ -79,7 +80,8 @@ def test_configs_of_a_python_file(tmp_path: Path) -> None:
         ([], "mine.py: `configs` should be a list"),
         ({"a": 1}, "mine.py: `configs` should be a list"),
         ([tiny(), TINY | {"trian": {}}], r"mine.py: configs\[1\]: unknown key 'trian'; did you mean 'train'\?"),
-        ([3], r"mine.py: configs\[0\]: "),
+        ([3], r"mine.py: configs\[0\] should be a RunConfig, or a mapping as in its YAML; got 3"),
+        ([merge(TINY, {"model": {"d_model": 9}})], r"mine.py: configs\[0\]: d_model 9 is not divisible by n_heads 2"),
     ):
         with pytest.raises(ValueError, match=message):
             from_python(Path("mine.py"), configs, {})

@@ -19,6 +19,7 @@ from rebased.train.executors import Executor, LocalExecutor, RayExecutor
 from rebased.train.memory import OUT_OF_MEMORY
 from rebased.train.record import lines_so_far
 from rebased.train.sweep import (
+    LOG,
     Plan,
     Point,
     SweepLog,
@@ -94,6 +95,9 @@ def sweep(
         plan = make_plan(points, folder, log.failures)
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
+        if log.damaged:
+            many = f"{log.damaged} damaged line{'s' * (log.damaged > 1)}"
+            say(console, f"skipped {many} of {folder / LOG}: failures told there are forgotten, and tried again")
         with console.status("timing a few steps of each model ..."):
             cost = estimate(runs, plan.runs, where)
         for line in words_for(plan, runs, cost, where, retry_failed):

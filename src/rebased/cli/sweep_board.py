@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,7 +62,7 @@ class Tally:
 
     def __init__(self, plan: Plan, cost: Estimate, workers: int) -> None:
         self._cost, self._workers = cost.seconds, workers
-        self.runs = {run.digest: run for run in plan.runs}
+        self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
         self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of a run
         self.progress: dict[str, str] = {}  # of the runs under way, in words
         self.best: dict[str, tuple[float, PlannedRun]] = {}
@@ -89,16 +90,22 @@ class Tally:
             self.best[run.model] = accuracy, run
 
     def seconds_left(self) -> float:
-        """The estimate of what is left, corrected by how what is done compares with its estimate."""
+        """The estimate of what is left, corrected by how what is done compares with its estimate. That comparison says
+        little before each worker has done one run: until then the estimate has its part in it."""
         done = sum(self._cost[digest] * fraction for digest, fraction in self.fraction.items())
-        left = sum(self._cost.values()) - done
-        spent = time.monotonic() - self._started
-        pace = spent * self._workers / done if done > 0 and spent > 1 else 1.0
-        return left * pace / self._workers
+        total, spent = sum(self._cost.values()), (time.monotonic() - self._started) * self._workers
+        believed = max(0.0, total * min(1.0, self._workers / max(1, len(self._cost))) - done)
+        pace = (spent + believed) / (done + believed) if done + believed > 0 else 1.0
+        return (total - done) * pace / self._workers
 
     def summary(self) -> str:
         others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
         return ", ".join([f"{self.count('done')} of {len(self.runs)} runs done", *others])
+
+
+def waiting(run: PlannedRun) -> PlannedRun:
+    """A run that is about to be trained: what it failed with before no longer counts."""
+    return replace(run, status="begun", error=None) if run.status == "failed" else run
 
 
 class SweepBoard:

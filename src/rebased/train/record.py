@@ -14,14 +14,15 @@ RECORD = "record.jsonl"
 
 
 class Record:
-    """The record of a run that is under way."""
+    """The record of a run that is under way; or of a sweep, which does without lines that are damaged."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, skip_damaged: bool = False) -> None:
+        self.path, self._skip_damaged = path, skip_damaged
         self.lines: list[dict[str, Any]] = []
         self.size = 0  # bytes of whole lines
+        self.damaged = 0  # lines that were skipped
         if path.exists():
-            self.lines, self.size = _read(path)
+            self._read()
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
@@ -53,7 +54,13 @@ class Record:
             )
         if self.path.exists():
             self._truncate(size)
-            self.lines, self.size = _read(self.path)
+            self._read()
+
+    def _read(self) -> None:
+        self.lines, errors, self.size = _read(self.path)
+        if errors and not self._skip_damaged:
+            raise errors[0]
+        self.damaged = len(errors)
 
     def _truncate(self, size: int) -> None:
         try:
@@ -73,7 +80,10 @@ class Record:
 def read_record(path: Path | str) -> list[dict[str, Any]]:
     """The lines of a record (or of the one in a run's folder), less a last one that is not whole."""
     path = Path(path)
-    return _read(path / RECORD if path.is_dir() else path)[0]
+    lines, errors, _ = _read(path / RECORD if path.is_dir() else path)
+    if errors:
+        raise errors[0]
+    return lines
 
 
 def lines_so_far(folder: Path) -> list[dict[str, Any]]:
@@ -84,15 +94,22 @@ def lines_so_far(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
+    """The lines that are records, an error for each that is not, and the bytes of all that are whole."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    lines = []
+    lines, errors = [], []
     for number, text in enumerate(whole.splitlines(), start=1):
         try:
             line = json.loads(text)
             line["type"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged in line {number}: {text[:60]!r} is not a record") from error
-        lines.append(line)
-    return lines, len(whole)
+        except (ValueError, TypeError, KeyError):
+            errors.append(
+                ValueError(
+                    f"{path} is damaged in line {number}: {text[:60]!r} is not a record; mend the line, or remove "
+                    f"{path.parent} and train the run again"
+                )
+            )
+        else:
+            lines.append(line)
+    return lines, errors, len(whole)

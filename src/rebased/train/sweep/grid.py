@@ -70,22 +70,30 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
         for entry in (*combination, fixed):
             settings |= entry
         try:
-            config = RunConfig.model_validate(merge(sweep.base, nest(settings)))
-            check_model(config.model)
-            points.append(Point(settings, config))
-        except (ValidationError, ValueError) as error:
-            text = explain(error) if isinstance(error, ValidationError) else str(error)
-            mistakes.setdefault(text, []).append(describe(settings))
+            points.append(Point(settings, buildable(merge(sweep.base, nest(settings)))))
+        except ValueError as error:
+            mistakes.setdefault(in_words(error), []).append(describe(settings))
     if mistakes:
         raise ValueError("\n".join(say(path, text, where, len(points)) for text, where in mistakes.items()))
     return points
 
 
+def buildable(tree: Any) -> RunConfig:
+    """The run of these settings. Some mistakes show only when a model is built: better now than in the middle of the
+    sweep."""
+    config = RunConfig.model_validate(tree)
+    build(config.model)
+    return config
+
+
 @cache
-def check_model(model: LMConfig) -> None:
-    """Some mistakes show only when a model is built: better now than in the middle of the sweep."""
+def build(model: LMConfig) -> None:
     with torch.device("meta"):  # no memory
         LanguageModel(model)
+
+
+def in_words(error: ValueError) -> str:
+    return explain(error) if isinstance(error, ValidationError) else str(error)
 
 
 def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
@@ -130,10 +138,12 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
     if unknown := [key for key in fixed if key.startswith("grid.")]:
         raise ValueError(f"--{unknown[0]}: {path} is a Python file and has no grid; change its `configs`")
     points = []
-    for i, config in enumerate(configs):
-        tree = config.model_dump() if isinstance(config, RunConfig) else config
+    for i, given in enumerate(configs):
+        tree = given.model_dump() if isinstance(given, RunConfig) else given
+        if not isinstance(tree, dict):
+            raise ValueError(f"{path}: configs[{i}] should be a RunConfig, or a mapping as in its YAML; got {given!r}")
         try:
-            points.append(Point({"configs": i, **fixed}, RunConfig.model_validate(merge(tree, nest(fixed)))))
-        except ValidationError as error:
-            raise ValueError(f"{path}: configs[{i}]: {explain(error)}") from error
+            points.append(Point({"configs": i, **fixed}, buildable(merge(tree, nest(fixed)))))
+        except ValueError as error:
+            raise ValueError(f"{path}: configs[{i}]: {in_words(error)}") from error
     return points

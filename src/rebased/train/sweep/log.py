@@ -18,7 +18,12 @@ LOG = "sweep.jsonl"
 
 class SweepLog:
     def __init__(self, folder: Path) -> None:
-        self._record = Record(folder / LOG)
+        self._record = Record(folder / LOG, skip_damaged=True)
+
+    @property
+    def damaged(self) -> int:
+        """Lines that could not be read. Failures that they told of are forgotten: such runs are tried again."""
+        return self._record.damaged
 
     @property
     def failures(self) -> dict[str, str]:
