@@ -80,7 +80,8 @@ def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool)
     sums = Tile(64, 64, 4, 3)
     if not chunked:
         if T <= 512:
-            return Plan(None, Tile(64, 32, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1, 168), sums, group)
+            small = Tile(64, 32, 4, 3)
+            return Plan(None, small, small, small if padded(V) < 64 else Tile(64, 64, 4, 1, 168), sums, group)
         few = Tile(64, 64, 4, 3, 128)
         return Plan(None, few, few, Tile(64, 64, 4, 3, 168), sums, group)
     if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop, which needs more registers
