@@ -70,6 +70,28 @@ def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str], words: tup
     assert captured.out == ""
 
 
+def lion() -> None:
+    try:
+        import no_such_lion  # noqa: F401
+    except ImportError as error:
+        raise ImportError("lions need meat: pip install meat") from error
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("test_verbs:lion", "lions need meat: pip install meat"),
+        ("no.such.module:close", "No module named 'no'"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_its_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, function: str, message: str
+) -> None:
+    monkeypatch.setitem(rebased.cli.COMMANDS, "zoo close", (function, "Close the gates."))
+    assert run("zoo", "close") == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
 def test_the_first_word_of_each_group_answers_without_torch() -> None:
     for word in GROUPS:
         script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"

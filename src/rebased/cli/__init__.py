@@ -93,11 +93,20 @@ def explain_error(error: Exception) -> str:
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, ImportError) and isinstance(error.__cause__, ImportError):
-        error = error.__cause__  # of a command's own imports: says what to install; cyclopts only says where
+    if isinstance(error, ImportError):
+        error = _most_helpful(error)
     if is_users(error):
         return str(error)
     return f"{type(error).__name__}: {error} (not your fault: run again with --debug and report what it shows)"
+
+
+def _most_helpful(error: ImportError) -> ImportError:
+    """Of an error and its causes the one that says what to install, else the innermost, which names the module: around
+    a command's own imports cyclopts puts an error that only says where."""
+    chain = [error]
+    while isinstance(chain[-1].__cause__, ImportError):
+        chain.append(chain[-1].__cause__)
+    return next((each for each in chain if "pip install" in str(each)), chain[-1])
 
 
 def say_error(message: str) -> None:
