@@ -79,7 +79,9 @@ def prepare(
     begin = time.perf_counter()
     try:
         with ProgressBar(console) as bar:
-            manifest = run_prepare(config, out, workers=workers or usable_cores(), resume=resume, report=bar.show)
+            manifest = run_prepare(
+                config, out, workers=usable_cores() if workers is None else workers, resume=resume, report=bar.show
+            )
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]
         say(console, f"interrupted; finished shards are kept; go on with: rebased {shlex.join([*words, '--resume'])}")

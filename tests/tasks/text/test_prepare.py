@@ -128,7 +128,7 @@ def test_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(PrepareConfig(sources=("hf:org/name:config@test",), split=ALL, field="body"), tmp_path / "out")
     assert decoded(tmp_path / "out") == [story(10, seed) for seed in range(5)]
     assert asked == ["hf:org/name:config@test"]
-    with pytest.raises(ValueError, match=r"row 0 has the fields 'body', 'n'; it needs one named 'text' \(--field"):
+    with pytest.raises(ValueError, match=r"row 0 has the fields 'body', 'n'; it needs a field 'text' \(--field"):
         prepare(PrepareConfig(sources=("hf:org/name",), split=ALL), tmp_path / "other")
 
 
@@ -351,9 +351,9 @@ BAD: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"a.zst": b"not packed at all"}, {}, r"a\.zst cannot be unpacked near byte"),
     ({"a.txt": b"caf\xe9 au lait"}, {"invalid_utf8": "stop"}, r"a\.txt: not UTF-8: b'\\xe9' after 'caf'"),
     ({"a.jsonl": b'{"text": "x"}\n{"text": '}, {}, r"a\.jsonl, line 2 is not JSON"),
-    ({"a.jsonl": b'{"content": "x"}'}, {}, r"line 1 has the fields 'content'; it needs one named 'text'"),
+    ({"a.jsonl": b'{"content": "x"}'}, {}, r"line 1 has the fields 'content'; it needs a field 'text'"),
     ({"a.jsonl": b'{"text": 3}'}, {}, r"line 1: 'text' is int and should be text"),
-    ({"a.jsonl": b'["text"]'}, {}, r"line 1 is list; it needs"),
+    ({"a.jsonl": b'["text"]'}, {}, r"line 1 is no object: .* it needs a field 'text'"),
     ({"a.jsonl": b"\n\n"}, {}, r"there is no text in the sources"),
     ({"a.txt": b"x"}, {"tokenizer": "missing.json"}, r"there is no tokenizer file missing\.json"),
     ({"a.txt": b"x"}, {"tokenizer": __file__}, r"test_prepare\.py is not a tokenizer\.json"),
@@ -379,6 +379,14 @@ def test_bad_input(
     with pytest.raises(ValueError, match=message):
         prepare(config, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
+    # What was wrong with it can be mended in the same folder.
+    Path("good.txt").write_bytes(b"all is well")
+    prepare(PrepareConfig(sources=("good.txt",), split=ALL), tmp_path / "out")
+    assert decoded(tmp_path / "out") == ["all is well"]
+    named = {
+        file for shard in Corpus("out").splits["train"].shards for file in (shard.token_file.file, shard.ends_file.file)
+    }
+    assert {path.name for path in Path("out").glob("*-0*")} == named
 
 
 def test_missing_sources(tmp_path: Path) -> None:

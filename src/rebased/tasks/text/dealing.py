@@ -18,6 +18,10 @@ SIZE = rf"({NUMBER})({'|'.join(UNITS)})"
 EXAMPLES = "train=0.9,valid=0.1 or train=90MB,valid=5MB or train=a.txt,valid=b.txt"
 
 
+class NeverWhole(ValueError):
+    """All sources have been read, and a split did not get what it was to get."""
+
+
 class Part(NamedTuple):
     kind: Kind
     data: bytes
@@ -101,7 +105,7 @@ class BySize:
     def check_enough(self) -> None:
         wanted = self._bounds[-1][1]
         if self._done < wanted - CHARACTER:
-            raise ValueError(f"--split wants {wanted:,} bytes and the sources have {self._done:,}; ask for less")
+            raise NeverWhole(f"--split wants {wanted:,} bytes and the sources have {self._done:,}; ask for less")
 
 
 class BySource:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from rebased.config import Config
 from rebased.tasks.text.manifest import MANIFEST, Manifest, Shard, read_manifest, verify_file
 
 STATE, LOCK = ".prepare.json", ".lock"
+SHARD = re.compile(r".+-\d{5,}\.(bin|ends)")
 
 
 class State(Config):
@@ -27,8 +29,8 @@ class State(Config):
 
 @contextmanager
 def own_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iterator[tuple[State, Manifest | None]]:
-    """(what is finished, the manifest if all is). Refused, and left as it was, unless the folder is new, empty, or this
-    preparation's own."""
+    """(what is finished, the manifest if all is). Refused, and left as it was, unless the folder is new, empty, this
+    preparation's own, or that of another one which has not finished a single shard."""
     _check_folder(folder, plan, resume)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a") as lock:
@@ -42,6 +44,9 @@ def own_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iterator[tup
             return
         for partial in folder.glob(f".*{PARTIAL}"):  # of a process that was killed
             partial.unlink()
+        if not state.shards:
+            for stale in (path for path in folder.iterdir() if SHARD.fullmatch(path.name)):  # see give_up
+                stale.unlink()
         for shards in state.shards:
             for shard in shards.values():
                 verify_file(folder, shard.token_file)
@@ -63,11 +68,18 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
     except ValidationError as error:
         raise ValueError(f"{path} is damaged; remove {folder} and prepare it again") from error
     different = [key for key in plan if state.plan.get(key) != plan[key]]
+    if different and not state.shards:
+        return State(plan=plan)  # a mistake in the first command, most likely: nothing is lost
     if different:
         raise ValueError(f"{folder} was begun with another {' and '.join(different)}; choose another folder (-o)")
     if not resume:
         raise ValueError(f"{folder} holds this preparation; add --resume to go on, or choose another folder (-o)")
     return state
+
+
+def give_up(folder: Path, state: State) -> None:
+    """Count what is written as not finished: this plan can never make it whole, and another must find room."""
+    write_state(folder, State(plan=state.plan))
 
 
 def write_state(folder: Path, state: State) -> None:

@@ -14,6 +14,7 @@ from rebased.tasks.text.dealing import (
     ByShare,
     BySize,
     BySource,
+    NeverWhole,
     Part,
     Rule,
     SplitSpec,
@@ -21,7 +22,7 @@ from rebased.tasks.text.dealing import (
     parse_split,
 )
 from rebased.tasks.text.encode import Piece, PieceEncoder
-from rebased.tasks.text.folder import State, own_folder, write_state
+from rebased.tasks.text.folder import State, give_up, own_folder, write_state
 from rebased.tasks.text.manifest import (
     FORMAT,
     Manifest,
@@ -81,8 +82,12 @@ def prepare(
         if finished is not None:
             return finished
         entry = store_tokenizer(folder, tokenizer)
-        state, skipped = _encode_all(config, folder, spec, groups, tokenizer, state, workers, report)
-        manifest = _manifest(config, spec, entry, state, skipped)
+        try:
+            state, skipped = _encode_all(config, folder, spec, groups, tokenizer, state, workers, report)
+            manifest = _manifest(config, spec, entry, state, skipped)
+        except NeverWhole:
+            give_up(folder, state)
+            raise
         write_manifest(folder, manifest)
         return manifest
 
@@ -184,11 +189,11 @@ def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, stat
     splits = {name: Split(shards=tuple(group[name] for group in state.shards if name in group)) for name in spec.names}
     empty = [name for name, split in splits.items() if split.tokens < 2]
     if len(empty) == len(splits):
-        raise ValueError("there is no text in the sources")
+        raise NeverWhole("there is no text in the sources")
     if empty:
-        raise ValueError(
-            f"nothing came to {' and '.join(empty)}: these sources have too few documents to be dealt out by shares; "
-            "give bytes or sources instead, such as --split train=90MB,valid=5MB"
+        raise NeverWhole(
+            f"nothing came to {' and '.join(empty)}: these sources have too few documents for so small a part; make it "
+            "larger, or give each split a source of its own, such as --split train=a.txt,valid=b.txt"
         )
     return Manifest(
         format=FORMAT,

@@ -253,8 +253,12 @@ def dataset_documents(rows: Iterable[dict[str, Any]], name: str, field: str) -> 
 
 def text_of(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or field not in row:
-        has = f"has the fields {', '.join(map(repr, row))}" if isinstance(row, dict) else f"is {type(row).__name__}"
-        raise ValueError(f"{where} {has}; it needs one named {field!r} (--field names another)")
+        has = (
+            f"has the fields {', '.join(map(repr, row))}"
+            if isinstance(row, dict)
+            else f"is no object: {str(row)[:30]!r}"
+        )
+        raise ValueError(f"{where} {has}; it needs a field {field!r} (--field names another)")
     if not isinstance(row[field], str):
         raise ValueError(
             f"{where}: {field!r} is {type(row[field]).__name__} and should be text (--field names another)"
