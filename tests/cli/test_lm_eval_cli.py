@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_a_run_of_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_an_empty_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_corpus(tmp_path / "small", {"train": ["some text"], "test": []})
     assert "small has no split 'test'" in refusal(capsys, "eval", "run", "--data", str(tmp_path / "small"))
+
+
+def test_a_damaged_split_is_told(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home / "text", tmp_path / "text")
+    shard = tmp_path / "text" / "test-00000.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    words = ("eval", "run", "--data", str(tmp_path / "text"))
+    assert "test-00000.bin is damaged: its sha256" in refusal(capsys, *words)
+    run(*words, "--split", "valid")  # which is whole
 
 
 def test_a_model_that_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,20 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
 
 
+def test_a_damaged_text_is_told_before_anything_begins(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Path("text/valid-00000.bin")
+    content = bytearray(shard.read_bytes())
+    content[4] ^= 1
+    shard.write_bytes(content)
+    assert rebased("--config", config, "--out", "run") == 2
+    assert "valid-00000.bin is damaged: its sha256" in capsys.readouterr().err
+    assert not Path("run").exists()
+    monkeypatch.setattr("rebased.tasks.text.corpus.SOON", 100)  # to read the Pile once takes longer than one may wait
+    assert rebased("--config", config, "--out", "run") == 0
+
+
 def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", config, "--train.steps", "2000", "--train.final_windows", "1", "--out", "a run"]
     command = [sys.executable, "-c", "from rebased.cli import main; main()", "lm", "train", *words]

@@ -10,6 +10,8 @@ from rebased.tasks.text.manifest import DTYPES, ENDS_DTYPE, Split, read_manifest
 from rebased.tasks.text.tokenizer import Tokenizer, restore_tokenizer
 from rebased.tasks.text.windows import Windows
 
+SOON = 2 * 10**9  # bytes of tokens that are read in a few seconds
+
 
 class Corpus:
     """What `rebased data prepare` wrote. `verify` reads every file once and compares checksums; without it, that all
@@ -19,7 +21,7 @@ class Corpus:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         if verify:
-            verify_files(self.folder, self.manifest)
+            verify_files(self.folder, self.manifest, self.splits)
         self.vocab_size = self.manifest.tokenizer.vocab_size
         self.end_of_text = self.manifest.tokenizer.end_of_text
 
@@ -27,6 +29,15 @@ class Corpus:
     def splits(self) -> dict[str, Split]:
         """By name: `.tokens`, `.documents`, and `.text_bytes` for bits per byte."""
         return self.manifest.splits
+
+    def verify_soon(self, *splits: str) -> bool:
+        """Compare the checksums of these splits (default: all) if that takes seconds. False: they are too large, and
+        `rebased data check` is for them."""
+        chosen = splits or tuple(self.splits)
+        if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SOON:
+            return False
+        verify_files(self.folder, self.manifest, chosen)
+        return True
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -41,9 +52,12 @@ class Corpus:
         return Windows(self.stream(split), seq_len, isolate_documents=isolate_documents)
 
     def stream(self, split: str) -> "SplitStream":
-        if split not in self.splits:
-            raise ValueError(f"{self.folder} has no split {split!r}; {did_you_mean(split, list(self.splits))}")
-        return SplitStream(self.folder, self.splits[split], DTYPES[self.manifest.dtype])
+        return SplitStream(self.folder, self._split(split), DTYPES[self.manifest.dtype])
+
+    def _split(self, name: str) -> Split:
+        if name not in self.splits:
+            raise ValueError(f"{self.folder} has no split {name!r}; {did_you_mean(name, list(self.splits))}")
+        return self.splits[name]
 
 
 class SplitStream:

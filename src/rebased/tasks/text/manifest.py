@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -104,13 +105,13 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def verify_files(folder: Path, manifest: Manifest) -> None:
-    """Read every file once and compare its checksum; the first that differs is an error."""
+def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
+    """Read every file of these splits once and compare its checksum; the first that differs is an error."""
     files = [manifest.tokenizer.file] if manifest.tokenizer.file else []
     files += [
         file
-        for split in manifest.splits.values()
-        for shard in split.shards
+        for split in splits
+        for shard in manifest.splits[split].shards
         for file in (shard.token_file, shard.ends_file)
     ]
     for file in files:

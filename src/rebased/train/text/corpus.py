@@ -1,14 +1,18 @@
 """The prepared text of a run: held against its model before anything begins, and known again when it goes on."""
 
 import hashlib
+import logging
 from typing import Any
 
 from rebased.tasks.text import Corpus
 from rebased.train.text.config import TextRunConfig
 
+logger = logging.getLogger("rebased")
 
-def open_corpus(config: TextRunConfig) -> Corpus:
-    """The corpus, if it is there, has the splits that a run needs and the model has a row for each of its tokens."""
+
+def open_corpus(config: TextRunConfig, *, verify: bool = True) -> Corpus:
+    """The corpus, if it is there, has the splits that a run needs and the model has a row for each of its tokens.
+    One of several processes has to `verify` its checksums."""
     folder = config.data.folder
     if not folder.exists():
         raise ValueError(f"data.folder {folder} is not there; make it with: rebased data prepare -o {folder}")
@@ -21,6 +25,8 @@ def open_corpus(config: TextRunConfig) -> Corpus:
         )
     for split in ("train", "valid"):
         corpus.windows(split, config.data.seq_len)  # says what is wrong
+    if verify and not corpus.verify_soon():
+        logger.info("%s is large: its checksums were not compared; rebased data check does that", folder)
     return corpus
 
 

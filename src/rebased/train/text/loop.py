@@ -66,7 +66,7 @@ def train_text(
     """
     folder = Path(folder)
     with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
-        corpus = world.together(lambda: open_corpus(config))
+        corpus = world.together(lambda: open_corpus(config, verify=world.leads))
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         model = LanguageModel(config.model)  # on the CPU, for the same weights everywhere; before there is a folder
         with _shared_folder(folder, config, resume, world), stop_request() as stop:
