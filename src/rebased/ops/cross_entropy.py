@@ -17,7 +17,7 @@ from rebased.ops.polynomial.state import state_dtype
 IGNORED = -100
 """The target of a row that counts for nothing (torch's own default)."""
 
-GPU_BLOCK_LOGITS = 1 << 26  # logits of a block: large products, and a small part of a GPU's memory
+GPU_BLOCK_LOGITS = 1 << 28  # logits of a block: half a gigabyte in bf16; the weight's gradient is added up once a block
 CPU_BLOCK_LOGITS = 1 << 20
 
 
