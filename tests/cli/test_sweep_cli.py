@@ -65,8 +65,8 @@ def epochs_of(lines: list[dict[str, Any]]) -> list[int]:
 def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS, "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out
-    assert re.search(r"^rebased +D 12, T 12 +2 +- +- +- *$", out, flags=re.MULTILINE)
-    assert re.search(r"^based +D 12, T 12 +2 ", out, flags=re.MULTILINE)
+    assert re.search(r"^ReBased +T = 12, 2 pairs, D = 12 +2 +- +- +- *$", out, flags=re.MULTILINE)
+    assert re.search(r"^Based +T = 12, 2 pairs, D = 12 +2 ", out, flags=re.MULTILINE)
     assert "4 runs: 0 done, 4 to train in out" in out
     assert "1 process of this machine, one CPU thread each" in out
     assert re.search(r"about \d+ s, from 3 steps of each model, timed just now", out)
@@ -84,11 +84,13 @@ def test_a_sweep_from_start_to_end_and_over_again(capsys: pytest.CaptureFixture[
         assert epochs_of(lines) == [1, 2, 3]
         assert lines[0]["machine"]["threads"] == 1
     for line in re.findall(r"^\d/4  .*", captured.out, flags=re.MULTILINE):
-        model, seed, accuracy = re.search(r"(\w+), D 12, T 12, lr 0\.01, seed (\d): accuracy (\d\.\d+)", line).groups()
+        found = re.search(r"(\w+), T = 12, 2 pairs, D = 12, lr 0\.01, seed (\d): accuracy (\d\.\d+)", line)
+        assert found, line
+        model, seed, accuracy = found.groups()
         (run,) = [
             lines
             for lines in runs.values()
-            if lines[0]["config"]["model"]["mixers"][1]["name"] == model
+            if lines[0]["config"]["model"]["mixers"][1]["name"] == model.lower()
             and lines[0]["config"]["train"]["seed"] == int(seed)
         ]
         assert accuracy == f"{run[-1]['accuracy']:.4f}"
@@ -133,9 +135,9 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     words = [*WORDS, "--import", "moody.py", "--workers", "1"]
     assert rebased(*words) == 1
     out = capsys.readouterr().out
-    assert "short_conv+moody could not be timed and is left out (not today)" in out
-    assert "1/2  short_conv+moody, D 12, T 12, lr 0.01, seed 42: failed: RuntimeError: not today" in out
-    assert "2/2  short_conv, D 12, T 12, lr 0.01, seed 42: accuracy" in out
+    assert "short_conv + moody could not be timed and is left out (not today)" in out
+    assert "1/2  short_conv + moody, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: failed: RuntimeError: not today" in out
+    assert "2/2  short_conv, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: accuracy" in out
     assert "1 of 2 runs done, 1 failed; out" in out
     assert "again with: rebased sweep tiny.yaml --out out --workers 1 --import moody.py --retry-failed" in out
     lines = [json.loads(line) for line in Path("out/sweep.jsonl").read_text().splitlines()]
@@ -261,9 +263,9 @@ def test_in_a_terminal_a_table_lives(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert rebased(*WORDS) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert re.search(r"model +done +running +failed +best accuracy +with", shown)
-    for model in ("rebased", "based"):
+    for name, model in (("ReBased", "rebased"), ("Based", "based")):
         (lines,) = [lines for lines in records().values() if lines[0]["config"]["model"]["mixers"][1]["name"] == model]
-        assert re.search(rf"{model} +1/1 +- +- +{lines[-1]['accuracy']:.3f} +D 12, T 12, lr 0\.01", shown)
+        assert re.search(rf"{name} +1/1 +- +- +{lines[-1]['accuracy']:.3f} +T = 12, 2 pairs, D = 12, lr 0\.01", shown)
     assert re.search(r"seed 42: epoch \d/3, accuracy", shown)
 
 

@@ -90,10 +90,9 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
     from the page. Panels share a legend, in which every label stands once."""
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
-    style = STYLE if columns == 1 else STYLE | {"font.size": 9}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=SIZE if columns == 1 else (SIZE[0], 0.7 + rows * (2.9 if columns == 2 else 2.3)))
-        handles: dict[str, Any] = {}
+    font = STYLE["font.size"] if columns == 1 else 9
+    with matplotlib.rc_context(STYLE | {"font.size": font}):
+        figure, handles = Figure(), dict[str, Any]()
         for i, (heading, draw) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(rows, columns, i)
             draw(axes)
@@ -102,11 +101,15 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
             axes.tick_params(length=0)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
+        wide = legend_columns(handles, font)
+        lines = -(-len(handles) // wide)
+        height = SIZE[1] - 0.4 if columns == 1 else 0.3 + rows * (2.9 if columns == 2 else 2.3)
+        figure.set_size_inches(SIZE[0], height + lines * font / 45)
         figure.legend(
             handles.values(),
             handles.keys(),
             loc="outside upper left",
-            ncols=legend_columns(handles),
+            ncols=wide,
             frameon=False,
             handlelength=2.6,
         )
@@ -123,6 +126,7 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
     return svg
 
 
-def legend_columns(labels: Iterable[str]) -> int:
-    """As many as fit side by side: a figure is some 90 characters wide, and a line's sample takes six."""
-    return max(1, min(5, 90 // (6 + max((len(label) for label in labels), default=0))))
+def legend_columns(labels: Iterable[str], font: float) -> int:
+    """As many as fit side by side: a letter is about half as wide as high, and a line's sample as wide as eleven."""
+    letters = SIZE[0] * 72 / (0.55 * font)
+    return max(1, min(5, int(letters / (11 + max((len(label) for label in labels), default=0)))))

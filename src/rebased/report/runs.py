@@ -12,18 +12,7 @@ import torch
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig
 from rebased.train import Reported, RunConfig, read_record, reported
-
-PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
-    ("short_conv", "rebased"): "ReBased",
-    ("short_conv", "based"): "Based",
-    ("short_conv", "attention"): "ConvAttention",
-    ("attention", "attention"): "Attention",
-    ("short_conv", "rwkv"): "ConvRWKV",
-    ("rwkv", "rwkv"): "RWKV",
-    ("mamba", "mamba"): "Mamba",
-    ("hyena", "hyena"): "Hyena",
-}
-KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
+from rebased.train.names import kind_of
 
 
 @dataclass(frozen=True)
@@ -50,10 +39,7 @@ class Run:
 
     @cached_property
     def model(self) -> str:
-        mixers = self.settings["model"]["mixers"]
-        pattern = tuple(mixer["name"] for mixer in mixers)
-        name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
-        return KERNELS.get(mixers[-1].get("qk_transform"), name) if name == "ReBased" else name
+        return kind_of(self.settings["model"])
 
     @property
     def d_model(self) -> int:

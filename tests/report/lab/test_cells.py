@@ -56,4 +56,4 @@ def test_order() -> None:
     heads = [made_up(changes={"model": {"mixers": {1: {"n_heads": n}}}}) for n in (12, 2)]
     results = build_results([made_up("mamba"), *heads, made_up("based", seq_len=64), made_up("based")])
     assert results.tasks == ["T = 32, 4 pairs", "T = 64, 4 pairs"]
-    assert results.models == ["Based", "ReBased (n_heads 2)", "ReBased (n_heads 12)", "Mamba"]
+    assert list(map(str, results.models)) == ["Based", "ReBased (n_heads 2)", "ReBased (n_heads 12)", "Mamba"]

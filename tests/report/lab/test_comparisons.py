@@ -5,7 +5,7 @@ import pytest
 from made_up import made_up
 from rebased.report import Run
 from rebased.report.lab.cells import build_results
-from rebased.report.lab.comparisons import choose_reference, compare_models
+from rebased.report.lab.comparisons import choose_references, compare_models
 
 LEVELS = {"rebased": 0.8, "based": 0.5, "mamba": 0.3}
 
@@ -60,11 +60,38 @@ def test_models_that_never_meet_are_not_compared() -> None:
     assert compare_models(build_results([made_up()]), "ReBased") == []
 
 
+def references(runs: list[Run], wanted: str | None = None) -> dict[str, str]:
+    chosen = choose_references(build_results(runs), wanted)
+    return {str(model): str(reference) for model, reference in chosen.items()}
+
+
 def test_reference() -> None:
-    results = build_results(sweep(1))
-    assert choose_reference(results, None) == "ReBased"
-    assert choose_reference(results, "Mamba") == "Mamba"
+    assert references(sweep(1)) == {"Based": "ReBased", "Mamba": "ReBased"}
+    assert references(sweep(1), "Mamba") == {"ReBased": "Mamba", "Based": "Mamba"}
     with pytest.raises(ValueError, match="there is no model 'Bsed' in these runs; did you mean 'Based'"):
-        choose_reference(results, "Bsed")
-    others = build_results([made_up("mamba"), made_up("mamba", d_model=48), made_up("based")])
-    assert choose_reference(others, None) == "Mamba"
+        references(sweep(1), "Bsed")
+    assert references([made_up("mamba"), made_up("mamba", d_model=48), made_up("based")]) == {"Based": "Mamba"}
+
+
+def test_like_is_compared_with_like() -> None:
+    def heads(model: str, n: int, seed: int = 1) -> Run:
+        return made_up(model, seed=seed, changes={"model": {"mixers": {1: {"n_heads": n}}}})
+
+    runs = [heads(model, n) for model in ("rebased", "based") for n in (1, 2, 12)]
+    assert references([*runs, made_up("mamba", seed=1)]) == {
+        "ReBased (n_heads 1)": "ReBased (n_heads 12)",  # which is the paper's, and so the usual one
+        "ReBased (n_heads 2)": "ReBased (n_heads 12)",
+        "Based (n_heads 1)": "ReBased (n_heads 1)",
+        "Based (n_heads 2)": "ReBased (n_heads 2)",
+        "Based (n_heads 12)": "ReBased (n_heads 12)",
+        "Mamba": "ReBased (n_heads 12)",
+    }
+    (single,) = compare_models(build_results(runs))
+    assert single.reference == "ReBased"
+    assert [(one.reference, one.other) for one in single.contrasts][:2] == [
+        ("ReBased (n_heads 1)", "Based (n_heads 1)"),
+        ("ReBased (n_heads 2)", "Based (n_heads 2)"),
+    ]
+    (single,) = compare_models(build_results(runs), "Based (n_heads 2)")
+    assert single.reference == "Based (n_heads 2)"
+    assert len(single.contrasts) == 5

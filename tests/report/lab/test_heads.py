@@ -4,7 +4,7 @@ import pytest
 
 from made_up import made_up
 from rebased.report.lab.cells import build_results
-from rebased.report.lab.heads import cells_by_heads, distances
+from rebased.report.lab.heads import cells_by_heads, nearness
 from rebased.report.lab.words import heads_verdict
 
 
@@ -18,8 +18,13 @@ def test_distances() -> None:
     runs = [run(1, 0.79), run(12, 0.58), run(1, 0.35, model="based"), run(12, 0.45, model="based"), run(1, 0.5, 48)]
     places = cells_by_heads(build_results(runs))
     assert list(places) == ["T = 256, 32 pairs, D = 24"]
-    assert distances(places) == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
-    assert heads_verdict(places).startswith("Nearest to the paper: 12 heads.")
+    near = nearness(places)
+    assert {heads: one.distance for heads, one in near.items()} == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
+    assert {heads: (one.agree, one.cells) for heads, one in near.items()} == {1: (1, 2), 12: (2, 2)}
+    assert heads_verdict(places) == (
+        "Nearest to the paper: 12 heads. Mean distance from it and cells that agree with it: 1 head 0.150, 1 of 2; "
+        "12 heads 0.005, 2 of 2."
+    )
 
 
 def test_nothing_to_tell() -> None:

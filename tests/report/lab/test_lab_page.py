@@ -10,6 +10,7 @@ import pytest
 from made_up import made_up
 from page_reader import assert_self_contained
 from rebased.report import Collection, Lab, Page, Run
+from rebased.report.lab.figures import accuracy_by_width
 
 
 def sweep(**more: Any) -> list[Run]:
@@ -95,8 +96,17 @@ def test_a_mixer_that_is_not_known_here_has_no_state_size() -> None:
     run = made_up()
     run.settings["model"]["mixers"][1] = {"name": "my_mixer", "knob": 3}
     lab = Lab(Collection(runs=[run]))
-    assert lab.results.models == ["short_conv + my_mixer"]
+    assert list(map(str, lab.results.models)) == ["short_conv + my_mixer"]
     assert "Accuracy by state size" not in headings(lab)
+    both = Lab(Collection(runs=[run, made_up(seed=43)])).page("Title", "x")
+    (body,) = [section.body for section in both.sections if section.heading == "Accuracy by state size"]
+    assert "<p>Not shown: short_conv + my_mixer. Mixers tell" in body
+
+
+def test_the_task_stands_first_where_there_are_several() -> None:
+    one, several = sweep(), [*sweep(), *sweep(seq_len=64)]
+    heads = [Lab(Collection(runs=runs)).tables()["compared_at_each_width"].head for runs in (one, several)]
+    assert (heads[0][1], heads[0][-1], heads[1][1], heads[1][-1]) == ("D", "task", "task", "code")
 
 
 def test_the_papers_values_stand_beside_ours() -> None:
@@ -130,3 +140,20 @@ def test_every_warning() -> None:
         "0, before a first epoch had ended.",
         "In 1 cell some learning rates have fewer seeds than others and could not be chosen.",
     ]
+
+
+def test_where_models_outnumber_colours_settings_have_panels_of_their_own() -> None:
+    runs = [
+        made_up(model, [0.5], seed=seed, d_model=width, changes={"model": {"mixers": {1: {"n_heads": heads}}}})
+        for model in ("rebased", "based", "conv_attention")
+        for heads in (1, 2, 12)
+        for width in (24, 48)
+        for seed in (42, 43)
+    ]
+    few = accuracy_by_width(Lab(Collection(runs=runs[:24])).results)
+    assert "ReBased (n_heads 2)" in few
+    assert "n_heads 2</text>" not in few
+    many = accuracy_by_width(Lab(Collection(runs=runs)).results)
+    for heads in (1, 2, 12):
+        assert f">T = 32, 4 pairs, n_heads {heads}</text>" in many
+    assert many.count(">ReBased</text>") == 1

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
-from rebased.report.lab.names import model_names, task_names
 from rebased.report.lab.paper import KERNEL_ORDER, Reading, paper_reading
 from rebased.report.runs import Run
+from rebased.train.names import ModelName, model_names, task_names
 
 SliceKind = Literal["by_pairs", "by_length"]
 COUNTED = ("done", "diverged")
@@ -21,7 +21,7 @@ maximum over epochs, asks no more. One that is unfinished or failed for other re
 @dataclass(frozen=True)
 class Cell:
     task: str
-    model: str
+    model: ModelName
     d_model: int
     runs: Mapping[float, Mapping[int, Run]]  # lr, seed
 
@@ -70,6 +70,11 @@ class Cell:
         keys = sorted({int(key) for line in lines if line for key in line[split][kind]})
         return {key: fmean(line[split][kind][str(key)] if line else 0.0 for line in lines) for key in keys}
 
+    @property
+    def state_bytes(self) -> int | None:
+        """At the task's longest sequence; None where a mixer has no state, or is not known here."""
+        return self.any_run.state_bytes(self.any_run.seq_len)
+
     @cached_property
     def paper(self) -> Reading | None:
         return paper_reading(self.any_run)
@@ -85,7 +90,7 @@ class Results:
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @cached_property
-    def models(self) -> list[str]:
+    def models(self) -> list[ModelName]:
         """The kernels of Table 1 in its order, then the others."""
         names = list(dict.fromkeys(cell.model for cell in self.cells))
         return sorted(names, key=order_of)
@@ -97,28 +102,31 @@ class Results:
     def of_task(self, task: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.task == task]
 
-    def find(self, task: str, model: str, d_model: int) -> Cell | None:
+    def any_cell(self, model: ModelName) -> Cell:
+        return next(cell for cell in self.cells if cell.model == model)
+
+    def find(self, task: str, model: ModelName, d_model: int) -> Cell | None:
         return self._at.get((task, model, d_model))
 
     @cached_property
-    def _at(self) -> dict[tuple[str, str, int], Cell]:
+    def _at(self) -> dict[tuple[str, ModelName, int], Cell]:
         return {(cell.task, cell.model, cell.d_model): cell for cell in self.cells}
 
 
-def order_of(model: str) -> tuple[int, list[tuple[int, str]]]:
+def order_of(model: ModelName) -> tuple[int, list[tuple[int, str]]]:
     """As in Table 1; what it does not have follows, by name, 2 before 12."""
-    base = model.split(" (")[0]  # less what sets it apart from others of its name
-    words = [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", model)]
-    return KERNEL_ORDER.index(base) if base in KERNEL_ORDER else len(KERNEL_ORDER), words
+    words = [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", str(model))]
+    return KERNEL_ORDER.index(model.kind) if model.kind in KERNEL_ORDER else len(KERNEL_ORDER), words
 
 
 def build_results(runs: Sequence[Run]) -> Results:
     counted = [run for run in runs if run.status in COUNTED]
     if not counted:
         raise ValueError(f"none of the {len(runs)} runs has ended yet; go on with them (--resume), then report")
-    tasks = task_names(counted)
-    models = model_names(counted, tasks)
-    groups: dict[tuple[str, str, int], dict[float, dict[int, Run]]] = {}
+    settings = [run.settings for run in counted]
+    tasks = task_names(settings)
+    models = model_names(settings, tasks)
+    groups: dict[tuple[str, ModelName, int], dict[float, dict[int, Run]]] = {}
     repeated = 0
     for run, task, model in zip(counted, tasks, models, strict=True):
         seeds = groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {})

@@ -1,5 +1,6 @@
 """One model against each of the others on the same seeds: at every width, and over all widths together."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
@@ -7,6 +8,8 @@ from typing import NamedTuple
 from rebased.analysis import Comparison, compare_all
 from rebased.config import did_you_mean
 from rebased.report.lab.cells import Cell, Results
+from rebased.report.lab.paper import deviations
+from rebased.train.names import ModelName
 
 
 class Contrast(NamedTuple):
@@ -27,33 +30,50 @@ class Family(NamedTuple):
     """Comparisons that are corrected together, because they are asked together."""
 
     title: str
+    reference: str  # the kind of model that others are compared with
     contrasts: Sequence[Contrast]
 
 
-def choose_reference(results: Results, wanted: str | None) -> str:
-    """The model that the others are compared with: ReBased, unless another is wanted."""
-    if wanted is not None and wanted not in results.models:
-        raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, results.models)}")
-    counts = {model: sum(cell.model == model for cell in results.cells) for model in results.models}
-    return wanted or max(results.models, key=lambda model: (model.split(" (")[0] == "ReBased", counts[model]))
+def choose_references(results: Results, wanted: str | None) -> dict[ModelName, ModelName]:
+    """For each model the one that it is compared with.
+
+    That is the one that is wanted, if there is one. Else it is ReBased, or else the kind with most results: with the
+    same settings as the model where there is such a one, or with settings nearest to the paper's.
+    """
+    if wanted is not None:
+        named = {str(model): model for model in results.models}
+        if wanted not in named:
+            raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, list(named))}")
+        return {model: named[wanted] for model in results.models if model != named[wanted]}
+    counts = Counter(cell.model.kind for cell in results.cells)
+    kind = max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
+    alike = {model.apart: model for model in results.models if model.kind == kind}
+    departures = {model: len(deviations(results.any_cell(model).any_run)) for model in alike.values()}
+    usual = min(departures, key=lambda model: departures[model])
+    return {
+        model: usual if model.kind == kind else alike.get(model.apart, usual)
+        for model in results.models
+        if model != usual
+    }
 
 
-def compare_models(results: Results, reference: str) -> list[Family]:
+def compare_models(results: Results, reference: str | None = None) -> list[Family]:
     """Two families: where a task has several widths, each seed's mean over them; and cell by cell."""
+    references = choose_references(results, reference)
     single, pooled = [], []
     for task in results.tasks:
-        for other in results.models:
-            if other == reference:
-                continue
+        for other, chosen in references.items():
             both = [
                 (ours, theirs)
                 for d_model in results.widths
-                if (ours := results.find(task, reference, d_model)) and (theirs := results.find(task, other, d_model))
+                if (ours := results.find(task, chosen, d_model)) and (theirs := results.find(task, other, d_model))
             ]
             single += [[pair] for pair in both]
             pooled += [both] if len(both) > 1 else []
     named = (("Over all widths together", pooled), ("At each width", single))
-    families = [Family(title, _contrasts(groups)) for title, groups in named]
+    chosen_ones = list(dict.fromkeys(references.values()))
+    name = str(chosen_ones[0]) if len(chosen_ones) == 1 else chosen_ones[0].kind if chosen_ones else ""
+    families = [Family(title, name, _contrasts(groups)) for title, groups in named]
     return [family for family in families if family.contrasts]
 
 
@@ -67,7 +87,7 @@ def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
             first, second = group[0]
             widths = tuple(cell.d_model for cell, _ in group)
             split = "held out" if held_out else "test"
-            about.append((first.task, widths, first.model, second.model, split, len(codes) == 1))
+            about.append((first.task, widths, str(first.model), str(second.model), split, len(codes) == 1))
             pairs.append((ours, theirs))
     return [Contrast(*what, found) for what, found in zip(about, compare_all(pairs), strict=True)]
 

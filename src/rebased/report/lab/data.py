@@ -41,7 +41,7 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
         "results": [
             {
                 "task": cell.task,
-                "model": cell.model,
+                "model": str(cell.model),
                 "d_model": cell.d_model,
                 "lr": cell.choice.lr,
                 "test": finite(cell.test._asdict()),

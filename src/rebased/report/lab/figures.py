@@ -1,6 +1,6 @@
 """The figures of `rebased report`: the paper's Figures 1, 3, 4 and 7 from one's own records, and some more."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isnan
 from statistics import fmean
 from typing import Any
@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from rebased.analysis import expected_validation_performance
-from rebased.report.figures import INK, draw_svg, looks
+from rebased.report.figures import INK, SERIES, draw_svg, looks
 from rebased.report.lab.cells import Cell, Results, SliceKind
+from rebased.report.lab.heads import HeadsByPlace
 
 ACCURACY = (-0.03, 1.03)
 Draw = Callable[[Axes], None]
@@ -18,15 +19,15 @@ Draw = Callable[[Axes], None]
 
 def accuracy_by_width(results: Results) -> str:
     """Mean over seeds with the sample's standard deviation, a panel a task; the paper's means as crosses."""
-    styles = model_looks(results)
+    styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
-            for model, line in lines_of(cells):
+            for name, line in lines_of(results, cells):
                 widths, means = [cell.d_model for cell in line], [cell.test.mean for cell in line]
-                axes.plot(widths, means, **styles[model], marker="o", label=model)
-                bars(axes, widths, line, styles[model]["color"])
-                mark_paper(axes, [(cell.d_model, cell) for cell in line], styles[model]["color"])
+                axes.plot(widths, means, **styles[name], marker="o", label=name)
+                bars(axes, widths, line, styles[name]["color"])
+                mark_paper(axes, [(cell.d_model, cell) for cell in line], styles[name]["color"])
             if any(cell.paper for cell in cells):
                 axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="paper")
             powers_of_two(axes, [cell.d_model for cell in cells])
@@ -34,19 +35,19 @@ def accuracy_by_width(results: Results) -> str:
 
         return draw
 
-    panels = {task: panel(results.of_task(task)) for task in results.tasks}
+    panels = {where: panel(cells) for where, cells in by_task(results).items()}
     return draw_svg(panels, "by-width", "Test accuracy by model width, a panel a task")
 
 
 def accuracy_by_state(results: Results) -> str:
     """What is recalled by what is remembered: a point a width, at the length of the task."""
-    styles = model_looks(results)
+    styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
-            for model, line in lines_of(cells):
-                sized = [(size, cell.test.mean) for cell in line if (size := state_bytes(cell))]
-                axes.plot(*zip(*sorted(sized), strict=True), **styles[model], marker="o", label=model)
+            for name, line in lines_of(results, cells):
+                sized = [(cell.state_bytes, cell.test.mean) for cell in line]
+                axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
             axes.set_xscale("log", base=2)
             axes.set(xlabel="bytes of state a sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
@@ -55,20 +56,21 @@ def accuracy_by_state(results: Results) -> str:
 
         return draw
 
-    sized = {task: [cell for cell in results.of_task(task) if state_bytes(cell)] for task in results.tasks}
-    panels = {task: panel(cells) for task, cells in sized.items() if cells}
+    sized = {where: [cell for cell in cells if cell.state_bytes] for where, cells in by_task(results).items()}
+    panels = {where: panel(cells) for where, cells in sized.items() if cells}
     return draw_svg(panels, "by-state", "Test accuracy by bytes of state, a panel a task")
 
 
 def budgets(results: Results, replacement: bool) -> str:
     """Expected best accuracy by number of learning rates tried, a panel a task and width."""
-    styles = model_looks(results)
+    styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
             for cell in (cell for cell in cells if len(cell.lr_means) > 1):
                 best = expected_validation_performance(cell.lr_means, replacement)
-                axes.plot(range(1, len(best) + 1), best, **styles[cell.model], marker=".", label=cell.model)
+                name = line_name(results, cell)
+                axes.plot(range(1, len(best) + 1), best, **styles[name], marker=".", label=name)
             axes.set(xlabel="learning rates tried", ylabel="expected accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -85,7 +87,7 @@ def tunable(cells: Sequence[Cell]) -> bool:
 
 def mean_curves(results: Results) -> str:
     """Test accuracy by epoch at the chosen rate: the mean over seeds, and between which values they lie."""
-    styles = model_looks(results)
+    styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
@@ -93,8 +95,9 @@ def mean_curves(results: Results) -> str:
                 curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
                 if curves:
                     columns = list(zip(*extended(curves), strict=True))
-                    epochs, look = range(1, len(columns) + 1), styles[cell.model]
-                    axes.plot(epochs, [fmean(values) for values in columns], **look | {"lw": 1.5}, label=cell.model)
+                    epochs, name = range(1, len(columns) + 1), line_name(results, cell)
+                    look = styles[name]
+                    axes.plot(epochs, [fmean(values) for values in columns], **look | {"lw": 1.5}, label=name)
                     lows, highs = [min(values) for values in columns], [max(values) for values in columns]
                     axes.fill_between(epochs, lows, highs, color=look["color"], alpha=0.15, lw=0)
             axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
@@ -114,14 +117,14 @@ def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
     """Accuracy on parts of the test data, beyond what was trained on too. None where there is one part only."""
-    styles = model_looks(results)
+    styles = line_looks(results)
     key = "kv_pairs" if kind == "by_pairs" else "seq_len"
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
             for cell in cells:
-                parts = cell.slices(kind)
-                axes.plot(list(parts), list(parts.values()), **styles[cell.model], marker="o", label=cell.model)
+                parts, name = cell.slices(kind), line_name(results, cell)
+                axes.plot(list(parts), list(parts.values()), **styles[name], marker="o", label=name)
             trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
             axes.axvline(trained, color=INK, lw=1, ls=":", label="most in training")
             powers_of_two(axes, [part for cell in cells for part in cell.slices(kind)])
@@ -135,21 +138,21 @@ def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
     return draw_svg(panels, kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}") if panels else None
 
 
-def accuracy_by_heads(places: Mapping[str, Sequence[tuple[int, Cell]]]) -> str:
+def accuracy_by_heads(places: HeadsByPlace) -> str:
     """A panel a task and width, a line a model; the paper's value, whose heads are not told, as a dotted line."""
-    models = list(dict.fromkeys(cell.any_run.model for cells in places.values() for _, cell in cells))
-    styles = dict(zip(models, looks(), strict=False))
+    kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
+    styles = named_looks(kinds)
 
     def panel(cells: Sequence[tuple[int, Cell]]) -> Draw:
         def draw(axes: Axes) -> None:
-            for model in models:
-                line = [(heads, cell) for heads, cell in cells if cell.any_run.model == model]
+            for kind in kinds:
+                line = [(heads, cell) for heads, cell in cells if cell.model.kind == kind]
                 if line:
                     counts, means = [heads for heads, _ in line], [cell.test.mean for _, cell in line]
-                    axes.plot(counts, means, **styles[model], marker="o", label=model)
-                    bars(axes, counts, [cell for _, cell in line], styles[model]["color"])
+                    axes.plot(counts, means, **styles[kind], marker="o", label=kind)
+                    bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
                     if line[0][1].paper:
-                        axes.axhline(line[0][1].paper.mean, color=styles[model]["color"], lw=1, ls=":")
+                        axes.axhline(line[0][1].paper.mean, color=styles[kind]["color"], lw=1, ls=":")
             powers_of_two(axes, [heads for heads, _ in cells])
             axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
 
@@ -158,23 +161,48 @@ def accuracy_by_heads(places: Mapping[str, Sequence[tuple[int, Cell]]]) -> str:
     return draw_svg({where: panel(cells) for where, cells in places.items()}, "by-heads", "Test accuracy by heads")
 
 
-def model_looks(results: Results) -> dict[str, dict[str, Any]]:
-    """One look a model in all figures of a page."""
-    return dict(zip(results.models, looks(), strict=False))
+def crowded(results: Results) -> bool:
+    """More models than colours: then those that differ in settings alone are drawn in panels of their own."""
+    return len(results.models) > len(SERIES)
 
 
-def lines_of(cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
-    for model in dict.fromkeys(cell.model for cell in cells):
-        yield model, [cell for cell in cells if cell.model == model]
+def line_name(results: Results, cell: Cell) -> str:
+    return cell.model.kind if crowded(results) else str(cell.model)
+
+
+def line_looks(results: Results) -> dict[str, dict[str, Any]]:
+    """One look a name in all figures of a page."""
+    return named_looks([model.kind if crowded(results) else str(model) for model in results.models])
+
+
+def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """ReBased has the first, wherever a table may list it."""
+    ordered = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("ReBased"))
+    return dict(zip(ordered, looks(), strict=False))
+
+
+def lines_of(results: Results, cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
+    for name in dict.fromkeys(line_name(results, cell) for cell in cells):
+        yield name, [cell for cell in cells if line_name(results, cell) == name]
+
+
+def by_task(results: Results) -> dict[str, list[Cell]]:
+    """What stands in one panel: the models of each task."""
+    return in_panels(results, lambda cell: cell.task)
 
 
 def by_place(results: Results) -> dict[str, list[Cell]]:
     """The models of each task and width."""
-    places: dict[str, list[Cell]] = {}
-    for task in results.tasks:
-        for cell in sorted(results.of_task(task), key=lambda cell: cell.d_model):
-            places.setdefault(f"{task}, D = {cell.d_model}", []).append(cell)
-    return places
+    return in_panels(results, lambda cell: f"{cell.task}, D = {cell.d_model}")
+
+
+def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+    panels: dict[str, list[Cell]] = {}
+    order = {task: place for place, task in enumerate(results.tasks)}
+    for cell in sorted(results.cells, key=lambda cell: (order[cell.task], cell.d_model)):
+        apart = f", {cell.model.apart}" if crowded(results) and cell.model.apart else ""
+        panels.setdefault(f"{where(cell)}{apart}", []).append(cell)
+    return panels
 
 
 def bars(axes: Axes, places: Sequence[int], cells: Sequence[Cell], colour: str) -> None:
@@ -193,10 +221,6 @@ def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
     axes.minorticks_off()
-
-
-def state_bytes(cell: Cell) -> int | None:
-    return cell.any_run.state_bytes(cell.any_run.seq_len)
 
 
 def bytes_text(size: float) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from rebased.report.lab.cells import Cell, Results
+from rebased.analysis import Spread
+from rebased.report.lab.cells import Cell, Results, order_of
+from rebased.report.lab.paper import Reading, agrees
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
 """For each task and width: cells by their number of heads."""
@@ -21,10 +23,10 @@ def cells_by_heads(results: Results) -> HeadsByPlace:
     for where, cells in places.items():
         counts: dict[str, set[int]] = {}
         for heads, cell in cells:
-            counts.setdefault(cell.any_run.model, set()).add(heads)
-        kept = [(heads, cell) for heads, cell in cells if len(counts[cell.any_run.model]) > 1]
+            counts.setdefault(cell.model.kind, set()).add(heads)
+        kept = [(heads, cell) for heads, cell in cells if len(counts[cell.model.kind]) > 1]
         if kept:
-            varied[where] = sorted(kept, key=lambda pair: (pair[1].any_run.model, pair[0]))
+            varied[where] = sorted(kept, key=lambda pair: (order_of(pair[1].model)[0], pair[1].model.kind, pair[0]))
     return varied
 
 
@@ -34,14 +36,30 @@ def heads_of(model: Mapping[str, Any]) -> int | None:
     return counts[-1] if counts else None
 
 
-def distances(places: HeadsByPlace) -> dict[int, float]:
-    """By number of heads, how far ours is from the paper on average; only over what was run with every number."""
+class Nearness(NamedTuple):
+    """How near ours is to the paper with one number of heads."""
+
+    distance: float  # of the means, on average
+    agree: int  # cells, of so many, that agree with it
+    cells: int
+
+
+def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
+    """By number of heads; only over what was run with every number."""
     numbers = {heads for cells in places.values() for heads, _ in cells}
-    apart: dict[int, list[float]] = {heads: [] for heads in sorted(numbers)}
+    compared: dict[int, list[tuple[Spread, Reading]]] = {heads: [] for heads in sorted(numbers)}
     for cells in places.values():
-        for model in {cell.any_run.model for _, cell in cells}:
-            known = {heads: cell for heads, cell in cells if cell.any_run.model == model and cell.paper}
+        for kind in {cell.model.kind for _, cell in cells}:
+            known = {heads: (cell.test, cell.paper) for heads, cell in cells if cell.model.kind == kind and cell.paper}
             if known.keys() == numbers:
-                for heads, cell in known.items():
-                    apart[heads].append(abs(cell.test.mean - cell.paper.mean) if cell.paper else 0.0)
-    return {heads: fmean(values) for heads, values in apart.items() if values}
+                for heads, pair in known.items():
+                    compared[heads].append(pair)
+    return {
+        heads: Nearness(
+            fmean(abs(ours.mean - paper.mean) for ours, paper in pairs),
+            sum(agrees(ours, paper) for ours, paper in pairs),
+            len(pairs),
+        )
+        for heads, pairs in compared.items()
+        if pairs
+    }

@@ -6,7 +6,7 @@ from html import escape
 from rebased.report.collect import Collection
 from rebased.report.lab import figures, tables, words
 from rebased.report.lab.cells import SliceKind, build_results
-from rebased.report.lab.comparisons import Family, choose_reference, compare_models
+from rebased.report.lab.comparisons import Family, compare_models
 from rebased.report.lab.data import page_data
 from rebased.report.lab.heads import cells_by_heads
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
@@ -29,7 +29,7 @@ class Lab:
 
     def __init__(self, found: Collection, reference: str | None = None) -> None:
         self.found, self.results = found, build_results(found.runs)
-        self.families = compare_models(self.results, choose_reference(self.results, reference))
+        self.families = compare_models(self.results, reference)
         self.warnings = list(words.warnings(found, self.results))
         self.summary = list(words.in_short(self.results, self.families))
         self.by_heads = cells_by_heads(self.results)
@@ -67,8 +67,10 @@ class Lab:
             yield Section(f"How sure? {family.title}", how_sure(family))
         if figures.tunable(results.cells):
             yield Section("With a budget for tuning", self.budgets())
-        if any(figures.state_bytes(cell) for cell in results.cells):
-            yield Section("Accuracy by state size", figure(figures.accuracy_by_state(results), STATE))
+        if any(cell.state_bytes for cell in results.cells):
+            sizeless = words.without_state(results)
+            picture = figure(figures.accuracy_by_state(results), STATE)
+            yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
             yield Section("Learning curves", figure(figures.mean_curves(results), CURVES))
         yield from self.slices("by_pairs", "Accuracy by pairs")

@@ -24,7 +24,7 @@ def width_table(results: Results, task: str) -> Table:
         head += [f"D = {d_model}", "paper"] if d_model in known else [f"D = {d_model}"]
     rows = []
     for model in (model for model in results.models if any(cell.model == model for cell in cells)):
-        row, means = [model], []
+        row, means = [str(model)], []
         for d_model in widths:
             cell = results.find(task, model, d_model)
             row.append(plus_minus(cell.test) if cell else NONE)
@@ -47,9 +47,8 @@ def results_table(results: Results) -> Table:
 def _result(cell: Cell) -> tuple[str, ...]:
     run = cell.any_run
     held_out = cell.held_out
-    state = run.state_bytes(run.seq_len)
     return (
-        cell.model,
+        str(cell.model),
         cell.task,
         str(cell.d_model),
         f"{cell.choice.lr:g}",
@@ -60,7 +59,7 @@ def _result(cell: Cell) -> tuple[str, ...]:
         number(held_out.sd) if held_out else NONE,
         str(sum(run.status == "diverged" for runs in cell.runs.values() for run in runs.values())),
         str(run.parameters),
-        NONE if state is None else str(state),
+        NONE if cell.state_bytes is None else str(cell.state_bytes),
         str(cell.paper or NONE),
     )
 
@@ -105,18 +104,26 @@ def _run(run: Run) -> tuple[str, ...]:
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
-    """Paired differences and what the tests make of them. p* is p after Holm's correction."""
+    """Paired differences and what the tests make of them. p* is p after Holm's correction. The task comes first where
+    there are several, last where it is always the same."""
     head = (
-        *("comparison", "D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p", "Wilcoxon p"),
-        *("Wilcoxon p*", "rank-biserial", "task", "of", "pairs", "unpaired runs", "code"),
+        *("D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p", "Wilcoxon p"),
+        *("Wilcoxon p*", "rank-biserial", "of", "pairs", "unpaired runs", "code"),
     )
-    return Table(head, [_contrast(contrast) for contrast in contrasts])
+    several = len({contrast.task for contrast in contrasts}) > 1
+    rows = [
+        (
+            f"{contrast.reference} − {contrast.other}",
+            *((contrast.task, *_contrast(contrast)) if several else (*_contrast(contrast), contrast.task)),
+        )
+        for contrast in contrasts
+    ]
+    return Table(("comparison", *(("task", *head) if several else (*head, "task"))), rows)
 
 
 def _contrast(contrast: Contrast) -> tuple[str, ...]:
     found, spread = contrast.found, contrast.found.difference
     return (
-        f"{contrast.reference} − {contrast.other}",
         ", ".join(map(str, contrast.widths)),
         number(spread.mean),
         number(spread.sd),
@@ -126,7 +133,6 @@ def _contrast(contrast: Contrast) -> tuple[str, ...]:
         number(spread.high),
         *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
         f"{found.rank_biserial:.2f}",
-        contrast.task,
         contrast.split,
         str(spread.n),
         str(found.unpaired),
@@ -140,7 +146,7 @@ def budget_table(results: Results) -> Table:
     budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
     rows = []
     for cell in results.cells:
-        row = [cell.model, cell.task, str(cell.d_model)]
+        row = [str(cell.model), cell.task, str(cell.d_model)]
         for replacement in (True, False):
             best = expected_validation_performance(cell.lr_means, replacement)
             row += [*(f"{value:.3f}" for value in best), *[NONE] * (most - len(best))]
@@ -157,7 +163,7 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
     for cell in cells:
         found = cell.slices(kind)
         values = (f"{found[part]:.3f}" if part in found else NONE for part in parts)
-        rows.append((cell.model, cell.task, str(cell.d_model), *values))
+        rows.append((str(cell.model), cell.task, str(cell.d_model), *values))
     return Table(("model", "task", "D", *heads), rows)
 
 
@@ -167,9 +173,7 @@ def heads_table(places: HeadsByPlace) -> Table:
     for where, cells in places.items():
         for heads, cell in cells:
             off = NONE if cell.paper is None else f"{abs(cell.test.mean - cell.paper.mean):.3f}"
-            rows.append(
-                (cell.any_run.model, where, str(heads), plus_minus(cell.test), str(cell.paper or NONE), off)
-            )  # fmt: skip
+            rows.append((cell.model.kind, where, str(heads), plus_minus(cell.test), str(cell.paper or NONE), off))
     return Table(("model", "where", "heads", "test", "paper", "apart"), rows)
 
 

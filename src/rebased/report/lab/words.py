@@ -9,8 +9,8 @@ from rebased.analysis.paired import SIGNIFICANT
 from rebased.report.collect import Collection
 from rebased.report.lab.cells import COUNTED, Results
 from rebased.report.lab.comparisons import Family
-from rebased.report.lab.heads import HeadsByPlace, distances
-from rebased.report.lab.paper import agrees, deviations
+from rebased.report.lab.heads import HeadsByPlace, nearness
+from rebased.report.lab.paper import agrees, deviations, source
 from rebased.report.runs import Run
 
 TOLD = 8  # models a sentence names; the tables have all
@@ -69,10 +69,9 @@ def verdict(family: Family) -> str:
     found = [contrast.found for contrast in family.contrasts]
     ahead = sum(one.t_holm < SIGNIFICANT and one.difference.mean > 0 for one in found)
     behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
-    reference = family.contrasts[0].reference
     return (
-        f"{family.title}: {reference} is ahead in {ahead} and behind in {behind} of "
-        f"{plural(len(found), 'comparison')}; the other {len(found) - ahead - behind} are not decided "
+        f"{family.title}: {family.reference} is ahead in {ahead} and behind in {behind} of "
+        f"{plural(len(found), 'comparison')}, and {len(found) - ahead - behind} remain undecided "
         f"(paired t test, Holm p < {SIGNIFICANT:g})."
     )
 
@@ -103,12 +102,27 @@ def notes_on_tests(family: Family) -> Iterator[str]:
 
 
 def heads_verdict(places: HeadsByPlace) -> str:
-    apart = distances(places)
-    if not apart:
+    near = nearness(places)
+    if not near:
         return "The paper has no value for any model here that was run with every number of heads."
-    nearest = min(apart, key=lambda heads: apart[heads])
-    told = ", ".join(f"{heads}: {distance:.3f}" for heads, distance in apart.items())
-    return f"Nearest to the paper: {plural(nearest, 'head')}. Mean distance by number of heads: {told}."
+    nearest = min(near, key=lambda heads: near[heads].distance)
+    told = "; ".join(
+        f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {one.cells}" for heads, one in near.items()
+    )
+    return (
+        f"Nearest to the paper: {plural(nearest, 'head')}. Mean distance from it and cells that agree with it: {told}."
+    )
+
+
+def without_state(results: Results) -> str | None:
+    """Whom the picture of state sizes leaves out."""
+    sizeless = dict.fromkeys(str(cell.model) for cell in results.cells if cell.state_bytes is None)
+    if not sizeless:
+        return None
+    return (
+        f"Not shown: {', '.join(sizeless)}. Mixers tell the size of their state if they can generate (extend), and "
+        "mixers of your own if rebased report knows them (--import)."
+    )
 
 
 def paper_note(results: Results, task: str) -> str | None:
@@ -117,7 +131,8 @@ def paper_note(results: Results, task: str) -> str | None:
         return None
     differ = list(dict.fromkeys(text for cell in cells for text in deviations(cell.any_run)))
     how = f"These runs differ from the paper's in {'; '.join(differ)}." if differ else "Settings are the paper's."
-    return f"The paper's values: Table 1 as printed, Figure 1 as read off the picture (±0.02). {how}"
+    sources = " and ".join(dict.fromkeys(source(cell.any_run) for cell in cells))
+    return f"The paper's values are those of {sources}. {how}"
 
 
 def warnings(found: Collection, results: Results) -> Iterator[str]:

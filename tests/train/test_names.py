@@ -1,12 +1,14 @@
 """Runs that differ in something are not called the same, and runs that do not are."""
 
 from made_up import made_up
-from rebased.report.lab.names import model_names, task_names
+from rebased.report import Run
+from rebased.train.names import ModelName, model_names, task_names
 
 
-def names(*runs) -> tuple[list[str], list[str]]:  # type: ignore[no-untyped-def]
-    tasks = task_names(runs)
-    return tasks, model_names(runs, tasks)
+def names(*runs: Run) -> tuple[list[str], list[str]]:
+    settings = [run.settings for run in runs]
+    tasks = task_names(settings)
+    return tasks, list(map(str, model_names(settings, tasks)))
 
 
 def heads(n: int) -> dict:
@@ -27,6 +29,14 @@ def test_what_differs_is_named() -> None:
         "ReBased (n_heads 2, epochs 5)",
         "Based",
         "ReBased (n_heads 12, epochs 9)",
+    ]
+
+
+def test_a_name_has_two_parts() -> None:
+    settings = [made_up(changes=heads(n)).settings for n in (1, 2)]
+    assert model_names(settings, task_names(settings)) == [
+        ModelName("ReBased", "n_heads 1"),
+        ModelName("ReBased", "n_heads 2"),
     ]
 
 
