@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -23,6 +23,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    how: ClassVar[tuple[str, ...]] = ()
+    """Keys, such as train.device, that say how a result is computed and not which one: no part of the digest."""
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_surely_a_mistake(cls, values: Any) -> Any:
@@ -35,8 +38,12 @@ class Config(BaseModel):
         return values
 
     def digest(self) -> str:
-        """Twelve hex digits that name this config: equal configs, and only those, share them."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Twelve hex digits that name this config: those that are equal but for `how`, and only those, share them."""
+        tree = self.model_dump(mode="json")
+        for dotted in self.how:
+            section, _, key = dotted.rpartition(".")
+            del (tree[section] if section else tree)[key]
+        canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,10 +119,11 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
             if mistake["type"] == "literal_error":
                 near = difflib.get_close_matches(str(mistake["input"]), re.findall(r"'(.*?)'", what), n=1, cutoff=0.5)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"{key}: {what}; got {_short(mistake['input'])}{hint}"
+            yield f"{key}: {what}; got {short(mistake['input'])}{hint}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as an error shows it."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -158,5 +166,5 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     if tree is None:
         raise ValueError(f"{path} is empty; configs/mqar/quick.yaml shows what belongs there")
     if not isinstance(tree, dict):
-        raise ValueError(f"{path} should hold keys and values (train: ...); it holds {_short(tree)}")
+        raise ValueError(f"{path} should hold keys and values (train: ...); it holds {short(tree)}")
     return tree

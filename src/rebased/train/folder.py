@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from rebased.atomic import replacing
-from rebased.config import Config, read_yaml
+from rebased.config import Config, read_yaml, short
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
+SHOWN = 6  # differences; of a run of another kind there are dozens
 
 
 class FolderInUse(ValueError):
@@ -52,10 +53,12 @@ def _check(folder: Path, config: Config, resume: bool) -> None:
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     there = folder / CONFIG
     if there.exists():
-        differences = _differences(read_yaml(there), config.model_dump(mode="json"))
+        found = _differences(read_yaml(there), config.model_dump(mode="json"))
+        differences = [line for key, line in found.items() if key not in config.how]
         if differences:
+            more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
             raise ValueError(
-                f"{folder} holds another run: {'; '.join(differences)}. "
+                f"{folder} holds another run: {'; '.join(differences[:SHOWN])}{more}. "
                 "Use its settings to resume it, or choose another folder (--out)"
             )
         if not resume:
@@ -64,11 +67,14 @@ def _check(folder: Path, config: Config, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
 
 
-def _differences(there: Any, here: Any, at: str = "") -> list[str]:
-    """The keys in which two configs differ, with both values."""
+def _differences(there: Any, here: Any, at: str = "") -> dict[str, str]:
+    """The keys in which two configs differ, each with both values in words."""
     if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
         there, here = dict(enumerate(there)), dict(enumerate(here))
     if isinstance(there, dict) and isinstance(here, dict):
         keys = dict.fromkeys([*there, *here])
-        return [line for key in keys for line in _differences(there.get(key), here.get(key), f"{at}.{key}".lstrip("."))]
-    return [] if there == here else [f"{at} is {there!r} there and {here!r} here"]
+        found: dict[str, str] = {}
+        for key in keys:
+            found |= _differences(there.get(key), here.get(key), f"{at}.{key}".lstrip("."))
+        return found
+    return {} if there == here else {at: f"{at} is {short(there)} there and {short(here)} here"}

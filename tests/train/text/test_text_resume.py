@@ -14,6 +14,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from tiny_text_run import AtStep, everything, losses, start, tiny, wait, write_text
 
+from rebased.config import merge
 from rebased.models import LanguageModel
 from rebased.train import read_record
 from rebased.train.text import TextRunConfig, checkpoint, train_text
@@ -94,6 +95,18 @@ def test_signals_save_and_stop(text: Path, whole: Path, tmp_path: Path, step: in
     assert train_text(config, folder, resume=True).status == "done"
     assert everything(folder)[1] == everything(whole)[1]
     assert losses(folder) == losses(whole)
+
+
+def test_how_it_is_computed_may_change_and_what_may_not(text: Path, whole: Path, tmp_path: Path) -> None:
+    folder = interrupted(tiny(text, OFTEN), tmp_path / "run", 5)
+    changed = tiny(text, merge(OFTEN, {"train": {"recompute": True, "parallel": "fsdp"}}))
+    assert changed.digest() == tiny(text, OFTEN).digest()
+    other = tiny(text, merge(OFTEN, {"train": {"precision": "bf16"}}))
+    assert other.digest() != changed.digest()
+    with pytest.raises(ValueError, match=r"holds another run: train\.precision is 'auto' there and 'bf16' here"):
+        train_text(other, folder, resume=True)
+    train_text(changed, folder, resume=True)
+    assert everything(folder)[1] == everything(whole)[1]
 
 
 def test_a_done_run_is_left_as_it_is(text: Path, whole: Path) -> None:

@@ -1,7 +1,7 @@
 """A language model's run as data: the corpus, the model and how the one is trained on the other."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
 
@@ -73,7 +73,16 @@ class TextTrain(Config):
 
 
 class TextRunConfig(Config):
-    """Finished before step 0 and never rewritten; its digest names the run."""
+    """Finished before step 0 and never rewritten; its digest names the run. A run may go on with another `how`: fewer
+    GPUs need smaller micro batches."""
+
+    how: ClassVar[tuple[str, ...]] = (
+        "train.device",
+        "train.micro_batch",
+        "train.compile",
+        "train.recompute",
+        "train.parallel",
+    )
 
     data: TextData
     model: LMConfig

@@ -122,7 +122,8 @@ class TextRun:
         machine = describe_machine(world.device)
         self.flops = flops_per_token(config.model, data.seq_len)
         self.peak = peak_flops(machine["gpu"], self.step.precision)
-        self.where = {"code": describe_code(), "machine": machine, "processes": world.size}
+        how = config.train.model_dump(include={key.removeprefix("train.") for key in config.how})
+        self.where = {"code": describe_code(), "machine": machine, "processes": world.size, "how": how}
 
     def go(self) -> TextResult:
         if end := self.world.gather(self.record.end)[0]:
@@ -182,7 +183,7 @@ class TextRun:
                 f"{self.config.data.folder} holds another text than this run began with; restore it, or start the run "
                 "again in another folder (--out)"
             )
-        known = [{key: line[key] for key in self.where} for line in lines if line["type"] in ("run", "resume")]
+        known = [{key: line.get(key) for key in self.where} for line in lines if line["type"] in ("run", "resume")]
         if known[-1] != self.where:
             self.record.append({"type": "resume", "step": self.progress.step, **self.where})
 
