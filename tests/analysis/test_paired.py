@@ -63,6 +63,12 @@ def test_a_family_is_corrected_together() -> None:
     assert twice[1].wilcoxon_holm == pytest.approx(0.125)
 
 
+def test_one_comparison_alone_needs_no_correction() -> None:
+    found = compare(HIGH, LOW)
+    assert (found.t_holm, found.wilcoxon_holm) == (found.t_p, found.wilcoxon_p)
+    assert in_words("A", "B", found).startswith("A recalls more than B by 0.124 ")
+
+
 def test_no_difference_at_all() -> None:
     found = compare_all([(HIGH, HIGH)])[0]
     assert (found.t_p, found.wilcoxon_p, found.d, found.rank_biserial) == (1, 1, 0, 0)

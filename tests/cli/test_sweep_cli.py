@@ -253,6 +253,9 @@ def test_a_python_file_with_configs(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(MOODY)
     assert rebased("sweep", "mine.py") == 2
     assert "mine.py has no `configs`" in capsys.readouterr().err
+    Path("mine.py").write_text("configs = nothing")
+    assert rebased("sweep", "mine.py") == 2
+    assert capsys.readouterr().err.startswith("error: mine.py failed: NameError: name 'nothing' is not defined")
 
 
 def test_in_a_terminal_a_table_lives(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +285,7 @@ BAD = [
     (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml: train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
     (["tiny.yaml", "-o", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["tiny.yaml", "-o", "."], ". is not empty and not a sweep's (no sweep.jsonl); choose another folder (--out)"),
-    (["tiny.yaml", "--import", "mine.py"], "mine.py: there is no such file"),
+    (["tiny.yaml", "--import", "mine.py"], "--import mine.py: there is no such file"),
 ]
 
 

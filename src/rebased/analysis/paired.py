@@ -21,8 +21,8 @@ class Comparison(NamedTuple):
     wilcoxon_p: float  # signed-rank test, two-sided, exact for up to 50 pairs without ties; nan for one pair
     d: float  # Cohen's, of the paired differences: mean / sd
     rank_biserial: float  # from -1 (every difference favours b) over 0 to 1 (every one favours a)
-    t_holm: float = nan  # the p values after Holm's correction; set by compare_all
-    wilcoxon_holm: float = nan
+    t_holm: float  # the p values after Holm's correction for all comparisons of `compare_all`; alone there is nothing
+    wilcoxon_holm: float  # to correct for, and they are t_p and wilcoxon_p
 
 
 def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison:
@@ -37,7 +37,8 @@ def compare(a: Mapping[int, float], b: Mapping[int, float]) -> Comparison:
         t_p, d = paired_t(differences)
         wilcoxon_p = signed_rank(differences)
     unpaired = len(a.keys() ^ b.keys())
-    return Comparison(seeds, unpaired, difference, t_p, wilcoxon_p, d, rank_biserial(differences))
+    ranks = rank_biserial(differences)
+    return Comparison(seeds, unpaired, difference, t_p, wilcoxon_p, d, ranks, t_holm=t_p, wilcoxon_holm=wilcoxon_p)
 
 
 def paired_t(differences: Sequence[float]) -> tuple[float, float]:

@@ -7,19 +7,19 @@ from pathlib import Path
 from types import ModuleType
 
 
-def import_user_code(name: str) -> ModuleType:
-    """`my_mixers.py` or `package.module` (looked for in the current folder too)."""
-    path = Path(name)
+def import_user_code(name: str, said: str | None = None) -> ModuleType:
+    """`my_mixers.py` or `package.module` (looked for in the current folder too). `said` is how errors call it."""
+    path, said = Path(name), said or f"--import {name}"
     try:
         if path.suffix != ".py":
             sys.path.insert(0, str(Path.cwd()))
             return importlib.import_module(name)
         if not path.is_file():
-            raise ValueError(f"--import {name}: there is no such file")
+            raise ValueError(f"{said}: there is no such file")
         module_name = f"imported_{path.stem}"
         spec = importlib.util.spec_from_file_location(module_name, path)
         if spec is None or spec.loader is None:
-            raise ValueError(f"--import {name}: Python cannot load this file")
+            raise ValueError(f"{said}: Python cannot load this file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
@@ -28,7 +28,7 @@ def import_user_code(name: str) -> ModuleType:
         raise
     except Exception as error:  # whatever the user's code raises
         raise ValueError(
-            f"--import {name} failed: {type(error).__name__}: {error} (--debug shows where it comes from)"
+            f"{said} failed: {type(error).__name__}: {error} (--debug shows where it comes from)"
         ) from error
 
 

@@ -85,7 +85,7 @@ def sweep(
     names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]  # workers may be elsewhere
     check_folder(folder)
     with each_warning_once(console):
-        points = read_points(file, names, parse_overrides(settings, OPTIONS))
+        points = read_points(file, imports, parse_overrides(settings, OPTIONS))
     chosen = LocalExecutor if executor == "local" else RayExecutor
     uses_gpu = any(point.config.train.device != "cpu" for point in points)
     with ExitStack() as stack:
@@ -111,13 +111,15 @@ def sweep(
         return conclude(console, plan, tally, complete, typed(file, settings, out, executor, workers, imports))
 
 
-def read_points(file: Path, imports: list[str], overrides: dict[str, str]) -> list[Point]:
-    modules = [import_user_code(name) for name in imports]
+def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> list[Point]:
+    for name in imports:
+        import_user_code(name)
     if file.suffix != ".py":
         return read_sweep(file, overrides)
-    if not hasattr(modules[-1], "configs"):
+    module = import_user_code(str(file), said=str(file))
+    if not hasattr(module, "configs"):
         raise ValueError(f"{file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings")
-    return from_python(file, modules[-1].configs, overrides)
+    return from_python(file, module.configs, overrides)
 
 
 def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command: str) -> int:

@@ -80,7 +80,9 @@ def mixer_class(name: str) -> type[nn.Module]:
     if name not in _REGISTER:
         near = difflib.get_close_matches(name, _REGISTER, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(mixer_names())}"
-        raise ValueError(f"unknown mixer {name!r}; {hint} (@register_mixer makes your own known)")
+        raise ValueError(
+            f"unknown mixer {name!r}; {hint} (@register_mixer makes your own known, in a file given with --import)"
+        )
     return _REGISTER[name]
 
 

@@ -157,3 +157,31 @@ def test_where_models_outnumber_colours_settings_have_panels_of_their_own() -> N
     for heads in (1, 2, 12):
         assert f">T = 32, 4 pairs, n_heads {heads}</text>" in many
     assert many.count(">ReBased</text>") == 1
+
+
+def test_tables_for_files() -> None:
+    tables = Lab(Collection(runs=[*sweep(), *sweep(seq_len=64, pairs=(4, 8))])).tables()
+    assert list(tables) == [
+        "results",
+        "by_width_T_32_4_pairs",
+        "by_width_T_64_4_pairs_T_64_4_8_pairs",
+        "compared_over_all_widths_together",
+        "compared_at_each_width",
+        "budgets",
+        "by_pairs",
+        "runs",
+    ]
+    for table in tables.values():
+        assert len(set(table.head)) == len(table.head)  # so that a data frame has a name for each column
+        assert {len(row) for row in table.rows} == {len(table.head)}
+
+
+def test_latex_takes_every_name() -> None:
+    kernels = ("none", "norm", "scale", "affine", "norm_affine")
+    runs = [
+        made_up(accuracies=[0.5], seed=seed, changes={"model": {"mixers": {1: {"qk_transform": kernel}}}})
+        for kernel in kernels
+        for seed in (42, 43)
+    ]
+    for table in Lab(Collection(runs=[*runs, *sweep(seq_len=256, pairs=(32, 64))])).tables().values():
+        assert table.to_latex().isascii()

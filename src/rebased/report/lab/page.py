@@ -1,5 +1,6 @@
 """The page itself: sections as the data allow, and the same tables for files."""
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -12,6 +13,7 @@ from rebased.report.lab.heads import cells_by_heads
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.tables import Table
 
+SLICES: tuple[SliceKind, ...] = ("by_pairs", "by_length")
 FEW = 12  # sentences that are read; more are out of the way until asked for
 CURVES = (
     "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best. "
@@ -48,11 +50,14 @@ class Lab:
         """By name, what a page shows."""
         results = self.results
         named = {"results": tables.results_table(results)}
-        for i, task in enumerate(results.tasks, start=1):
-            named[f"by_width_{i}"] = tables.width_table(results, task)
+        for task in results.tasks:
+            named[f"by_width_{file_name(task)}"] = tables.width_table(results, task)
         for family in self.families:
-            named[f"compared_{family.title.lower().replace(' ', '_')}"] = tables.comparison_table(family.contrasts)
+            named[f"compared_{file_name(family.title).lower()}"] = tables.comparison_table(family.contrasts)
         named["budgets"] = tables.budget_table(results)
+        for kind in SLICES:
+            if any(len(cell.slices(kind)) > 1 for cell in results.cells):
+                named[kind] = tables.slice_table(results, kind)
         if self.by_heads:
             named["heads"] = tables.heads_table(self.by_heads)
         return named | {"runs": tables.runs_table(self.found.runs)}
@@ -73,8 +78,8 @@ class Lab:
             yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
             yield Section("Learning curves", figure(figures.mean_curves(results), CURVES))
-        yield from self.slices("by_pairs", "Accuracy by pairs")
-        yield from self.slices("by_length", "Accuracy by length")
+        for kind in SLICES:
+            yield from self.slices(kind)
         if self.by_heads:
             picture = figure(figures.accuracy_by_heads(self.by_heads), "Dotted: the paper's value.")
             table = tables.heads_table(self.by_heads).to_html()
@@ -105,12 +110,18 @@ class Lab:
         anew = figure(figures.budgets(self.results, False), "Drawn without replacement: every try is a new rate.")
         return lead + again + anew + details("Show both in numbers", tables.budget_table(self.results).to_html())
 
-    def slices(self, kind: SliceKind, heading: str) -> Iterator[Section]:
+    def slices(self, kind: SliceKind) -> Iterator[Section]:
         picture = figures.accuracy_by_slice(self.results, kind)
         if picture:
             caption = "Mean over seeds, at each run's best epoch; on the held-out split where there is one."
             table = tables.slice_table(self.results, kind).to_html()
+            heading = f"Accuracy {kind.replace('_', ' ')}"
             yield Section(heading, figure(picture, caption) + details("Show it in numbers", table))
+
+
+def file_name(text: str) -> str:
+    """'T = 256, 32 pairs' -> 'T_256_32_pairs'"""
+    return re.sub(r"\W+", "_", text).strip("_")
 
 
 def how_sure(family: Family) -> str:

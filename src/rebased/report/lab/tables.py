@@ -38,8 +38,8 @@ def width_table(results: Results, task: str) -> Table:
 def results_table(results: Results) -> Table:
     """Every cell: the chosen rate, what was recalled by both ways of reporting, and the paper's value."""
     head = (
-        *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to", "held out", "sd", "diverged"),
-        *("parameters", "state bytes", "paper"),
+        *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
+        *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
     )
     return Table(head, [_result(cell) for cell in results.cells])
 

@@ -71,7 +71,7 @@ def verdict(family: Family) -> str:
     behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
     return (
         f"{family.title}: {family.reference} is ahead in {ahead} and behind in {behind} of "
-        f"{plural(len(found), 'comparison')}, and {len(found) - ahead - behind} remain undecided "
+        f"{plural(len(found), 'comparison')}; undecided: {len(found) - ahead - behind} "
         f"(paired t test, Holm p < {SIGNIFICANT:g})."
     )
 
