@@ -3,6 +3,7 @@
     rebased data prepare enwik8.xz -o data/enwik8 --tokenizer 20B_tokenizer.json --split train=90MB,valid=5MB,test=5MB
     PYTHONPATH=src python benchmarks/enwik8.py --minutes 9                    nine runs
     PYTHONPATH=src python benchmarks/enwik8.py --seeds 42 --train.steps 20    any setting, as in `rebased lm train`
+    rebased lm compare runs/enwik8/enwik8.jsonl.gz                            its table, from the records alone
 
 The runs are configs/lm/enwik8-{attention,based,rebased}.yaml, seed by seed, in one process, so that each kind of block
 is compiled once. A run that is done is not repeated; none is begun that would not end in time. Leaves a folder a run
@@ -11,10 +12,7 @@ checkpoints of runs that are done are removed unless --keep.
 """
 
 import argparse
-import gzip
-import json
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -24,10 +22,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from rebased.atomic import replacing
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
-from rebased.train import read_record
+from rebased.report.collect import collect, is_text, write_bundle
+from rebased.report.language_models import compare_language_models
+from rebased.train.loop import Diverged
 from rebased.train.text import TextRunConfig, TextSink, train_text
 from rebased.train.weights import WEIGHTS
 
@@ -73,15 +72,21 @@ def main(words: Sequence[str] | None = None) -> Path:
                 continue
             begun = time.monotonic()
             run = load_config(TextRunConfig, CONFIGS / f"enwik8-{model}.yaml", overrides | {"train.seed": str(seed)})
-            result = train_text(run, args.out / name, resume=True, sinks=[Say(name)])
+            try:
+                result = train_text(run, args.out / name, resume=True, sinks=[Say(name)])
+            except Diverged as error:  # the others go on, and the table says that this one is missing
+                print(f"{name}: {error}", file=sys.stderr)
+                continue
             if result.status == "interrupted":
                 raise SystemExit(f"{name}: interrupted at step {result.step}, saved; type the command again to go on")
             if result.status == "done":
                 took.append(time.monotonic() - begun)
             if not args.keep:
                 remove_weights(args.out / name)
-            write_bundle(args.out, bundle)
-    show(args.out)
+            records = sorted(args.out.glob("*-*/record.jsonl"))
+            write_bundle(collect(records, wanted=is_text).runs, bundle)
+    if bundle.exists():
+        print(compare_language_models(collect([bundle], wanted=is_text).runs).to_markdown(), end="")
     return bundle
 
 
@@ -91,32 +96,6 @@ def remove_weights(folder: Path) -> None:
     (folder / "checkpoint.json").unlink(missing_ok=True)
     for path in folder.glob("checkpoint-*"):
         shutil.rmtree(path)
-
-
-def write_bundle(out: Path, path: Path) -> None:
-    """All records one after another, each begun by a line that names its folder."""
-    lines = []
-    for folder in sorted(out.glob("*-*/record.jsonl")):
-        lines += [{"type": "folder", "folder": folder.parent.name}, *read_record(folder)]
-    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    with replacing(path) as file:
-        file.write(gzip.compress(text, mtime=0))
-
-
-def show(out: Path) -> None:
-    """Mean perplexities over the seeds, from the records' last lines."""
-    print(f"{'model':12}{'seeds':>6}{'all':>10}{'AR':>10}{'non-AR':>10}{'AR share':>10}{'tokens/s':>12}")
-    for model in MODELS:
-        records = [read_record(path) for path in sorted(out.glob(f"{model}-*/record.jsonl"))]
-        ends = [lines[-1] for lines in records if lines[-1]["type"] == "end" and lines[-1]["status"] == "done"]
-        if not ends:
-            continue
-        split = "test" if "test" in ends[0] else "valid"
-        cells = [statistics.mean(end[split][part]["perplexity"] for end in ends) for part in ("all", "ar", "non_ar")]
-        speeds = [line["tokens_per_second"] for lines in records for line in lines if line["type"] == "step"]
-        share = ends[0][split]["ar_share"]
-        numbers = "".join(f"{cell:>10.3f}" for cell in (*cells, share))
-        print(f"{model:12}{len(ends):>6}{numbers}{statistics.median(speeds):>12,.0f}")
 
 
 if __name__ == "__main__":

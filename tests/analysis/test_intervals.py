@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from rebased.analysis.intervals import bootstrap_means, wilson
+from rebased.analysis.intervals import bootstrap_means, t_interval, wilson
 
 
 @pytest.mark.parametrize(("correct", "asked"), [(0, 1), (0, 7), (3, 7), (7, 7), (499, 1000), (1, 10_000)])
@@ -23,6 +23,13 @@ def test_wilson_of_nothing() -> None:
         wilson(0, 0)
     with pytest.raises(ValueError, match="got 4 of 3"):
         wilson(4, 3)
+
+
+def test_students_interval() -> None:
+    """Textbook: the mean 10 of 9, 10, 11 lies within 4.3027 standard errors, each 1 / sqrt(3)."""
+    assert t_interval([9.0, 10.0, 11.0]) == pytest.approx((10 - 4.302653 / sqrt(3), 10 + 4.302653 / sqrt(3)))
+    assert t_interval([9.0, 10.0, 11.0], level=0.5) == pytest.approx((10 - 0.816497 / sqrt(3), 10 + 0.816497 / sqrt(3)))
+    assert np.isnan(t_interval([3.0])).all()
 
 
 def test_a_bootstrap_holds_the_truth_about_as_often_as_it_says() -> None:

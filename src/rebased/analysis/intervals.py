@@ -1,5 +1,8 @@
-"""How far a measured number may lie from the true one: a share of right answers, a quotient of sums over windows."""
+"""How far a measured number may lie from the true one: a share of right answers, a quotient of sums, a mean."""
 
+from collections.abc import Sequence
+from math import nan, sqrt
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +24,14 @@ def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
         raise ValueError(f"correct must lie between 0 and asked, and asked be at least 1; got {correct} of {asked}")
     found = stats.binomtest(correct, asked).proportion_ci(level, method="wilson")
     return Interval(float(found.low), float(found.high))
+
+
+def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Of the mean of a few values that scatter about it evenly, such as results of seeds; Student's. nan for one."""
+    if len(values) < 2:
+        return Interval(nan, nan)
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return Interval(fmean(values) - half, fmean(values) + half)
 
 
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
+    "lm compare": ("rebased.cli.lm_compare:lm_compare", "Set trained models beside each other, over seeds."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that stand in its context."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data check": ("rebased.cli.data:check", "Say what a prepared folder holds, and compare every checksum."),

@@ -35,19 +35,25 @@ class Collection:
     damaged_lines: int = 0
     damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
     nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
-    other: int = 0  # records of something else than MQAR
+    other: int = 0  # records of another kind of runs than the wanted one
     repeated: int = 0  # records of runs that others tell of, too
     failures: dict[str, str] = field(default_factory=dict)  # by digest: errors that sweeps have written down
     asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps were asked for
 
 
-def collect(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda done, total: None) -> Collection:
-    """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read."""
+def collect(
+    paths: Sequence[Path],
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    wanted: Callable[[dict[str, Any]], bool] | None = None,
+) -> Collection:
+    """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read; `wanted`
+    says of a record's first line whether it is of the right kind (is_mqar, which is the default, or is_text)."""
+    wanted = wanted or is_mqar
     files = [file for path in paths for file in record_files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
     found, runs = Collection(files=len(files)), dict[str, Run]()
     for n, file in enumerate(files, start=1):
-        for run in read_file(file, found):
+        for run in read_file(file, found, wanted):
             known = runs.get(run.digest)
             found.repeated += known is not None
             if known is None or completeness(run) > completeness(known):
@@ -58,21 +64,22 @@ def collect(paths: Sequence[Path], tell: Callable[[int, int], None] = lambda don
             read_sweep(log, found)
     found.runs = list(runs.values())
     if not found.runs:
-        raise ValueError(nothing_found(paths, found))
+        raise ValueError(nothing_found(paths, found, wanted is is_text))
     return found
 
 
-def completeness(run: Run) -> tuple[bool, int]:
-    return run.status == "done", len(run.epochs)
+def completeness(run: Run) -> tuple[bool, int, int]:
+    return run.status == "done", len(run.epochs), len(run.lines)
 
 
-def nothing_found(paths: Sequence[Path], found: Collection) -> str:
+def nothing_found(paths: Sequence[Path], found: Collection, text: bool) -> str:
     where = ", ".join(map(str, paths))
     if not found.files:
         return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
+    kind, others = ("a language model's", "rebased report") if text else ("an MQAR", "rebased lm compare")
     return (
-        f"none of the {found.files} record(s) in {where} tells of an MQAR run: {found.nameless} without a readable "
-        f"first line, {found.other} of another kind"
+        f"none of the {found.files} record(s) in {where} tells of {kind} run: {found.nameless} without a readable "
+        f"first line, {found.other} of another kind" + (f" (for which there is {others})" if found.other else "")
     )
 
 
@@ -86,14 +93,14 @@ def record_files(path: Path) -> list[Path]:
     return [path]
 
 
-def read_file(path: Path, found: Collection) -> Iterator[Run]:
+def read_file(path: Path, found: Collection, wanted: Callable[[dict[str, Any]], bool]) -> Iterator[Run]:
     """The runs of one record or bundle; what is wrong with it is added to `found`."""
     damaged = found.damaged_lines + found.nameless
     with OPENERS[path.suffix](path, "rb") as file:
         for name, lines in split_runs(whole_lines(file, found), path):
             if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
                 found.nameless += 1
-            elif not is_mqar(lines[0]):
+            elif not wanted(lines[0]):
                 found.other += 1
             else:
                 kept = [line for line in lines if line["type"] != "epoch" or is_mqar_epoch(line)]
@@ -163,6 +170,16 @@ def is_mqar(run: dict[str, Any]) -> bool:
         numbers = (config["model"]["d_model"], config["train"]["lr"], config["train"]["seed"], run["parameters"])
         sizes = [part[key] for split in ("train", "test") for part in config["task"][split] for key in SEGMENT]
         return bool(named and sizes) and all(isfinite(number) for number in (*numbers, *sizes))
+    except (KeyError, TypeError):
+        return False
+
+
+def is_text(run: dict[str, Any]) -> bool:
+    """Whether it is the first line of a language model's run, with what is compared of it."""
+    try:
+        config = run["config"]
+        known = all(mixer["name"] for mixer in config["model"]["mixers"]) and run["corpus"]["sha256"]
+        return bool(known) and all(isfinite(n) for n in (config["data"]["seq_len"], config["train"]["seed"]))
     except (KeyError, TypeError):
         return False
 

@@ -13,6 +13,7 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table
     ("short_conv", "based"): "Based",
     ("short_conv", "attention"): "ConvAttention",
     ("attention", "attention"): "Attention",
+    ("attention",): "Attention",
     ("short_conv", "rwkv"): "ConvRWKV",
     ("rwkv", "rwkv"): "RWKV",
     ("mamba", "mamba"): "Mamba",

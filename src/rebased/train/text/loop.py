@@ -141,7 +141,7 @@ class TextRun:
 
     def finished(self, end: dict[str, Any]) -> TextResult:
         if end["status"] == "diverged":
-            raise ValueError(f"{self.folder} holds a run that went no further: {end['reason']}")
+            raise Diverged(f"{self.folder} holds a run that went no further: {end['reason']}")
         self.progress.step = end["step"]
         return self.result("already_done")
 

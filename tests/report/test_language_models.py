@@ -1,0 +1,150 @@
+"""The table of language models over seeds, from records that nobody trained."""
+
+import json
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from made_up import CODE, MACHINE
+from rebased.cli import main
+from rebased.config import load_config
+from rebased.report import Run, write_bundle
+from rebased.report.language_models import TABLE_2, compare_language_models
+from rebased.train.text import TextRunConfig
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
+T_3_SEEDS = 4.302653  # the 97.5 % quantile of Student's t with two degrees of freedom
+
+
+def made_up(
+    model: str,
+    perplexities: Sequence[float] = (20.0, 4.0, 60.0),
+    *,
+    seed: int = 42,
+    status: str = "done",
+    sha256: str = "a" * 64,
+    tokens: int = 1000,
+    settings: dict[str, str] | None = None,
+) -> Run:
+    config = load_config(TextRunConfig, CONFIGS / f"enwik8-{model}.yaml", {"train.seed": str(seed)} | (settings or {}))
+    parts = {part: {"loss": 1.0, "perplexity": value} for part, value in zip(PARTS, perplexities, strict=True)}
+    lines: list[dict[str, Any]] = [
+        {
+            "type": "run",
+            "digest": config.digest(),
+            "parameters": 34_000_000,
+            "corpus": {"sha256": sha256, "tokenizer": "neox", "vocab_size": 50277},
+            "config": config.model_dump(mode="json"),
+            "code": CODE,
+            "machine": MACHINE,
+        },
+        {"type": "step", "step": 10, "tokens": 327_680, "tokens_per_second": 1000.0 + seed},
+        {"type": "end", "status": status, "step": 10, "test": {"tokens": tokens, "ar_share": 0.25, **parts}},
+    ]
+    return Run(f"{model}-{seed}", lines)
+
+
+PARTS = ("all", "ar", "non_ar")
+ALL = {"attention": (20.0, 20.4, 20.2), "based": (21.0, 21.6, 21.2), "rebased": (20.5, 20.7, 20.9)}
+
+
+def nine() -> list[Run]:
+    return [
+        made_up(model, (value, value / 5, value * 3), seed=42 + i)
+        for model, values in ALL.items()
+        for i, value in enumerate(values)
+    ]
+
+
+def cells(table: str, name: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_means_with_intervals_and_paired_differences() -> None:
+    table = compare_language_models(nine()[::-1]).to_markdown()  # in whatever order they were found
+    values = ALL["rebased"]
+    half = T_3_SEEDS * stdev(values) / sqrt(3)
+    parameters, seeds, whole, ar, non_ar, speed, paper = cells(table, "ReBased")
+    assert (parameters, seeds, speed) == ("34,000,000", "3", "1,043")
+    assert whole == f"20.700 ± {half:.3f}"
+    assert (ar, non_ar) == (f"4.140 ± {half / 5:.3f}", f"62.100 ± {3 * half:.3f}")
+    assert paper == "16.45 / 3.67 / 56.31"
+    differences = [a - b for a, b in zip(values, ALL["attention"], strict=True)]
+    half = T_3_SEEDS * stdev(differences) / sqrt(3)
+    assert cells(table, "ReBased - Attention")[:2] == ["3", f"+0.500 ± {half:.3f}"]
+    assert cells(table, "ReBased - Attention")[-1] == "-0.17 / +0.10 / -2.26"
+    assert "| ReBased - Based |" in table
+    assert "1,000 tokens of neox in windows of 2,048" in table
+    assert "trained alike" not in table
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == [f"| {name}" for name in TABLE_2]
+
+
+def test_one_seed_has_no_interval_and_seeds_of_one_model_alone_are_not_paired() -> None:
+    runs = [made_up("rebased"), made_up("based", (23.0, 5.0, 70.0)), made_up("based", (90.0, 9.0, 90.0), seed=43)]
+    table = compare_language_models(runs).to_markdown()
+    assert cells(table, "ReBased")[2:5] == ["20.000", "4.000", "60.000"]
+    assert cells(table, "ReBased - Based")[:4] == ["1", "-3.000", "-1.000", "-10.000"]
+    alone = compare_language_models([made_up("rebased"), made_up("based", seed=7)]).differences()
+    assert list(alone.rows) == []
+
+
+def test_what_is_not_done_or_there_twice_is_left_out_and_named() -> None:
+    again = Run("again", made_up("rebased", (99.0, 9.0, 99.0)).lines)
+    torn = made_up("based", (float("inf"), 4.0, 60.0), seed=44)
+    found = compare_language_models([made_up("rebased"), made_up("based", status="diverged"), again, torn])
+    assert list(found.models) == ["ReBased"]
+    assert "Left out, not done or there twice: based-42, based-44, again." in found.to_markdown()
+    with pytest.raises(ValueError, match="none of 1 run"):
+        compare_language_models([torn])
+
+
+def test_settings_that_set_models_apart_are_told() -> None:
+    other = made_up("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
+    table = compare_language_models([made_up("rebased"), other]).to_markdown()
+    assert cells(table, "ReBased (n_heads 6)")[-1] == "-"
+    assert "| ReBased (n_heads 12) |" in table
+    slow = made_up("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
+    table = compare_language_models([made_up("rebased"), slow]).to_markdown()
+    assert "Not all were trained alike: lr 0.0003 and 0.001." in table
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"sha256": "b" * 64}, "different texts, so .* a{12} in rebased-42; b{12} in based-42"),
+        ({"tokens": 999}, "different numbers of measured tokens"),
+        ({"settings": {"data.seq_len": "1024"}}, r"different data\.seq_len, .* 2048 in rebased-42; 1024 in based-42"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare_language_models([made_up("rebased"), made_up("based", **other)])
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_the_command_reads_bundles_and_folders_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = nine()
+    write_bundle(runs[:5], Path("some.jsonl.gz"))
+    for run in runs[4:]:  # one of them is in both
+        folder = Path("runs") / run.folder
+        folder.mkdir(parents=True)
+        (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
+    assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
+    assert capsys.readouterr().out == compare_language_models(runs).to_markdown()
+    assert rebased("report", "some.jsonl.gz") == 2
+    assert "tells of an MQAR run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
+    assert rebased("lm", "compare", "nowhere") == 2
+    assert "nowhere: there is no such file or folder" in capsys.readouterr().err
