@@ -1,5 +1,7 @@
 """What all tests share: `--mixer NAME`, no GPU tests where there is no GPU, only `ops` where there is torch alone."""
 
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,3 +45,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _onednn_as_it_was() -> Iterator[None]:
+    """A product in bf16 turns oneDNN off on CPUs that lack it, and tests that compare runs bit for bit come later."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.backends.mkldnn.enabled = True

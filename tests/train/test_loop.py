@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,12 @@ def test_a_run_depends_on_no_global_state_and_leaves_it_alone(tmp_path: Path) ->
     torch.testing.assert_close(after, torch.rand(3))
     train(tiny(), tmp_path / "b")
     assert without_timings(tmp_path / "a") == without_timings(tmp_path / "b")
+
+
+def test_a_cpu_without_bf16_changes_nothing_for_the_next_run(tmp_path: Path) -> None:
+    """torch turns oneDNN off there at the first product, and leaves it off."""
+    train(tiny(), tmp_path, sinks=[AtStep(1, partial(torch.backends.mkldnn.set_flags, False))])
+    assert torch.backends.mkldnn.enabled
 
 
 def test_sinks_hear_everything(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from rebased.train.provenance import describe_code, describe_machine
 from rebased.train.record import RECORD, Record
 from rebased.train.sinks import RunStart, Sink, StepReport
 from rebased.train.state import TrainState
-from rebased.train.step import Step, autocast, matmul_precision
+from rebased.train.step import Step, autocast, matmul_precision, onednn_as_it_was
 from rebased.train.weights import save_model
 
 Answer = TypeVar("Answer")
@@ -63,6 +63,7 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
             run_folder(folder, config, resume=resume),
             stop_request() as stop,
             matmul_precision(config.train.precision),
+            onednn_as_it_was(),
             own_stream(device),
         ):
             return Run(config, folder, model.to(device), device, sinks, stop).go()

@@ -65,3 +65,14 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(former)
+
+
+@contextmanager
+def onednn_as_it_was() -> Iterator[None]:
+    """torch turns oneDNN off for the whole process at the first bf16 product that the CPU has no instructions for.
+    Products in fp32 then round differently: without this, what a later run computes would depend on this one."""
+    former = torch.backends.mkldnn.enabled
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = former

@@ -19,6 +19,7 @@ from rebased.train.interrupt import StopRequest, stop_request
 from rebased.train.loop import Diverged
 from rebased.train.provenance import describe_code, describe_machine
 from rebased.train.record import RECORD, Record
+from rebased.train.step import onednn_as_it_was
 from rebased.train.text.checkpoint import load_checkpoint, read_pointer, save_checkpoint
 from rebased.train.text.config import TextRunConfig
 from rebased.train.text.corpus import describe_corpus, open_corpus
@@ -69,7 +70,7 @@ def train_text(
         corpus = world.together(lambda: open_corpus(config, verify=world.leads))
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         model = LanguageModel(config.model)  # on the CPU, for the same weights everywhere; before there is a folder
-        with _shared_folder(folder, config, resume, world), stop_request() as stop:
+        with _shared_folder(folder, config, resume, world), stop_request() as stop, onednn_as_it_was():
             return TextRun(config, folder, model, corpus, world, sinks if world.leads else (), stop).go()
 
 
