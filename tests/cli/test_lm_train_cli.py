@@ -56,6 +56,7 @@ def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]
     assert re.match(r"[\d,]+ parameters on cpu, 4 steps of 2 x 16 tokens, from step 0", lines[0])
     assert re.match(r"step 2/4  loss \d.*\|g\| \d.*lr 3.00e-03  [\d,]+ tokens/s  \d+ s left", lines[1])
     assert re.match(r"step 2/4  valid loss \d\.\d+  perplexity \d+\.\d+  \(40 tokens", lines[2])
+    assert lines[-2] == "measuring 3 windows of valid"
     assert lines[-1] == f"valid perplexity {record[-2]['perplexity']:.3f} after 4 steps; {folder}"
     assert captured.err == ""
     assert load_model(folder).config.n_layers == 3
@@ -71,6 +72,7 @@ def test_in_a_terminal_there_is_a_bar(
     assert rebased("--config", config, "--out", "run") == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert re.search(r"━ *4/4 loss \d\.\d+  \|g\| \d+\.\d+  [\d,]+ tok/s  valid ppl \d+\.\d+", shown)
+    assert re.search(r"━ *3/3 windows of valid measured", shown)
 
 
 BAD = [

@@ -66,6 +66,9 @@ class Bar(TextProgress):
         self._perplexity = f"valid ppl {line['perplexity']:.2f}"
         self._show()
 
+    def measuring(self, split: str, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total, what=f"windows of {split} measured")
+
     def _show(self) -> None:
         self._progress.update(self._task, what="  ".join(filter(None, (self._loss, self._perplexity))))
 
@@ -96,6 +99,10 @@ class Lines(TextProgress):
             f"step {line['step']}/{self._steps}  valid loss {line['loss']:.4f}  perplexity {line['perplexity']:.3f}  "
             f"({line['valid_tokens']:,} tokens in {line['seconds']:.1f} s)"
         )
+
+    def measuring(self, split: str, done: int, total: int) -> None:
+        if done == 0:
+            self._say(f"measuring {total:,} windows of {split}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)

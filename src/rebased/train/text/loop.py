@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -314,7 +315,7 @@ class TextRun:
             if split in self.corpus.splits:
                 windows = self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
                 common = (config.final_windows, self.rows_at_once, self.step.precision, self.world)
-                scores[split] = measure(model, windows, *common)
+                scores[split] = measure(model, windows, *common, partial(self.tell_measuring, split))
         if self.world.leads:
             save_model(model, self.folder)
             self.end({"status": "done", "step": self.progress.step, **scores})
@@ -333,6 +334,10 @@ class TextRun:
             self.record.append(line)
             for sink in self.sinks:
                 getattr(sink, event)(line)
+
+    def tell_measuring(self, split: str, done: int, total: int) -> None:
+        for sink in self.sinks:
+            sink.measuring(split, done, total)
 
     def end(self, line: dict[str, Any]) -> None:
         self.tell("end", {"type": "end", **line})

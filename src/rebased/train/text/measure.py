@@ -1,5 +1,6 @@
 """What the paper's Table 2 asks of a trained model, as the record keeps it: perplexity of all, AR and non-AR tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,24 @@ from rebased.train.text.world import World
 
 
 def measure(
-    model: LanguageModel, windows: Windows, most: int | None, batch_size: int, precision: str, world: World
+    model: LanguageModel,
+    windows: Windows,
+    most: int | None,
+    batch_size: int,
+    precision: str,
+    world: World,
+    tell: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Over the first windows (none: all), which the processes share; every process gets the same answer."""
+    """Over the first windows (none: all), which the processes share; every process gets the same answer. `tell` hears
+    how many of how many of its own are done."""
     rows = range(len(windows))[:most][world.rank :: world.size]
     dtype = torch.bfloat16 if precision == "bf16" else None
-    mine = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype) if len(rows) else None
+    tell(0, len(rows))
+    mine = None
+    if len(rows):
+        mine = evaluate_text(
+            model, windows, rows=rows, batch_size=batch_size, dtype=dtype, progress=lambda done: tell(done, len(rows))
+        )
     scores = TextScores.join([part for part in world.gather(mine) if part is not None])
     return {
         "tokens": scores.tokens(),

@@ -30,5 +30,8 @@ class TextSink:
 
     def saved(self, step: int) -> None: ...
 
+    def measuring(self, split: str, done: int, total: int) -> None:
+        """After the last step: so many of this process's windows of a split are measured, none at first."""
+
     def end(self, line: dict[str, Any]) -> None:
         """The last line of record.jsonl. An interrupted run has none."""
