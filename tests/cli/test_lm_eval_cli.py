@@ -128,6 +128,13 @@ def test_a_run_knows_its_text_and_length(tmp_path: Path, capsys: pytest.CaptureF
     assert (
         "the tokenizer bytes of 257 tokens, and the model was trained with other.json of 259; prepare the text" in said
     )
+    line["corpus"] = {"tokenizer": "other.json", "vocab_size": 257, "vocabulary": "another"}
+    (tmp_path / RECORD).write_text(json.dumps(line) + "\n")
+    assert "was trained with other.json, whose tokens are others; prepare" in refusal(capsys, "eval", str(tmp_path))
+    line["config"] = {"data": {"folder": "elsewhere", "seq_len": 48}}
+    (tmp_path / RECORD).write_text(json.dumps(line) + "\n")
+    said = refusal(capsys, "eval", str(tmp_path))
+    assert "was trained on elsewhere, which is not here; name where it is now with --data" in said
 
 
 def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -422,6 +422,25 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
     assert decoded(tmp_path / "out") == ["a rare word"]
 
 
+def test_a_vocabulary_is_known_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words")
+    spec = json.loads(small_tokenizer_json())
+    vocab = spec["model"]["vocab"]
+    swapped = spec | {"model": spec["model"] | {"vocab": vocab | {"a": vocab["b"], "b": vocab["a"]}}}
+    digests = []
+    for i, content in enumerate(
+        [small_tokenizer_json(), json.dumps(spec, indent=4).encode(), json.dumps(swapped).encode()]
+    ):
+        (tmp_path / f"{i}.json").write_bytes(content)
+        config = PrepareConfig(sources=(str(tmp_path / "a.txt"),), tokenizer=str(tmp_path / f"{i}.json"), split=ALL)
+        prepare(config, tmp_path / f"out-{i}")
+        digests.append(Corpus(tmp_path / f"out-{i}").vocabulary)
+    prepare(PrepareConfig(sources=(str(tmp_path / "a.txt"),), split=ALL), tmp_path / "bytes")
+    digests.append(Corpus(tmp_path / "bytes").vocabulary)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
 def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
     path = write_small_tokenizer(tmp_path / "small.json")
     (tmp_path / "a.txt").write_text("one")

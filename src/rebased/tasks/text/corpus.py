@@ -7,7 +7,7 @@ import numpy as np
 
 from rebased.config import did_you_mean
 from rebased.tasks.text.manifest import DTYPES, ENDS_DTYPE, Split, read_manifest, verify_file, verify_files
-from rebased.tasks.text.tokenizer import Tokenizer, restore_tokenizer
+from rebased.tasks.text.tokenizer import Tokenizer, restore_tokenizer, vocabulary_digest
 from rebased.tasks.text.windows import Windows
 
 SOON = 2 * 10**9  # bytes of tokens that are read in a few seconds
@@ -42,11 +42,19 @@ class Corpus:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         entry = self.manifest.tokenizer
-        content = None
-        if entry.file is not None:
-            verify_file(self.folder, entry.file)
-            content = (self.folder / entry.file.file).read_bytes()
-        return restore_tokenizer(content, entry.name, entry.end_of_text)
+        return restore_tokenizer(self._tokenizer_json(), entry.name, entry.end_of_text)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """A digest: texts whose numbers stand for the same tokens share it."""
+        return vocabulary_digest(self._tokenizer_json())
+
+    def _tokenizer_json(self) -> bytes | None:
+        file = self.manifest.tokenizer.file
+        if file is None:
+            return None
+        verify_file(self.folder, file)
+        return (self.folder / file.file).read_bytes()
 
     def windows(self, split: str, seq_len: int, *, isolate_documents: bool = False) -> Windows:
         return Windows(self.stream(split), seq_len, isolate_documents=isolate_documents)

@@ -129,6 +129,15 @@ def restore_tokenizer(content: bytes | None, name: str, end_of_text: int | None)
     return tokenizer
 
 
+def vocabulary_digest(content: bytes | None) -> str:
+    """Equal for two tokenizers, None being bytes, whose numbers stand for the same tokens, however they are written."""
+    if content is None:
+        return digest(ByteTokenizer.name.encode())
+    spec = json.loads(content)
+    added = sorted((token["id"], token["content"]) for token in spec.get("added_tokens") or [])
+    return digest(json.dumps([spec["model"].get("vocab"), added], sort_keys=True).encode())
+
+
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

@@ -37,6 +37,7 @@ def describe_corpus(corpus: Corpus) -> dict[str, Any]:
         "sha256": hashlib.sha256(repr(shards).encode()).hexdigest(),
         "tokenizer": corpus.manifest.tokenizer.name,
         "vocab_size": corpus.vocab_size,
+        "vocabulary": corpus.vocabulary,
         "tokens": {name: split.tokens for name, split in corpus.splits.items()},
         "text_bytes": {name: split.text_bytes for name, split in corpus.splits.items()},
     }

@@ -180,7 +180,7 @@ class TextRun:
             }
             self.record.append({"type": "run", **about, **self.where})
             return
-        if lines[0]["corpus"] != self.about_text:
+        if lines[0]["corpus"]["sha256"] != self.about_text["sha256"]:
             raise ValueError(
                 f"{self.config.data.folder} holds another text than this run began with; restore it, or start the run "
                 "again in another folder (--out)"

@@ -34,6 +34,8 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     folder = data or trained_on.get("folder")
     if folder is None:
         raise ValueError(f"{path} does not say which text it belongs to; name a prepared folder with --data")
+    if data is None and not Path(folder).exists():
+        raise ValueError(f"{path} was trained on {folder}, which is not here; name where it is now with --data")
     corpus = Corpus(folder)
     _check_tokenizer(model, corpus, run.get("corpus"))
     seq_len = int(trained_on.get("seq_len", model.config.max_len))
@@ -48,12 +50,14 @@ def _run_line(path: Path) -> dict[str, Any]:
 
 
 def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
-    """Sizes tell tokenizers apart: that of the text the run saw where it is known, else the rows of the embedding, of
-    which there may be some more than tokens (round numbers are fast), but not many."""
+    """The vocabulary that the run saw where its record tells, else the rows of the embedding: there may be some more of
+    them than tokens (round numbers are fast), but not many."""
     name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
     said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
     remedy = "prepare the text with the tokenizer that the model was trained with"
     if trained_on is not None and trained_on["vocab_size"] != size:
         raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
+    if trained_on is not None and trained_on.get("vocabulary", corpus.vocabulary) != corpus.vocabulary:
+        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, whose tokens are others; {remedy}")
     if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
         raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
