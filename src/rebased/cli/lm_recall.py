@@ -54,9 +54,9 @@ def lm_recall(
         A run's folder, or a model.safetensors.
     facts
         One-line facts to ask for: {"context": "The capital of Norway is", "continuation": "Oslo"} a line (.jsonl, also
-        .gz or .xz).
+        .gz, .xz or .zst).
     squad
-        A SQuAD file (.json, also .gz or .xz) instead: passages, and sentences of theirs that end in an answer.
+        A SQuAD file (.json, also .gz, .xz or .zst) instead: passages, and sentences of theirs that end in an answer.
     data
         Folder that `rebased data prepare` wrote, for its tokenizer. Default: the one that the run was trained on.
     questions

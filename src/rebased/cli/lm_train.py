@@ -1,6 +1,5 @@
 """rebased lm train: one language model from a config file."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED, USER_ERROR
+from rebased.cli.going_on import go_on_with
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_progress import text_progress
 from rebased.cli.overrides import parse_overrides
@@ -75,8 +75,6 @@ def lm_train(
 
 def describe(result: TextResult, imports: tuple[str, ...]) -> str:
     if result.status == "interrupted":
-        words = ["--config", str(result.folder / "config.yaml"), "--out", str(result.folder), "--resume"]
-        words += [word for name in imports for word in ("--import", name)]
-        return f"interrupted at step {result.step}, saved; go on with: rebased lm train {shlex.join(words)}"
+        return f"interrupted at step {result.step}, saved; {go_on_with('lm train', result.folder, imports)}"
     begin = "this run is done already: " if result.status == "already_done" else ""
     return f"{begin}valid perplexity {result.perplexity:.3f} after {result.step:,} steps; {result.folder}"

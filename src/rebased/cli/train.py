@@ -1,6 +1,5 @@
 """rebased train: one run from a config file."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
+from rebased.cli.going_on import go_on_with
 from rebased.cli.imports import import_user_code
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
@@ -60,9 +60,7 @@ def train(
 
 def describe(result: RunResult, run: RunConfig, imports: tuple[str, ...]) -> str:
     if result.status == "interrupted":
-        words = ["--config", str(result.folder / "config.yaml"), "--out", str(result.folder), "--resume"]
-        words += [word for name in imports for word in ("--import", name)]
-        return f"interrupted at step {result.step}, saved; go on with: rebased train {shlex.join(words)}"
+        return f"interrupted at step {result.step}, saved; {go_on_with('train', result.folder, imports)}"
     split = "test" if run.train.protocol == "paper" else "held-out"
     begin = "this run is done already: " if result.status == "already_done" else ""
     cuts = [line["micro_batch"] for line in read_record(result.folder) if line["type"] == OUT_OF_MEMORY]

@@ -72,7 +72,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"binary\.jsonl is no text"):
         read_facts(tmp_path / "binary.jsonl")
     (tmp_path / "not.xz").write_text("{}")
-    with pytest.raises(ValueError, match=r"not\.xz is no text"):
+    with pytest.raises(ValueError, match=r"not\.xz cannot be unpacked"):
         read_facts(tmp_path / "not.xz")
     with pytest.raises(ValueError, match="not in the format of SQuAD"):
         read_squad(write_lines(tmp_path / "facts.jsonl", LINES[:1]))

@@ -1,14 +1,12 @@
 """Facts out of files: one-line facts (jsonl), and the sentences of SQuAD that hold an answer."""
 
-import gzip
 import json
-import lzma
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-OPENERS: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open}
+from rebased.tasks.text.sources import open_text
+
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 LEAST_CUE = 3  # words: fewer do not say which sentence is meant
 
@@ -86,11 +84,12 @@ def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
 
 
 def _read_text(path: Path) -> str:
+    with open_text(path) as (stream, _):
+        content = stream.read()
     try:
-        with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-            return str(file.read())
-    except (UnicodeDecodeError, lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} is no text: {error}; give a .json or .jsonl, as it is or .xz or .gz") from error
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}; give a .json or .jsonl, as it is or packed") from error
 
 
 def _not_empty(facts: list[Fact], path: Path) -> list[Fact]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -180,6 +181,8 @@ def _exact_words(spec: dict[str, Any], engine: Any) -> WordEncoder | None:
 
 
 def _download(name: str) -> bytes:
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the library tells of every try; one message in the end is enough
     try:
         from tokenizers import Tokenizer as Engine
 
@@ -188,8 +191,11 @@ def _download(name: str) -> bytes:
         raise ImportError(f"tokenizer {name} needs the tokenizers library: pip install 'rebased[data]'") from error
     except Exception as error:  # the library raises bare Exception for all that can go wrong on a network
         raise ValueError(
-            f"tokenizer {name!r} is no file here and was not found on the Hugging Face Hub: {str(error)[:200]}"
+            f"tokenizer {name!r} is no file here and could not be had from the Hugging Face Hub "
+            f"({str(error).partition('. ')[0][:200]}); check the name and the network, or give a tokenizer.json"
         ) from error
+    finally:
+        logging.disable(disabled)
 
 
 def _find_end(vocabulary: dict[str, int], name: str, wanted: str | None) -> int | None:

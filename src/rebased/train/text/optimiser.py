@@ -39,11 +39,6 @@ def build_optimiser(model: nn.Module, config: TextTrain) -> AdamW:
     return optimiser
 
 
-def set_lr(optimiser: AdamW, lr: float) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = lr
-
-
 def set_step(optimiser: AdamW, step: int) -> None:
     """Every parameter gets a gradient in every step, so the optimiser's counts are the run's."""
     for state in optimiser.state.values():

@@ -13,9 +13,10 @@ from torch.nn.utils import clip_grad_norm_
 from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.tasks.text import TextBatch
+from rebased.train.optimiser import set_lr
 from rebased.train.text.config import TextTrain
 from rebased.train.text.context_parallel import ContextParallel
-from rebased.train.text.optimiser import build_optimiser, set_lr
+from rebased.train.text.optimiser import build_optimiser
 from rebased.train.text.schedule import learning_rate
 from rebased.train.text.world import World
 
