@@ -65,8 +65,8 @@ def epochs_of(lines: list[dict[str, Any]]) -> list[int]:
 def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS, "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out
-    assert re.search(r"^ReBased +T = 12, 2 pairs, D = 12 +2 +- +- +- *$", out, flags=re.MULTILINE)
-    assert re.search(r"^Based +T = 12, 2 pairs, D = 12 +2 ", out, flags=re.MULTILINE)
+    assert re.search(r"^ReBased +T = 12, 2 pairs +12 +2 +- +- +- *$", out, flags=re.MULTILINE)
+    assert re.search(r"^Based +T = 12, 2 pairs +12 +2 ", out, flags=re.MULTILINE)
     assert "4 runs: 0 done, 4 to train in out" in out
     assert "1 process of this machine, one CPU thread each" in out
     assert re.search(r"about \d+ s, from 3 steps of each model, timed just now", out)
@@ -268,8 +268,9 @@ def test_in_a_terminal_a_table_lives(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert re.search(r"model +done +running +failed +best accuracy +with", shown)
     for name, model in (("ReBased", "rebased"), ("Based", "based")):
         (lines,) = [lines for lines in records().values() if lines[0]["config"]["model"]["mixers"][1]["name"] == model]
-        assert re.search(rf"{name} +1/1 +- +- +{lines[-1]['accuracy']:.3f} +T = 12, 2 pairs, D = 12, lr 0\.01", shown)
-    assert re.search(r"seed 42: epoch \d/3, accuracy", shown)
+        accuracy = f"{lines[-1]['accuracy']:.3f}"
+        assert re.search(rf"{name} +1/1 +- +- +{accuracy} +lr 0\.01, D = 12 ", shown)
+    assert re.search(r"epoch \d/3, accuracy .*, T = 12, 2 pairs, D = 12, lr 0\.01, seed 42", shown)
 
 
 BAD = [

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -76,3 +77,15 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it raises ImportError
     with pytest.raises(ValueError, match=r"--executor ray needs Ray, .*: pip install 'rebased\[sweep\]'"):
         RayExecutor()
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and not listening
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        for value in (address, f"ray://{address}"):
+            monkeypatch.setenv("RAY_ADDRESS", value)
+            with pytest.raises(
+                ValueError, match=f"no Ray cluster answers at RAY_ADDRESS={value}: .*refused.*ray start"
+            ):
+                RayExecutor()

@@ -1,7 +1,7 @@
 """How a sweep looks: its plan, then in a terminal a table that lives, in a log a line a run."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -22,15 +22,20 @@ SHOWN = 8  # runs under way that a terminal shows
 
 def plan_table(plan: Plan) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("model")
-    table.add_column("shape")
+    for name in ("model", "task", "D"):
+        table.add_column(name)
     for name in ("runs", "done", "begun", "failed"):
         table.add_column(name, justify="right")
-    for model, shapes in breakdown(plan.runs).items():
-        for i, (shape, counts) in enumerate(shapes.items()):
-            numbers = (counts.total(), counts["done"] + counts["diverged"], counts["begun"], counts["failed"])
-            table.add_row(model if i == 0 else "", shape, *(str(number) if number else "-" for number in numbers))
+    for model, tasks in breakdown(plan.runs).items():
+        for i, (task, runs) in enumerate(tasks.items()):
+            widths = ", ".join(map(str, sorted({run.config.model.d_model for run in runs})))
+            numbers = (len(runs), *(count(runs, *which) for which in (("done", "diverged"), ("begun",), ("failed",))))
+            table.add_row(model if i == 0 else "", task, widths, *(str(number or "-") for number in numbers))
     return table
+
+
+def count(runs: Iterable[PlannedRun], *statuses: str) -> int:
+    return sum(run.status in statuses for run in runs)
 
 
 def words_for(
@@ -76,7 +81,7 @@ class Tally:
         return [run for run in self.runs.values() if run.status == "failed"]
 
     def count(self, *statuses: str) -> int:
-        return sum(run.status in statuses for run in self.runs.values())
+        return count(self.runs.values(), *statuses)
 
     def ended(self, run: PlannedRun, accuracy: float | None) -> None:
         self.runs[run.digest] = run
@@ -192,23 +197,26 @@ class LiveBoard(SweepBoard):
         for name in ("done", "running", "failed", "best accuracy"):
             table.add_column(name, justify="right")
         table.add_column("with")
-        for model, shapes in breakdown(list(tally.runs.values())).items():
-            counts = sum(shapes.values(), start=type(next(iter(shapes.values())))())
+        several = len({run.task for run in tally.runs.values()}) > 1
+        for model, tasks in breakdown(list(tally.runs.values())).items():
+            runs = [run for some in tasks.values() for run in some]
             running = sum(tally.runs[digest].model == model for digest in tally.progress)
             accuracy, best = tally.best.get(model, (None, None))
             table.add_row(
                 model,
-                f"{counts['done'] + counts['diverged']}/{counts.total()}",
+                f"{count(runs, 'done', 'diverged')}/{len(runs)}",
                 str(running or "-"),
-                str(counts["failed"] or "-"),
+                str(count(runs, "failed") or "-"),
                 "-" if accuracy is None else f"{accuracy:.3f}",
-                f"{best.shape}, lr {best.config.train.lr:g}" if best else "",
+                f"lr {best.config.train.lr:g}, D = {best.config.model.d_model}" + f", {best.task}" * several
+                if best
+                else "",
             )
-        under_way = [f"{tally.runs[digest]}: {words}" for digest, words in list(tally.progress.items())[:SHOWN]]
+        under_way = [f"{words}: {tally.runs[digest]}" for digest, words in list(tally.progress.items())[:SHOWN]]
         more = len(tally.progress) - len(under_way)
         if more > 0:
             under_way.append(f"and {more} more")
         head = tally.summary()
         if tally.count("new", "begun"):
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
-        return Group(table, Text("\n".join(["", *under_way, head])))
+        return Group(table, Text("\n".join(["", *under_way]), no_wrap=True, overflow="ellipsis"), Text(head))

@@ -6,6 +6,7 @@ another, and what this process knows of a run it reads off the run's record.
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ class RayExecutor:
             quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             address = os.environ.get("RAY_ADDRESS")
             try:
+                knock(address or "")
                 ray.init(address=address, logging_level=logging.ERROR, **({} if address else quiet))
-            except (ConnectionError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise ValueError(
                     f"no Ray cluster answers at RAY_ADDRESS={address}: {one_line(str(error))}; start one with "
                     "`ray start --head`, or unset RAY_ADDRESS to start one here"
@@ -107,6 +109,13 @@ class RayExecutor:
             if not followed.asked:  # asked twice, a run ends without saving
                 self._ray.cancel(task)  # reaches a run as Ctrl-C, upon which it saves itself
                 followed.asked = True
+
+
+def knock(address: str) -> None:
+    """Raise an OSError where nobody listens. Ray itself would wait for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():  # not "auto" or "local"
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class _Followed:

@@ -1,6 +1,5 @@
 """The plan of a sweep: which runs it has, where each stands, and which of them are still to be trained."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +27,9 @@ class PlannedRun:
     def digest(self) -> str:
         return self.folder.name
 
-    @property
-    def shape(self) -> str:
-        return f"{self.task}, D = {self.config.model.d_model}"
-
     def __str__(self) -> str:
-        return f"{self.model}, {self.shape}, lr {self.config.train.lr:g}, seed {self.config.train.seed}"
+        train = self.config.train
+        return f"{self.model}, {self.task}, D = {self.config.model.d_model}, lr {train.lr:g}, seed {train.seed}"
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,9 @@ def stand(folder: Path, failure: str | None) -> tuple[Status, str | None]:
     return ("begun" if (folder / POINTER).exists() else "new"), None
 
 
-def breakdown(runs: Sequence[PlannedRun]) -> dict[str, dict[str, Counter[Status]]]:
-    """How many runs of each status, by model and by shape, in the order of the grid."""
-    table: dict[str, dict[str, Counter[Status]]] = {}
+def breakdown(runs: Sequence[PlannedRun]) -> dict[str, dict[str, list[PlannedRun]]]:
+    """The runs by model and by task, in the order of the grid."""
+    table: dict[str, dict[str, list[PlannedRun]]] = {}
     for run in runs:
-        table.setdefault(run.model, {}).setdefault(run.shape, Counter())[run.status] += 1
+        table.setdefault(run.model, {}).setdefault(run.task, []).append(run)
     return table
