@@ -173,12 +173,24 @@ def test_another_text_is_told(text: Path, tmp_path: Path) -> None:
         train_text(config, folder, resume=True)
 
 
-def test_a_table_of_contents_cannot_run_code(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, ...]:
-            return os.system, ("echo no",)
+CONTENTS = "torch.distributed.checkpoint.filesystem"
 
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("posix", "system"),
+        (CONTENTS, "os.system"),
+        (CONTENTS, "io.FileIO"),
+        (CONTENTS, "FileSystem"),
+        ("torch", "load"),
+    ],
+)
+def test_a_table_of_contents_cannot_run_code(tmp_path: Path, module: str, name: str) -> None:
+    """It names something and calls it with a path; by a dotted name it would get at what a module imports."""
+    words = [b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name, str(tmp_path / "made"))]
+    call = words[0] + words[1] + b"\x93" + words[2] + b"\x85R."  # both names, their object; path, tuple, call, end
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + call)
     with pytest.raises(pickle.UnpicklingError, match="has no place in a checkpoint"):
         SafeReader(tmp_path).read_metadata()
 

@@ -115,9 +115,17 @@ class SafeReader(dcp.FileSystemReader):
         return metadata
 
 
-_CLASSES_OF = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_METADATA = "torch.distributed.checkpoint.metadata"
 _NAMES = frozenset(
     {
+        (_METADATA, "Metadata"),
+        (_METADATA, "MetadataIndex"),
+        (_METADATA, "StorageMeta"),
+        (_METADATA, "TensorStorageMetadata"),
+        (_METADATA, "ChunkStorageMetadata"),
+        (_METADATA, "TensorProperties"),
+        (_METADATA, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
         ("collections", "OrderedDict"),
@@ -128,10 +136,11 @@ _NAMES = frozenset(
 
 
 class _Unpickler(pickle.Unpickler):
+    """Names are compared whole: by a dotted one, `os.system`, a pickle gets at whatever a module has imported."""
+
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module in (*_CLASSES_OF, "torch") else None
-        is_class = isinstance(found, type) and module in _CLASSES_OF
-        if is_class or isinstance(found, torch.dtype) or (module, name) in _NAMES:
+        is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
+        if is_dtype or (module, name) in _NAMES:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
