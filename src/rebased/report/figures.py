@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count
@@ -93,16 +94,17 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
     font = STYLE["font.size"] if columns == 1 else 9
     with matplotlib.rc_context(STYLE | {"font.size": font}):
         figure, handles = Figure(), dict[str, Any]()
-        for i, (heading, draw) in enumerate(panels.items(), start=1):
+        headings = [in_lines(heading, int(0.9 * letters(font) / columns)) for heading in panels]
+        for i, (heading, draw) in enumerate(zip(headings, panels.values(), strict=True), start=1):
             axes = figure.add_subplot(rows, columns, i)
             draw(axes)
-            axes.set_title(heading, fontsize="medium")
+            axes.set_title("\n".join(heading), fontsize="medium")
             axes.grid(lw=0.6)
             axes.tick_params(length=0)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         wide = legend_columns(handles, font)
-        lines = -(-len(handles) // wide)
+        lines = -(-len(handles) // wide) + rows * (max(map(len, headings)) - 1)
         height = SIZE[1] - 0.4 if columns == 1 else 0.3 + rows * (2.9 if columns == 2 else 2.3)
         figure.set_size_inches(SIZE[0], height + lines * font / 45)
         figure.legend(
@@ -127,6 +129,16 @@ def draw_svg(panels: Mapping[str, Callable[[Axes], None]], name: str, title: str
 
 
 def legend_columns(labels: Iterable[str], font: float) -> int:
-    """As many as fit side by side: a letter is about half as wide as high, and a line's sample as wide as eleven."""
-    letters = SIZE[0] * 72 / (0.55 * font)
-    return max(1, min(5, int(letters / (11 + max((len(label) for label in labels), default=0)))))
+    """As many as fit side by side; a line's sample is as wide as eleven letters."""
+    return max(1, min(5, int(letters(font) / (11 + max((len(label) for label in labels), default=0)))))
+
+
+def in_lines(heading: str, width: int) -> list[str]:
+    """Broken where it is too long, and not within 'D = 64'."""
+    lines = textwrap.wrap(heading.replace(" = ", "\u00a0=\u00a0"), width)
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def letters(font: float) -> float:
+    """How many fit into the width of a figure."""
+    return SIZE[0] * 72 / (0.55 * font)

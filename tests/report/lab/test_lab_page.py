@@ -10,7 +10,7 @@ import pytest
 from made_up import made_up
 from page_reader import assert_self_contained
 from rebased.report import Collection, Lab, Page, Run
-from rebased.report.lab.figures import accuracy_by_width
+from rebased.report.lab.figures import accuracy_by_width, mean_curves
 
 
 def sweep(**more: Any) -> list[Run]:
@@ -185,3 +185,13 @@ def test_latex_takes_every_name() -> None:
     ]
     for table in Lab(Collection(runs=[*runs, *sweep(seq_len=256, pairs=(32, 64))])).tables().values():
         assert table.to_latex().isascii()
+
+
+def test_long_headings_are_broken() -> None:
+    tests = [{"seq_len": 512, "kv_pairs": n, "examples": 10} for n in (16, 128)]
+    trains = [{"seq_len": n, "kv_pairs": 4, "examples": 10} for n in (64, 128)]
+    task = {"vocab_size": 1024, "train": trains, "test": tests}
+    runs = [made_up(accuracies=[0.5], pairs=(16, 128), d_model=width, changes={"task": task}) for width in (24, 48)]
+    svg = mean_curves(Lab(Collection(runs=runs)).results)
+    assert ">T = 64–128, 4 pairs → T = 512, 16–128 pairs,</text>" in svg
+    assert ">D = 48</text>" in svg
