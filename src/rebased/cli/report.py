@@ -44,7 +44,7 @@ def report(
     replace
         Overwrite files that --tables and --bundle find in their way.
     reference
-        The model that the others are compared with; ReBased by default.
+        The model that the others are compared with, as the page names it; ReBased by default.
     title
         The page's heading.
     imports

@@ -86,6 +86,7 @@ def test_like_is_compared_with_like() -> None:
         "Based (n_heads 12)": "ReBased (n_heads 12)",
         "Mamba": "ReBased (n_heads 12)",
     }
+    assert references(runs, "Based")["ReBased (n_heads 2)"] == "Based (n_heads 2)"
     (single,) = compare_models(build_results(runs))
     assert single.reference == "ReBased"
     assert [(one.reference, one.other) for one in single.contrasts][:2] == [

@@ -37,16 +37,16 @@ class Family(NamedTuple):
 def choose_references(results: Results, wanted: str | None) -> dict[ModelName, ModelName]:
     """For each model the one that it is compared with.
 
-    That is the one that is wanted, if there is one. Else it is ReBased, or else the kind with most results: with the
-    same settings as the model where there is such a one, or with settings nearest to the paper's.
+    `wanted` names one, or a kind. By default the kind is ReBased, or else that with most results. Of a kind it is the
+    one with the same settings as the model where there is such a one, or with settings nearest to the paper's.
     """
-    if wanted is not None:
-        named = {str(model): model for model in results.models}
-        if wanted not in named:
-            raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, list(named))}")
-        return {model: named[wanted] for model in results.models if model != named[wanted]}
     counts = Counter(cell.model.kind for cell in results.cells)
-    kind = max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
+    named = {str(model): model for model in results.models}
+    if wanted in named:
+        return {model: named[wanted] for model in results.models if model != named[wanted]}
+    if wanted is not None and wanted not in counts:
+        raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, [*counts, *named])}")
+    kind = wanted or max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
     alike = {model.apart: model for model in results.models if model.kind == kind}
     departures = {model: len(deviations(results.any_cell(model).any_run)) for model in alike.values()}
     usual = min(departures, key=lambda model: departures[model])
