@@ -1,6 +1,6 @@
 """What the tests of operators share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,3 +15,38 @@ def poisoned_memory() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def poisoned_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the buffers of polynomial attention's kernels, in the interpreter."""
+    import torch
+    from torch import Tensor
+
+    from rebased.ops.backend import triton_interpreted
+    from rebased.ops.polynomial.gpu import launch
+
+    assert triton_interpreted()
+
+    def nan(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.full(shape, float("nan"), device=like.device, dtype=dtype or like.dtype)
+
+    monkeypatch.setattr(launch, "_empty", nan)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets chunk length (None: quadratic) and tiles. The interpreter is fast with few, large blocks."""
+    from rebased.ops.polynomial.gpu import launch
+    from rebased.ops.polynomial.gpu.plan import Plan, Tile
+
+    def fix(chunk: int | None, rows: int = 64, step: int = 64) -> None:
+        tile = Tile(rows, step, warps=4, stages=1)
+
+        def plan(*_: int, has_state: bool, **__: bool) -> Plan:
+            return Plan(chunk or (rows if has_state else None), tile, tile, tile, tile)
+
+        monkeypatch.setattr(launch, "make_plan", plan)
+        monkeypatch.setitem(launch.TOTALS, "SPAN", 1024)
+
+    return fix

@@ -1,0 +1,59 @@
+"""Inputs and calls of polynomial attention's kernels, and the same of the equation in fp64, to compare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.cases import Shape, inputs
+from torch import Tensor
+
+from rebased.ops import Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
+
+MIXED: Coefficients = (0.3, -0.2, 0.7)
+EVEN: Coefficients = (1.0, 0.0, 0.5)
+NAMES = ("o", "dq", "dk", "dv")
+STATE_NAMES = ("o", "kv", "z", "dq", "dk", "dv", "d kv", "d z")
+Cut = Callable[..., None]
+"""The fixture of conftest.py: chunk length (None: quadratic), rows and step of the tiles."""
+
+
+def tensors(shape: Shape, coefficients: Coefficients, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """q, k, v, do in this dtype, and the same numbers in fp64."""
+    given = list(inputs(shape, coefficients=coefficients, dtype=dtype))
+    return given, [x.detach().double().requires_grad_(x.requires_grad) for x in given]
+
+
+def attend(given: list[Tensor], coefficients: Coefficients, **options: Any) -> list[Tensor]:
+    q, k, v, do = given
+    backend = "reference" if q.dtype == torch.float64 else "triton"
+    o = poly_attention(q, k, v, coefficients=coefficients, backend=backend, **options)  # type: ignore[arg-type]
+    assert o.dtype == q.dtype
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+
+
+def extend(
+    given: list[Tensor], start: PolyState, lengths: list[int], coefficients: Coefficients, wanted: slice = slice(None)
+) -> list[Tensor]:
+    """o, the state after, and the gradients of a loss of both, in pieces of these lengths that follow a past."""
+    q, k, v, do = given
+    backend = "reference" if q.dtype == torch.float64 else "triton"
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    before = state = PolyState(*(x.to(wide).requires_grad_() for x in start))
+    outputs = []
+    for piece in zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True):
+        o, state = poly_attention_extend(*piece, state, coefficients=coefficients, backend=backend)  # type: ignore[arg-type]
+        outputs.append(o)
+    o = torch.cat(outputs, dim=1)
+    generator = torch.Generator().manual_seed(2)
+    d_state = [torch.randn(x.shape, generator=generator).to(wide) for x in state]
+    ends, d_ends = (o, *state)[wanted], (do, *d_state)[wanted]
+    gradients = torch.autograd.grad(ends, (q, k, v, *before), d_ends, materialize_grads=True)
+    return [o.detach(), *(x.detach() for x in state), *gradients]
+
+
+def past(shape: Shape, coefficients: Coefficients) -> PolyState:
+    """The state after nine tokens, in fp64."""
+    q, k, v, _ = inputs(shape._replace(T=9), coefficients=coefficients, seed=1)
+    state = init_poly_state(shape.B, shape.H, shape.K, shape.V, coefficients, dtype=torch.float64)
+    _, state = poly_attention_extend(q, k, v, state, coefficients=coefficients, backend="reference")
+    return PolyState(*(x.detach() for x in state))
