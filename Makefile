@@ -22,9 +22,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
 	$(BIN)/rebased demo
 
-# One thread a worker: workers that each take every core are slower together than one alone.
+# One thread a worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
+# many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
 test: setup lint ## lint, types and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-gpu: setup ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -95,7 +95,9 @@ def test_in_a_terminal_there_is_a_bar(
 def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("long.txt").write_text("a line of a longer story\n" * 400_000)
     words = ["data", "prepare", "long.txt", "-o", "out", "--shard-size", "20kB"]
-    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096
+    )  # a pipe that is full long before the text is done: nobody reads on until the signal is sent
     assert process.stdout is not None
     while not process.stdout.readline().startswith("shard 2 is written"):
         assert process.poll() is None

@@ -344,7 +344,7 @@ def test_compiles_as_one_graph_at_any_length() -> None:
     compiled = torch.compile(
         lambda q, k, v: poly_attention(q, k, v, coefficients=REBASED), fullgraph=True, backend="aot_eager"
     )
-    for T in (64, 96, 700):
+    for T in (64, 96, 300):
         q, k, v, do = inputs(Shape(B=1, T=T, H=2, K=4, V=3), dtype=torch.float32)
         want = torch.autograd.grad(poly_attention(q, k, v, coefficients=REBASED), (q, k, v), do)
         got = torch.autograd.grad(compiled(q, k, v), (q, k, v), do)

@@ -12,9 +12,7 @@ from triton_aot import compile_launch, record_launches
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.bfloat16), (90, torch.float16)]
-)
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import linear_scan, scan_triton
 

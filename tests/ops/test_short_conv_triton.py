@@ -30,9 +30,7 @@ def assert_matches_torch(shape: tuple[int, int, int], width: int, dtype: torch.d
             assert error <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.bfloat16), (90, torch.float16)]
-)
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import convolution_triton, linear_scan
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,24 @@ from rebased.train.checkpoint import load_checkpoint, read_pointer, save_checkpo
 CONFIG = tiny()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupted."""
+    train(CONFIG, folder := tmp_path_factory.mktemp("whole") / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    train(CONFIG, folder, sinks=[AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))])
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(interrupted: Path, tmp_path: Path) -> Path:
     """A run that was interrupted after step 10."""
-    train(CONFIG, tmp_path / "run", sinks=[AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))])
-    return tmp_path / "run"
+    return Path(shutil.copytree(interrupted, tmp_path / "run"))
 
 
 def forge(folder: Path, state: Any, **changes: Any) -> None:
@@ -115,9 +129,8 @@ def test_damaged_record_line(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", range(1, 9))
-def test_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     """Whichever write meets the full disk: the error says so, the last checkpoint stays, and with room it goes on."""
-    train(CONFIG, tmp_path / "whole")
     former, real, calls = read_pointer(folder), os.fsync, 0
 
     def full(handle: int) -> None:
@@ -138,7 +151,7 @@ def test_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert pointer["step"] >= former["step"]
     assert [path.name for path in folder.glob("checkpoint-*.pt")] == [pointer["file"]]
     train(CONFIG, folder, resume=True)
-    assert everything(folder) == everything(tmp_path / "whole")
+    assert everything(folder) == everything(whole)
 
 
 def test_full_disk_within_the_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

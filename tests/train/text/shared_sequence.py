@@ -1,6 +1,5 @@
 """What a process of a context-parallel group does in the tests: its summand of the loss, and all gradients."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,3 @@ def join(rank: int, size: int, folder: str) -> None:
             errors[name] = str(error)
     torch.save({"found": found, "errors": errors}, Path(folder) / f"{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    join(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

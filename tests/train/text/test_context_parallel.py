@@ -1,22 +1,15 @@
 """Three processes that share a sequence find the loss and the gradients that one process finds."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_text_run import start, wait
 from torch import Tensor
 
 from rebased.train.text.context_parallel import ContextParallel
 from tolerances import assert_close
-from train.text import shared_sequence
-from train.text.shared_sequence import MODELS, batch, build
-
-ROOT = Path(__file__).parents[3]
-
+from train.text.shared_sequence import MODELS, batch, build, join
 
 SIZE = 3  # with two, no process would hear of more than one part
 
@@ -25,15 +18,7 @@ SIZE = 3  # with two, no process would hear of more than one part
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found."""
     folder = tmp_path_factory.mktemp("group")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), *sys.path])}
-    command = [sys.executable, shared_sequence.__file__]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(SIZE), str(folder)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(SIZE)
-    ]
-    for process in processes:
-        _, said = process.communicate(timeout=120)
-        assert process.returncode == 0, said.decode()
+    assert wait([start(join, rank, SIZE, str(folder)) for rank in range(SIZE)], seconds=120) == [0] * SIZE
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SIZE)]
 
 

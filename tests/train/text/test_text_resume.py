@@ -37,6 +37,11 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def at_seven(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return interrupted(tiny(text, OFTEN), tmp_path_factory.mktemp("interrupted") / "run", 7)
+
+
 def interrupted(config: TextRunConfig, folder: Path, step: int) -> Path:
     stop = AtStep(step, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train_text(config, folder, sinks=[stop]).status == "interrupted"
@@ -143,18 +148,20 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told(text: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_told(text: Path, at_seven: Path, tmp_path: Path, name: str) -> None:
     config = tiny(text, OFTEN)
     act, message = DAMAGE[name]
-    folder = interrupted(config, tmp_path / "run", 7)
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
     act(folder)
     with pytest.raises(ValueError, match=message):
         train_text(config, folder, resume=True)
 
 
-def test_another_architecture_is_told(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_architecture_is_told(
+    text: Path, at_seven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(text, OFTEN)
-    folder = interrupted(config, tmp_path / "run", 7)
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
     monkeypatch.setattr(
         "rebased.train.text.loop.LanguageModel",
         lambda shape: LanguageModel(shape.model_copy(update={"mlp_ratio": 3})),
