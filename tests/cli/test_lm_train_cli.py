@@ -165,6 +165,27 @@ def test_dashboards_get_the_lines_of_the_record(
     assert ("train/loss", line["loss"], 2) in heard
     assert {name for name, *_ in heard if name.startswith("valid/")} == {"valid/loss", "valid/perplexity"}
     assert heard[-1] == ("closed",)
+    heard.clear()
+    wandb = ModuleType("wandb")
+
+    class Started:
+        def __init__(self, **about: Any) -> None:
+            self.summary: dict[str, Any] = {}
+            heard.append((about["project"], about["name"], about["id"]))
+
+        def log(self, values: dict[str, float]) -> None:
+            heard.append(("log", values["step"]))
+
+        def finish(self) -> None:
+            heard.append(("finished", self.summary["status"]))
+
+    wandb.init = Started  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    assert rebased("--config", config, "--out", "my run", "--wandb", "mine") == 0
+    digest = read_record("my run")[0]["digest"]
+    assert heard[0] == ("mine", "my run", f"my-run-{digest}")  # a folder of another name is another run
+    assert ("log", 2) in heard
+    assert heard[-1] == ("finished", "done")
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises ImportError
     capsys.readouterr()
     assert rebased("--config", config, "--out", "other", "--wandb", "mine") == 2

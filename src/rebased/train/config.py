@@ -1,8 +1,15 @@
 """A run as data: the task, the model and how the one is trained on the other."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from rebased.config import Config
 from rebased.models import LMConfig
@@ -12,6 +19,16 @@ from rebased.train.protocol import Protocol
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
+
+
+def _below_one(betas: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.999]; got {list(betas)}")
+    return betas
+
+
+Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
+"""How slowly AdamW's two moments forget."""
 
 
 class TrainConfig(Config):
@@ -24,7 +41,7 @@ class TrainConfig(Config):
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False, description="of every parameter, as in the paper")
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -32,13 +49,6 @@ class TrainConfig(Config):
     capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
     compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_are_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.999]; got {list(betas)}")
-        return betas
 
 
 class RunConfig(Config):

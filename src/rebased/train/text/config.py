@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
+from rebased.train.config import Betas
 from rebased.train.model_section import finish_model
 
 
@@ -34,7 +35,7 @@ class TextTrain(Config):
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="what decays: weights with two axes or more, or norms and biases too"
     )
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False, description="longest gradient; none: any")
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -55,13 +56,6 @@ class TextTrain(Config):
     eval_windows: int | None = Field(None, ge=1, description="windows of the valid split to evaluate; none: all")
     final_windows: int | None = Field(None, ge=1, description="windows of each split to measure at the end; none: all")
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_are_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.95]; got {list(betas)}")
-        return betas
 
     @model_validator(mode="after")
     def _agrees(self) -> "TextTrain":

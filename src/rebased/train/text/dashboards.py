@@ -1,5 +1,6 @@
 """TensorBoard and Weights & Biases: the lines of the record, sent on as they are written."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ class WeightsAndBiases(TextSink):
         self._wandb = _load("wandb", "wandb")
 
     def start(self, run: TextStart) -> None:
-        digest, config = run.config.digest(), run.config.model_dump(mode="json")
+        name, config = self._folder.name, run.config.model_dump(mode="json")
+        known = re.sub(r"[^\w-]", "-", f"{name[-100:]}-{run.config.digest()}")  # the same run twice is two runs there
         self._run = self._wandb.init(
-            project=self._project, name=self._folder.name, id=digest, resume="allow", config=config, dir=self._folder
+            project=self._project, name=name, id=known, resume="allow", config=config, dir=self._folder
         )
 
     def report(self, line: dict[str, Any]) -> None:
