@@ -89,6 +89,7 @@ BAD = [
     ),
     (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is beyond the model's 8 learned positions"),
     (["--config", "tiny.yaml", "--train.warmup_steps", "5"], "warmup_steps 5 are more than the run's steps, 4"),
+    (["--config", str(CONFIGS.parent / "mqar" / "quick.yaml")], "task instead of data: it is for `rebased train`"),
     (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["--config", "tiny.yaml", "--train.lr", "1e30", "--train.eps", "1e-30", "--out", "run"], "Try a lower rate"),
 ]

@@ -110,6 +110,10 @@ BAD = [
     (["--config", "tiny.yaml", "--import", "no.such.module"], "--import no.such.module failed: ModuleNotFoundError"),
     (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["--config", "tiny.yaml", "--out", "."], ". is not empty and not a run's (no config.yaml)"),
+    (
+        ["--config", str(Path(__file__).parents[2] / "configs" / "lm" / "quick.yaml")],
+        "data instead of task: it is for `rebased lm train`",
+    ),
     ([], "--config"),
 ]
 

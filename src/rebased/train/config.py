@@ -58,6 +58,13 @@ class RunConfig(Config):
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_this_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "data" in values and "task" not in values:
+            raise ValueError("it has a section data instead of task: it is for `rebased lm train`")
+        return values
+
     @field_validator("model", mode="wrap")
     @classmethod
     def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

@@ -82,6 +82,13 @@ class TextRunConfig(Config):
     model: LMConfig
     train: TextTrain = TextTrain()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_this_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "task" in values and "data" not in values:
+            raise ValueError("it has a section task instead of data: it is for `rebased train`")
+        return values
+
     @field_validator("model", mode="wrap")
     @classmethod
     def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
