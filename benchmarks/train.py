@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/train.py                             all but pairs, on a GPU
     PYTHONPATH=src python benchmarks/train.py --only targets presets      some sections
-    PYTHONPATH=src python benchmarks/train.py --only pairs                bf16 beside fp32 on the same seeds
+    PYTHONPATH=src python benchmarks/train.py --only pairs                precisions on the same seeds
     PYTHONPATH=src python benchmarks/train.py --only targets --presets rebased --lengths 256 --precisions bf16
 
 A step is 512 sequences: gather, forward, loss at the labelled positions, backward, AdamW. "eager" launches kernel by
@@ -16,7 +16,7 @@ are medians with the device waited for; memory is the peak that was allocated ab
     data       100,000 examples at T = 2,048 made on the device
     together   steps of several runs at once in one process, a stream and a graph each (T = 256)
     processes  the same as processes, whole training with evaluation and checkpoints, and runs of Table 1 an hour
-    pairs      accuracy in bf16 and in fp32 on five paired seeds
+    pairs      accuracy in each precision on five paired seeds, beside fp32
 
 Writes train-<date>-<device>.json; what failed stands in it with its error.
 """
@@ -48,7 +48,7 @@ from rebased.models.presets import mqar_preset_names
 from rebased.ops import cross_entropy, linear_cross_entropy
 from rebased.ops.backend import has_gpu
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
-from rebased.train import RunConfig, Sink, TrainConfig, train
+from rebased.train import RunConfig, RunResult, Sink, TrainConfig
 from rebased.train.captured import WARM_UP, CapturedStep, own_stream
 from rebased.train.config import Precision
 from rebased.train.executors.jobs import Job
@@ -332,30 +332,59 @@ def processes(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]
 
 
 def pairs(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
-    for seed in range(42, 42 + args.seeds):
+    """The first row trains all, `--workers` at once; those of one seed have the same weights, data and order."""
+    seeds, accuracies = range(42, 42 + args.seeds), dict[tuple[int, str], float]()
+    cells = list(itertools.product(seeds, args.precisions))
+
+    def train_all() -> None:
+        settings = {"epochs": args.pair_epochs, "lr": args.lr}
+        with tempfile.TemporaryDirectory() as folder:
+            jobs = [
+                Job(
+                    table1(args, precision=precision, seed=seed, **settings),
+                    Path(folder) / f"{precision}-{seed}",
+                    Sink(),
+                )
+                for seed, precision in cells
+            ]
+            outcomes = LocalExecutor(args.workers, uses_gpu=args.device.type == "cuda").run(jobs, lambda *_: None)
+        for cell, outcome in zip(cells, outcomes, strict=True):
+            if not isinstance(outcome, RunResult):
+                raise RuntimeError(f"{cell}: {outcome.error if outcome else 'not begun'}")
+            accuracies[cell] = outcome.accuracy
+
+    for seed in seeds:
 
         def measure(seed: int = seed) -> dict[str, Any]:
+            if not accuracies:
+                train_all()
             row: dict[str, Any] = {"seed": seed, "epochs": args.pair_epochs, "lr": args.lr, "examples": args.examples}
             row["D"] = args.table1_width
-            for precision in ("fp32", "bf16"):
-                config = table1(args, precision=precision, seed=seed, epochs=args.pair_epochs, lr=args.lr)
-                with tempfile.TemporaryDirectory() as folder:
-                    row[precision] = train(config, Path(folder) / "run").accuracy
-            return row | {"difference": row["bf16"] - row["fp32"]}
+            row |= {precision: accuracies[seed, precision] for precision in args.precisions}
+            if "fp32" in args.precisions:
+                others = [precision for precision in args.precisions if precision != "fp32"]
+                row["differences"] = {each: row[each] - row["fp32"] for each in others}
+            return row
 
         yield measure
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean difference of the pairs, and the interval in which 95 in 100 such means hold the true one (Student)."""
+    """By precision, the mean difference from fp32 and the interval in which 95 in 100 such means hold the true one
+    (Student)."""
     from scipy import stats
 
-    differences = [row["difference"] for row in rows if "difference" in row]
-    if len(differences) < 2:
-        return {}
-    half = stats.t.ppf(0.975, len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    mean = statistics.mean(differences)
-    return {"mean_difference": mean, "interval": [mean - half, mean + half]}
+    by_precision: dict[str, list[float]] = {}
+    for row in rows:
+        for precision, difference in row.get("differences", {}).items():
+            by_precision.setdefault(precision, []).append(difference)
+    outcome = {}
+    for precision, values in by_precision.items():
+        if len(values) > 1:
+            mean = statistics.mean(values)
+            half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+            outcome[precision] = {"mean_difference": mean, "interval": [mean - half, mean + half]}
+    return outcome
 
 
 def say(row: dict[str, Any]) -> None:
@@ -422,6 +451,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=4, help="of processes")
     parser.add_argument("--table1-width", type=int, default=48, metavar="D", help="of processes and pairs")
     parser.add_argument("--seeds", type=int, default=5, help="of pairs")
+    parser.add_argument("--workers", type=int, default=4, help="runs at once in pairs")
     parser.add_argument("--pair-epochs", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3, help="of pairs")
     parser.add_argument("--kernels", type=int, default=25, help="that profile shows")

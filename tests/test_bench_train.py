@@ -38,8 +38,8 @@ def test_no_row_is_begun_after_the_time_limit(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_pairs_are_summed_up() -> None:
-    rows = [{"difference": value} for value in (0.01, -0.01, 0.02, 0.0, -0.02)]
-    found = bench.summary(rows)
+    rows = [{"differences": {"tf32": value}} for value in (0.01, -0.01, 0.02, 0.0, -0.02)]
+    found = bench.summary(rows)["tf32"]
     assert found["mean_difference"] == pytest.approx(0)
     low, high = found["interval"]
     assert high == pytest.approx(-low)

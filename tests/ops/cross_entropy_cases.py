@@ -25,8 +25,11 @@ def by_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum")
 
 
-def assert_is_the_law(hidden: Tensor, weight: Tensor, targets: Tensor, law: Any = by_logits) -> None:
-    """Loss and gradients, scaled by 0.5 on their way back, by the norm of the difference."""
+def assert_is_the_law(
+    hidden: Tensor, weight: Tensor, targets: Tensor, law: Any = by_logits, rounded_to: torch.dtype | None = None
+) -> None:
+    """Loss and gradients, scaled by 0.5 on their way back, by the norm of the difference: as small as befits
+    `rounded_to`, by default the inputs' dtype."""
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
     expected = law(*exact, targets)
     wanted = torch.autograd.grad(expected / 2, exact)
@@ -41,4 +44,4 @@ def assert_is_the_law(hidden: Tensor, weight: Tensor, targets: Tensor, law: Any 
         assert max(relative_error(a, b) for a, b in zip(gradients, wanted, strict=True)) < 1e-13
         assert relative_error(loss, expected) < 1e-13
     else:
-        assert_small_error((loss, *gradients), (expected, *wanted), ("loss", *NAMES), hidden.dtype)
+        assert_small_error((loss, *gradients), (expected, *wanted), ("loss", *NAMES), rounded_to or hidden.dtype)

@@ -8,6 +8,7 @@ import torch
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import cross_entropy_triton, linear_cross_entropy, use_backend
 from rebased.ops.backend import triton_interpreted
+from rebased.train.step import matmul_precision
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -19,6 +20,20 @@ def test_kernel(vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cross_entropy_triton, "MAX_BLOCK", 32)
     with use_backend("triton"):
         assert_is_the_law(*case(9, 6, vocab, dtype))
+
+
+def test_tf32_is_fp16() -> None:
+    with use_backend("triton"), matmul_precision("tf32"):
+        assert_is_the_law(*case(9, 6, 33, torch.float32), rounded_to=torch.float16)
+
+
+def test_tf32_keeps_gradients_that_fp16_could_not_tell_from_zero() -> None:
+    """Two tokens, the other of which has probability e^-18."""
+    hidden, weight = torch.full((4, 1), -18.0).requires_grad_(), torch.tensor([[0.0], [1.0]])
+    with use_backend("triton"), matmul_precision("tf32"):
+        loss = linear_cross_entropy(hidden, weight, torch.zeros(4, dtype=torch.long))
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(gradient, torch.full((4, 1), math.exp(-18)), rtol=2e-3, atol=0)
 
 
 def test_a_target_outside_of_the_vocabulary_is_seen() -> None:

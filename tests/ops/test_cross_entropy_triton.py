@@ -7,6 +7,7 @@ import torch
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
+from rebased.train.step import matmul_precision
 from triton_aot import compile_launch, record_launches
 
 
@@ -34,6 +35,12 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 @pytest.mark.parametrize("shape", [(20_000, 64, 8192), (300, 96, 50_304), (77, 40, 1001)], ids=str)
 def test_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     assert_is_the_law(*case(*shape, dtype, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_tf32_on_a_gpu() -> None:
+    with matmul_precision("tf32"):
+        assert_is_the_law(*case(20_000, 64, 8192, torch.float32, device="cuda"), rounded_to=torch.float16)
 
 
 @pytest.mark.gpu

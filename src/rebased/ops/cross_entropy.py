@@ -17,6 +17,8 @@ from rebased.ops.polynomial.state import state_dtype
 IGNORED = -100
 """The target of a row that counts for nothing (torch's own default)."""
 
+HALF_SCALE = 2.0**14  # of softmax - onehot in fp16: its greatest is 65,504, its least with all digits 6e-5
+
 GPU_BLOCK_LOGITS = 1 << 28  # logits of a block: half a gigabyte in bf16; the weight's gradient is added up once a block
 CPU_BLOCK_LOGITS = 1 << 20
 
@@ -25,8 +27,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     """The sum of the cross-entropies of hidden @ weight.T over the rows whose target is not -100.
 
     hidden [N,D], weight [vocab,D], targets [N] -> [], in fp32 (fp64 for fp64). Under autocast the products are in its
-    dtype; the loss and the sum of the weight's gradient are fp32 always. A target outside of the vocabulary makes the
-    loss NaN on a GPU, where nobody waits to look at it, and is an error on a CPU. There is no second derivative.
+    dtype; where torch may use TF32 on a GPU, they are in fp16, which has TF32's ten digits in half the bytes. The loss
+    and the sum of the weight's gradient are fp32 always. A target outside of the vocabulary makes the loss NaN on a
+    GPU, where nobody waits to look at it, and is an error on a CPU. There is no second derivative.
     """
     _check(hidden, weight, targets)
     dtype, device = torch.promote_types(hidden.dtype, weight.dtype), hidden.device.type
@@ -65,6 +68,9 @@ def _forward(
         from rebased.ops.cross_entropy_triton import losses_and_gradient_
     else:
         losses_and_gradient_ = _losses_and_gradient_
+    if on_gpu and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        dtype = torch.float16
+    scale = HALF_SCALE if dtype == torch.float16 else 1.0
     with torch.autocast(hidden.device.type, enabled=False):
         head = weight.to(dtype)
         losses = hidden.new_empty(len(hidden), dtype=state_dtype(dtype))
@@ -75,11 +81,13 @@ def _forward(
             rows = slice(start, start + size)
             block = hidden[rows].to(dtype)
             logits = block @ head.t()  # [rows,vocab]
-            losses_and_gradient_(logits, targets[rows], losses[rows], for_hidden or for_weight)
+            losses_and_gradient_(logits, targets[rows], losses[rows], scale if for_hidden or for_weight else None)
             if for_hidden:
-                d_hidden[rows] = logits @ head
+                torch.div(_product(logits, head, losses.dtype), scale, out=d_hidden[rows])
             if for_weight:
                 _add_product_(d_weight, logits.t(), block)
+        if scale != 1:
+            d_weight /= scale
         return losses.sum(), d_hidden, d_weight
 
 
@@ -118,28 +126,34 @@ def _differentiate(ctx: Any, d_loss: Tensor | None, *second: Tensor | None) -> t
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, gradient: bool) -> None:
-    """Write the loss of each row [rows]; in place, logits [rows,vocab] become softmax - onehot if wanted."""
+def _losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale: float | None) -> None:
+    """Write the loss of each row [rows]; in place, logits [rows,vocab] become scale * (softmax - onehot), if any."""
     counts = targets != IGNORED
     at = torch.where(counts, targets, 0).unsqueeze(1)
     logs = torch.log_softmax(logits, 1, dtype=losses.dtype)
     losses.copy_(torch.where(counts, -logs.gather(1, at).squeeze(1), 0))
-    if gradient:
+    if scale is not None:
         softmax = torch.exp(logs, out=logits if logits.dtype == logs.dtype else logs)
         softmax.scatter_add_(1, at, torch.full_like(at, -1, dtype=softmax.dtype))
         softmax[~counts] = 0
         if softmax is not logits:
-            logits.copy_(softmax)
+            logits.copy_(softmax.mul_(scale))
 
 
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b. Half precision is multiplied as such and summed in the total's fp32."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
-    elif a.is_cuda:
-        total += torch.mm(a, b, out_dtype=total.dtype)
     else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        total += _product(a, b, total.dtype)
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b, of half precision too in `dtype`."""
+    if a.dtype == dtype:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    return a.to(dtype) @ b.to(dtype)
 
 
 def _block_rows(hidden: Tensor, weight: Tensor) -> int:

@@ -23,17 +23,18 @@ def _load(logits, start, vocab, target, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _store_gradient(logits, x, columns, norm, target, counts, vocab):
+def _store_gradient(logits, x, columns, norm, target, counts, scale, vocab):
     gradient = tl.exp(x - norm) - tl.where(columns == target, 1.0, 0.0)
-    gradient = tl.where(counts, gradient, 0.0)
+    gradient = tl.where(counts, scale * gradient, 0.0)
     tl.store(logits + columns, gradient.to(logits.dtype.element_ty), mask=columns < vocab)
 
 
 @triton.jit
 def cross_entropy_kernel(
-    logits, targets, losses, vocab, BLOCK: tl.constexpr, ONE_BLOCK: tl.constexpr, GRADIENT: tl.constexpr
+    logits, targets, losses, scale, vocab,
+    BLOCK: tl.constexpr, ONE_BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """losses [rows] of logits [rows,vocab], which become softmax - onehot, or 0 in ignored rows."""
+    """losses [rows] of logits [rows,vocab], which become scale * (softmax - onehot), or 0 in ignored rows."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     target = tl.load(targets + row)
@@ -43,7 +44,7 @@ def cross_entropy_kernel(
         top = tl.max(x, 0)
         norm = top + tl.log(tl.sum(tl.exp(x - top), 0))
         if GRADIENT:
-            _store_gradient(logits, x, columns, norm, target, counts, vocab)
+            _store_gradient(logits, x, columns, norm, target, counts, scale, vocab)
     else:
         top = tl.full([], -float("inf"), tl.float32)
         total = tl.full([], 0.0, tl.float32)
@@ -58,17 +59,17 @@ def cross_entropy_kernel(
         if GRADIENT:
             for start in range(0, vocab, BLOCK):
                 columns, x, here = _load(logits, start, vocab, target, BLOCK)
-                _store_gradient(logits, x, columns, norm, target, counts, vocab)
+                _store_gradient(logits, x, columns, norm, target, counts, scale, vocab)
     inside = (target >= 0) & (target < vocab)
     loss = tl.where(inside, norm - at_target, float("nan"))  # nobody waits to raise an error
     tl.store(losses + row, tl.where(counts, loss, 0.0))
 
 
-def losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, gradient: bool) -> None:
-    """Write the loss of each row [rows]; in place, logits [rows,vocab] become softmax - onehot if wanted."""
+def losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale: float | None) -> None:
+    """Write the loss of each row [rows]; in place, logits [rows,vocab] become scale * (softmax - onehot), if any."""
     rows, vocab = logits.shape
     block = min(MAX_BLOCK, triton.next_power_of_2(vocab))
     cross_entropy_kernel[(rows,)](
-        logits, targets.contiguous(), losses, vocab,
-        BLOCK=block, ONE_BLOCK=block >= vocab, GRADIENT=gradient, num_warps=max(1, min(16, block // 1024)),
+        logits, targets.contiguous(), losses, scale or 1.0, vocab,
+        BLOCK=block, ONE_BLOCK=block >= vocab, GRADIENT=scale is not None, num_warps=max(1, min(16, block // 1024)),
     )  # fmt: skip
