@@ -3,19 +3,20 @@
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 pytest.importorskip("triton")  # the kernels' package imports it, though the plan itself is arithmetic
 
 from rebased.ops.polynomial.gpu import features, plan
-from rebased.ops.polynomial.gpu.plan import Plan, feature_blocks, make_plan, padded
+from rebased.ops.polynomial.gpu.plan import Plan, Products, feature_blocks, make_plan, padded
 from rebased.ops.polynomial.state import feature_count
 from tolerances import SLOWER_REGIME
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WIDTHS = (1, 5, 8, 9, 16, 17, 32, 64, 96, 128)
+PRODUCTS: tuple[Products, ...] = get_args(Products)
 LENGTHS = (1, 64, 256, 1000, 4096, 131_072)
 
 
@@ -42,11 +43,10 @@ def test_blocks_have_room_for_every_feature(K: int) -> None:
 
 def plans() -> list[tuple[int, bool, Plan]]:
     """(T, has_state, plan) over all kinds of calls."""
-    flags = list(product((False, True), repeat=3))
     return [
-        (T, has_state, make_plan(T, K, V, low=low, half=half, has_state=has_state))
+        (T, has_state, make_plan(T, K, V, low=low, products=products, has_state=has_state))
         for T, K, V in product(LENGTHS, WIDTHS, WIDTHS)
-        for low, half, has_state in flags
+        for low, has_state, products in product((False, True), (False, True), PRODUCTS)
     ]
 
 
@@ -64,14 +64,15 @@ def test_every_plan_is_one_the_kernels_can_take() -> None:
         assert made.chunk is not None or not has_state, where  # a state needs the kernels that read and write it
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("K", WIDTHS)
-def test_one_crossing(K: int, low: bool, half: bool) -> None:
+def test_one_crossing(K: int, low: bool, products: Products) -> None:
     """Quadratic up to some length and chunked from there on; the crossing does not fall as K grows."""
 
     def crossing(K: int) -> int:
-        regimes = [make_plan(2**i, K, 64, low=low, half=half, has_state=False).chunk is not None for i in range(4, 24)]
+        plans = [make_plan(2**i, K, 64, low=low, products=products, has_state=False) for i in range(4, 24)]
+        regimes = [plan.chunk is not None for plan in plans]
         assert regimes == sorted(regimes)
         return regimes.index(True)
 
@@ -96,7 +97,8 @@ def test_the_cost_model_against_measurements() -> None:
             times.setdefault((row["T"], row["K"], row["V"]), {})[row["regime"]] = row["graph_both_ms"]
     both = {at: ms for at, ms in times.items() if len(ms) == 2}
     assert len(both) >= 20
+    assert record["shape"]["dtype"] == "torch.bfloat16"
     for (T, K, V), ms in both.items():
-        chunk = make_plan(T, K, V, low=False, half=record["shape"]["dtype"] == "torch.bfloat16", has_state=False).chunk
+        chunk = make_plan(T, K, V, low=False, products="bf16", has_state=False).chunk
         chosen = "quadratic" if chunk is None else "chunked"
         assert ms[chosen] <= SLOWER_REGIME * min(ms.values()), f"T = {T}, K = {K}: {chosen} is chosen of {ms}"

@@ -14,6 +14,7 @@ from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.gpu.plan import (
     FEATURE_BLOCK,
     Plan,
+    Products,
     Tile,
     feature_blocks,
     feature_tiles,
@@ -52,13 +53,18 @@ class Call:
     V: int
     low: bool
     plan: Plan
-    precision: str
+    products: Products
     cu_seqlens: Tensor | None
     chunks: Blocks
 
     @property
     def sequences(self) -> int:
         return self.B if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def precision(self) -> str:
+        """Of products that are not in bf16."""
+        return "tf32x3" if self.products == "tf32x3" else "tf32"
 
     @property
     def features(self) -> dict[str, int]:
@@ -82,14 +88,15 @@ class Call:
 def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, c0: float, c1: float, has_state: bool) -> Call:
     B, T, H, K = q.shape
     V, low = v.shape[-1], c0 != 0 or c1 != 0
-    plan = make_plan(T, K, V, low=low, half=q.dtype == torch.bfloat16, has_state=has_state)
-    if q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        precision = "tf32x3"  # three tensor core products make one fp32 product
-    else:
-        precision = "tf32"
+    products: Products = "tf32"
+    if q.dtype == torch.bfloat16:
+        products = "bf16"
+    elif q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        products = "tf32x3"
+    plan = make_plan(T, K, V, low=low, products=products, has_state=has_state)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.to(torch.int32)
-    return Call(B, T, H, K, V, low, plan, precision, cu_seqlens, cut(B, T, plan.chunk or T, cu_seqlens))
+    return Call(B, T, H, K, V, low, plan, products, cu_seqlens, cut(B, T, plan.chunk or T, cu_seqlens))
 
 
 def _or_zeros(x: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:

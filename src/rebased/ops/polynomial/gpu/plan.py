@@ -8,12 +8,17 @@ The cost model counts in *keys*: the time that one query of one head spends on o
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
 BLOCK_KEYS = 230
+
+
+Products = Literal["bf16", "tf32", "tf32x3"]
+"""What the tensor cores multiply; three products of TF32 make one of fp32."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,24 @@ def chunked_cost(K: int, V: int, low: bool) -> float:
     return quadratic_cost(CHUNK, K, V) + BLOCK_KEYS * feature_blocks(K, low) * (64 + padded(V)) / 128
 
 
-def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool) -> Plan:
-    """`half`: bf16, whose products are done in bf16; all else in fp32 (TF32). `has_state`: a state goes in or out."""
+def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_state: bool) -> Plan:
+    """`has_state`: a state goes in or out."""
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
     chunk = CHUNK if chunked else None
     group = 4 if K <= 2 * FEATURE_TILE else 2
-    if not half or padded(K) > 32 or padded(V) > 64:  # shared memory and registers are short
+    half = products == "bf16"
+    if padded(K) > 32 or padded(V) > 64:  # shared memory and registers are short
         stages = 2 if half else 1
         tile = Tile(64, 32 if half or padded(K) + padded(V) <= 128 else 16, 4, stages)
         return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, stages), group)
+    if not half:
+        return _wide_plan(chunk, K, V, products, group)
     sums = Tile(64, 64, 4, 3)
     if not chunked:
         if T <= 512:
             small = Tile(64, 32, 4, 3)
-            return Plan(None, small, small, small if padded(V) < 64 else Tile(64, 64, 4, 1, 168), sums, group)
+            key_grad = small if padded(V) < 64 else Tile(64, 64, 4, 1, 168)
+            return Plan(None, replace(small, registers=96), small, key_grad, sums, group)
         few = Tile(64, 64, 4, 3, 128)
         return Plan(None, few, few, Tile(64, 64, 4, 3, 168), sums, group)
     if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop, which needs more registers
@@ -89,3 +98,18 @@ def make_plan(T: int, K: int, V: int, *, low: bool, half: bool, has_state: bool)
     if padded(V) < 64:
         return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 64, 4, 3, 96), Tile(64, 32, 2, 3), replace(sums, warps=2))
     return Plan(chunk, Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 1), sums)
+
+
+def _wide_plan(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
+    """For numbers of 32 bits on chip, narrow keys and values."""
+    tile, sums = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
+    if K > 2 * FEATURE_TILE:
+        return Plan(chunk, tile, tile, tile, replace(sums, stages=1), group)
+    few = replace(tile, warps=2)
+    if padded(V) > 32:
+        forward = replace(few, stages=3) if products == "tf32" and chunk else tile
+        return Plan(chunk, forward, tile, tile, sums, group)
+    if products == "tf32x3":
+        return Plan(chunk, few, few, tile if chunk else few, replace(sums, warps=2), group)
+    queries = Tile(64, 64, 4, 1) if chunk else tile
+    return Plan(chunk, queries, queries, queries, replace(sums, warps=2), group)
