@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
 """Softmax cross-entropy of a block of logits on a GPU: one program a row, the gradient written over the logits.
 
-A row that fits is read once and stays in registers; a longer one is read twice.
+A row that fits is read once and stays in registers; a longer one is read twice, the second time from the cache.
 """
 
 import triton
@@ -11,15 +11,9 @@ from torch import Tensor
 from rebased.ops.cross_entropy import IGNORED
 
 MAX_BLOCK = 16384  # logits that a program holds at once: 32 a thread of 16 warps
+PIECE = 4096  # of a longer row, 16 a thread
 IGNORED_ = tl.constexpr(IGNORED)
-
-
-@triton.jit
-def _load(logits, start, vocab, target, BLOCK: tl.constexpr):
-    """A block of logits, and the target's if it is among them (else 0)."""
-    columns = start + tl.arange(0, BLOCK)
-    x = tl.load(logits + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-    return columns, x, tl.sum(tl.where(columns == target, x, 0.0), 0)
+LEAST = tl.constexpr(-3e38)  # a number: the difference of two of it is not NaN
 
 
 @triton.jit
@@ -39,28 +33,29 @@ def cross_entropy_kernel(
     logits += row * vocab
     target = tl.load(targets + row)
     counts = target != IGNORED_
+    inside = (target >= 0) & (target < vocab)
+    at_target = tl.load(logits + target, mask=inside, other=0.0).to(tl.float32)  # before it is overwritten
+    columns = tl.arange(0, BLOCK)
     if ONE_BLOCK:
-        columns, x, at_target = _load(logits, 0, vocab, target, BLOCK)
+        x = tl.load(logits + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
         top = tl.max(x, 0)
         norm = top + tl.log(tl.sum(tl.exp(x - top), 0))
         if GRADIENT:
             _store_gradient(logits, x, columns, norm, target, counts, scale, vocab)
     else:
-        top = tl.full([], -float("inf"), tl.float32)
-        total = tl.full([], 0.0, tl.float32)
-        at_target = tl.full([], 0.0, tl.float32)
+        tops = tl.full([BLOCK], LEAST, tl.float32)  # of every BLOCK-th logit: one sum over the threads, at the end
+        totals = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
-            columns, x, here = _load(logits, start, vocab, target, BLOCK)
-            new = tl.maximum(top, tl.max(x, 0))
-            total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
-            top = new
-            at_target += here
-        norm = top + tl.log(total)
+            x = tl.load(logits + start + columns, mask=start + columns < vocab, other=-float("inf")).to(tl.float32)
+            new = tl.maximum(tops, x)
+            totals = totals * tl.exp(tops - new) + tl.exp(x - new)
+            tops = new
+        top = tl.max(tops, 0)
+        norm = top + tl.log(tl.sum(totals * tl.exp(tops - top), 0))
         if GRADIENT:
             for start in range(0, vocab, BLOCK):
-                columns, x, here = _load(logits, start, vocab, target, BLOCK)
-                _store_gradient(logits, x, columns, norm, target, counts, scale, vocab)
-    inside = (target >= 0) & (target < vocab)
+                x = tl.load(logits + start + columns, mask=start + columns < vocab, other=-float("inf")).to(tl.float32)
+                _store_gradient(logits, x, start + columns, norm, target, counts, scale, vocab)
     loss = tl.where(inside, norm - at_target, float("nan"))  # nobody waits to raise an error
     tl.store(losses + row, tl.where(counts, loss, 0.0))
 
@@ -68,8 +63,10 @@ def cross_entropy_kernel(
 def losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale: float | None) -> None:
     """Write the loss of each row [rows]; in place, logits [rows,vocab] become scale * (softmax - onehot), if any."""
     rows, vocab = logits.shape
-    block = min(MAX_BLOCK, triton.next_power_of_2(vocab))
+    one_block = vocab <= MAX_BLOCK
+    block = triton.next_power_of_2(vocab) if one_block else PIECE
     cross_entropy_kernel[(rows,)](
         logits, targets.contiguous(), losses, scale or 1.0, vocab,
-        BLOCK=block, ONE_BLOCK=block >= vocab, GRADIENT=scale is not None, num_warps=max(1, min(16, block // 1024)),
+        BLOCK=block, ONE_BLOCK=one_block, GRADIENT=scale is not None,
+        num_warps=max(1, min(16, block // (1024 if one_block else 512))),
     )  # fmt: skip
