@@ -1,7 +1,6 @@
 """Polynomial attention's kernels against the equation in fp64: odd shapes, both regimes, packed documents, any strides,
 all gradients; and every number they hand out starts as NaN."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from ops.polynomial_cases import EVEN, MIXED, NAMES, Cut, attend, tensors
 from rebased.ops import BASED, REBASED, Coefficients, poly_attention
 from rebased.ops.polynomial.gpu import launch
-from rebased.train.step import matmul_precision
 from tolerances import assert_close, assert_small_error
 
 pytestmark = pytest.mark.usefixtures("poisoned_kernels")
@@ -54,25 +52,6 @@ def test_one_token(cut: Cut, chunk: int | None) -> None:
     cut(chunk)
     given, exact = tensors(Shape(B=2, T=1, H=2, K=5, V=1), REBASED, torch.float32)
     assert_close(attend(given, REBASED), [x.float() for x in attend(exact, REBASED)], NAMES)
-
-
-def test_tf32_rounds_what_it_multiplies_before_anything_sees_it(cut: Cut) -> None:
-    """So that do . v and do . o cancel where they should: the equation at rounded numbers, as exactly as fp32 is."""
-    cut(None)
-    given, _ = tensors(Shape(B=1, T=70, H=1, K=16, V=5), REBASED, torch.float32)
-    nearest = [to_tf32(x.detach()).requires_grad_(x.requires_grad) for x in given]
-    assert not any(torch.equal(a, b) for a, b in zip(given, nearest, strict=True))
-    law = attend([x.detach().double().requires_grad_(x.requires_grad) for x in nearest], REBASED)
-    with matmul_precision("tf32"):
-        assert_small_error(attend(given, REBASED), law, NAMES, torch.float32)
-        given[2].data[0, 3] = math.nan
-        assert attend(given, REBASED)[0][0, 3:].isnan().all()
-
-
-def to_tf32(x: Tensor) -> Tensor:
-    """Ten digits after the first."""
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * 2**11).round(), exponent - 11)
 
 
 @pytest.mark.parametrize("chunk", [None, 64])

@@ -9,7 +9,6 @@ import triton.language as tl
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
     TILE,
-    as_operand,
     fold,
     fold_linear,
     half_slope,
@@ -34,10 +33,10 @@ def _against_z(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load_state(kv, z, block, VP: tl.constexpr, PRECISION: tl.constexpr):
+def _load_state(kv, z, block, VP: tl.constexpr):
     """S [64, VP] and z [64, 16] of one feature block."""
     f = tl.arange(0, BLOCK) + block * BLOCK
-    state = as_operand(tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :])), PRECISION)
+    state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
     column = tl.arange(0, 16)[None, :]
     x = tl.load(z + f)
     most = rounded(x, state.dtype)
@@ -57,7 +56,7 @@ def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.con
                      VALUES: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
                      PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """What a pair block (a, b) sends to tile b and, if BOTH, to tile a; else a = b, and it counts twice."""
-    state, zs = _load_state(kv, z, block, VP, PRECISION)
+    state, zs = _load_state(kv, z, block, VP)
     grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
         dv = tl.dot(outer(xa, xb, ROWS, dtype), state, dv, input_precision=PRECISION)
@@ -97,7 +96,7 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
             dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
     for step in tl.static_range(BLOCKS - PAIRS):
-        state, zs = _load_state(kv, z, step + PAIRS, VP, PRECISION)
+        state, zs = _load_state(kv, z, step + PAIRS, VP)
         grad = _feature_grad(y, weight, state, zs, PRECISION)
         dx = fold_linear(dx, grad, step, ROWS, K, SLOTS)
         if VALUES:
@@ -107,14 +106,24 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
 
 
 @triton.jit
+def _as_multiplied(x, PRECISION: tl.constexpr):
+    """x as the tensor cores see it. TF32's lack the last 13 bits, and what they cut off there must be missing from
+    delta too: do . o has to cancel do . v where one value is all there is, however small its similarity."""
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        return (x.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+    else:
+        return x
+
+
+@triton.jit
 def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
                 DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
                 PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dq plus half of what the keys n .. n+BN send, the scale of each query left out."""
     columns = positions(n, BN, WIDE)
-    keys = as_operand(load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN), PRECISION)
-    values = as_operand(load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN), PRECISION)
+    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     ds = tl.dot(grads, tl.trans(values.to(dtype)), input_precision=PRECISION) + delta[:, None]
     ds *= half_slope(s, c1, c2, LOW)
@@ -155,12 +164,12 @@ def query_grad_kernel(
     here = (row * T + start) * H + h
     scalars = (row * H + h) * T + start
     scale = tl.load(inverse + scalars + rows, mask=rows < length, other=0.0)
-    grads = as_operand(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
+    grads = _as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
     outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN)
     delta = -tl.sum(grads.to(tl.float32) * outputs.to(tl.float32), 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)
-    queries = as_operand(load_rows(q, q_token, rows, length, K, KP, not EVEN), PRECISION)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, KP], tl.float32)
     chunk = first // chunk_length
     for n in range(chunk * chunk_length, first, BN):
@@ -198,8 +207,8 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     else:
         scale = tl.load(inverse + rows, mask=rows < length, other=0.0)
         delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
-    queries = as_operand(load_rows(q, q_token, rows, length, K, KP, not EVEN), PRECISION)
-    grads = as_operand(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION).to(dtype)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
+    grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
     s = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
     ds = tl.dot(values, tl.trans(grads), input_precision=PRECISION) + delta[None, :]
     slope = (c2 * scale)[None, :] * s  # half of it
@@ -250,8 +259,8 @@ def key_grad_kernel(
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
     columns = positions(first, BN, WIDE)
-    keys = as_operand(load_rows(k, k_token, columns, length, K, KP, not EVEN), PRECISION)
-    values = as_operand(load_rows(v, v_token, columns, length, V, VP, not EVEN), PRECISION).to(dtype)
+    keys = load_rows(k, k_token, columns, length, K, KP, not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, not EVEN).to(dtype)
     acc_k = tl.zeros([BN, KP], tl.float32)
     acc_v = tl.zeros([BN, VP], tl.float32)
     chunk = first // chunk_length

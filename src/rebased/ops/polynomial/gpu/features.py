@@ -59,17 +59,6 @@ def load_rows(base, stride, rows, n_rows, n_columns: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def as_operand(x, PRECISION: tl.constexpr):
-    """x rounded to what a TF32 product sees of it: the tensor cores cut the rest off, and delta = -(do . o) must cancel
-    do . v where one value is all there is."""
-    if PRECISION == "tf32" and x.dtype == tl.float32:
-        nearest = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        return tl.where(x == x, nearest, x)
-    else:
-        return x
-
-
-@triton.jit
 def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.constexpr):
     """[rows, 8]: the columns of one tile."""
     columns = tl.arange(0, TILE) + tile * TILE

@@ -5,7 +5,6 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
-    as_operand,
     load_linear,
     load_rows,
     load_tile,
@@ -26,8 +25,8 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
     """acc [rows, VP] and total [rows, 16], its first column, plus the keys n .. n+BN; only on the DIAGONAL some of them
     lie ahead of a query."""
     columns = positions(n, BN, WIDE)
-    keys = as_operand(load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN), PRECISION)
-    values = as_operand(load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN), PRECISION)
+    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
+    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     sim = similarity(tl.dot(queries, tl.trans(keys), input_precision=PRECISION), c0, c1, c2, LOW)
     if DIAGONAL:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
@@ -43,7 +42,7 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
 def _add_product(acc, total, phi, kv, z, block, VP: tl.constexpr, PRECISION: tl.constexpr):
     """acc [rows, VP] and total [rows] plus phi S and phi z for one feature block; S and z carry the weights."""
     f = tl.arange(0, BLOCK) + block * BLOCK
-    state = as_operand(tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :])), PRECISION)
+    state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
     total += tl.sum(phi.to(tl.float32) * tl.load(z + f)[None, :], 1)
     acc = tl.dot(phi, state, acc, input_precision=PRECISION)
     return acc, total
@@ -104,7 +103,7 @@ def forward_kernel(
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
     rows = positions(first, BM, WIDE)
-    queries = as_operand(load_rows(q, q_token, rows, length, K, KP, not EVEN), PRECISION)
+    queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, VP], tl.float32)
     total = tl.zeros([BM, 16], tl.float32)
     chunk = first // chunk_length

@@ -111,5 +111,7 @@ def _wide_plan(chunk: int | None, K: int, V: int, products: Products, group: int
         return Plan(chunk, forward, tile, tile, sums, group)
     if products == "tf32x3":
         return Plan(chunk, few, few, tile if chunk else few, replace(sums, warps=2), group)
-    queries = Tile(64, 64, 4, 1) if chunk else tile
-    return Plan(chunk, queries, queries, queries, replace(sums, warps=2), group)
+    if not chunk:
+        return Plan(chunk, tile, tile, tile, sums, group)
+    queries = Tile(64, 64, 4, 1, 128)
+    return Plan(chunk, queries, queries, replace(queries, registers=168), replace(sums, warps=2), group)

@@ -9,7 +9,6 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
-    as_operand,
     load_linear_across,
     load_rows,
     load_tile_across,
@@ -113,7 +112,7 @@ def chunk_sums_kernel(
     column = tl.arange(0, 16)[None, :]
     for t in range(inside * CHUNK, tl.minimum(inside * CHUNK + CHUNK, length), BT):
         rows = positions(t, BT, WIDE)
-        values = as_operand(load_rows(y, y_token, rows, length, V, VP, not EVEN), PRECISION).to(dtype)
+        values = load_rows(y, y_token, rows, length, V, VP, not EVEN).to(dtype)
         factor = 1.0
         ones = (rows < length).to(tl.float32)
         if WEIGHTED:
