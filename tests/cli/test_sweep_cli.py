@@ -1,5 +1,6 @@
 """rebased sweep, as it is typed."""
 
+import io
 import json
 import os
 import re
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from rebased.cli import main
-from rebased.cli.sweep_board import Tally
+from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.mixers import contract
 from rebased.train import read_record
 from rebased.train.folder import locked
@@ -174,6 +176,31 @@ def test_failures_that_are_tried_again_are_counted_anew(capsys: pytest.CaptureFi
     assert re.findall(r"^\d/\d", capsys.readouterr().out, flags=re.MULTILINE) == ["1/3", "2/3", "3/3"]
 
 
+def test_lines_of_the_log_that_lack_something_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.seed": [1]}, epochs=1)
+    Path("out").mkdir()
+    lines = [{"type": "failed"}, {"type": "failed", "digest": "a", "error": 1}, {"type": "retry"}, {"type": "sweep"}]
+    Path("out/sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"type": []}]))
+    assert rebased(*WORDS, "--workers", "1") == 0
+    assert "skipped 5 damaged lines of out/sweep.jsonl" in capsys.readouterr().out
+
+
+def test_stopping_stands_below_the_table_until_it_is_over(tmp_path: Path) -> None:
+    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
+    tally.progress = {plan.runs[0].digest: "epoch 1/3, accuracy -"}
+    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    with LiveBoard(console, tally) as board, console.capture() as shown:
+        board.stopping(2)
+    during = shown.get()
+    assert "1 running" in during
+    assert "stopping: 2 runs are being saved; Ctrl-C again ends them at once" in during.splitlines()[-1]
+    with console.capture() as left:
+        console.print(board._render())
+    assert "running, about" not in left.get()
+    assert "stopping" not in left.get()
+
+
 def test_the_time_left_begins_with_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -211,6 +238,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
+    assert re.search(r"^stopping: (1 run is|2 runs are) being saved; Ctrl-C again ends", out, flags=re.MULTILINE)
     assert out.splitlines()[-1] == ("interrupted, saved; go on with: rebased sweep tiny.yaml --out out --workers 2")
     done = {digest: epochs_of(lines) for digest, lines in records().items()}
     assert any(0 < len(epochs) < 30 for epochs in done.values())

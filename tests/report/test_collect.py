@@ -109,14 +109,16 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
         {"type": "failed", "digest": "gone", "error": "no room"},
         {"type": "failed", "digest": "tried", "error": "no room"},
         {"type": "retry", "digest": "tried"},
+        {"type": "failed", "digest": "lacks its error"},
+        {"type": "sweep", "runs": 5},
     ]
     (folder / "sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "damaged\n")
     found = collect([folder])
     assert found.failures == {"gone": "no room"}
     assert found.asked == {RUNS[0].digest, "absent", "tried"}
-    assert found.damaged_lines == 1
+    assert found.damaged_lines == 3
     assert Lab(found).warnings == [
-        "1 damaged line skipped, in sweep/sweep.jsonl: what they told is missing here.",
+        "3 damaged lines skipped, in sweep/sweep.jsonl: what they told is missing here.",
         "1 run failed, in no result; the first of them with: no room",
         "2 runs of a sweep not begun yet.",
     ]

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,28 @@ def test_what_the_listener_raises_ends_and_saves_the_others(tmp_path: Path) -> N
     assert multiprocessing.active_children() == []
     if (tmp_path / "long" / "record.jsonl").exists():  # it may not have come so far
         assert not any(line["type"] == "end" for line in read_record(tmp_path / "long"))
+
+
+def deaf(caller: int) -> None:
+    """What a worker prepares that will not end when it is asked to; the caller hears Ctrl-C now."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(caller, signal.SIGINT)
+    time.sleep(600)
+
+
+def test_ctrl_c_is_told_at_once_and_the_second_one_ends_everything(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def stopping(runs: int) -> None:
+        told.append(runs)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    executor = LocalExecutor(1, prepare=partial(deaf, os.getpid()))
+    jobs = [Job(tiny({"train": {"seed": seed}}), tmp_path / str(seed), Sink()) for seed in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(jobs, lambda index, outcome: None, stopping)
+    assert told == [1]
+    assert multiprocessing.active_children() == []
 
 
 def fails() -> None:

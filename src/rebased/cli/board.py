@@ -6,6 +6,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rebased.cli.going_on import being_saved
 from rebased.train import RunStart, Sink, StepReport
 
 
@@ -25,6 +26,9 @@ class Board:
         """The ear of one run; its bar waits from now on."""
         task = self._progress.add_task(name, total=None, start=False, what="waiting")
         return _Bar(self._progress, task, epochs) if self._console.is_terminal else _Lines(self._console, name, epochs)
+
+    def stopping(self, runs: int) -> None:
+        self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
+from rebased.cli.going_on import AT_ONCE
 from rebased.config import load_config
 from rebased.report import Table, check_replaceable, demo_page, read_run, summary, write_page
 from rebased.train import RunConfig, read_record
@@ -41,13 +42,17 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     check_replaceable(page)  # before two minutes of training, not after
     configs = demo_configs(config, seeds)
     folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}
-    with Board(console) as board:
-        jobs = [
-            Job(configs[name], folder, board.sink(name, configs[name].train.epochs))
-            for name, folder in folders.items()
-            if not is_done(folder)
-        ]
-        results = LocalExecutor().run(jobs, give_up)
+    try:
+        with Board(console) as board:
+            jobs = [
+                Job(configs[name], folder, board.sink(name, configs[name].train.epochs))
+                for name, folder in folders.items()
+                if not is_done(folder)
+            ]
+            results = LocalExecutor().run(jobs, give_up, board.stopping)
+    except KeyboardInterrupt:
+        console.print(f"{AT_ONCE}: {command}", soft_wrap=True, highlight=False, markup=False)
+        return INTERRUPTED
     if any(result is None or getattr(result, "status", None) == "interrupted" for result in results):
         console.print(f"interrupted, saved; go on with: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED

@@ -1,10 +1,18 @@
-"""What to type when a run was interrupted, for every command that trains one."""
+"""What is said when a run is interrupted, and what to type then, for every command that trains."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from rebased.train.folder import CONFIG
+
+AT_ONCE = "ended at once; runs that were under way go on from their last checkpoints"
+
+
+def being_saved(runs: int) -> str:
+    """Said as soon as Ctrl-C has come: to save can take seconds."""
+    are, them = ("1 run is", "it") if runs == 1 else (f"{runs} runs are", "them")
+    return f"stopping: {are} being saved; Ctrl-C again ends {them} at once, to go on from the last checkpoint"
 
 
 def go_on_with(verb: str, folder: Path, imports: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
+from rebased.cli.going_on import AT_ONCE
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.quiet import each_warning_once
@@ -106,9 +107,14 @@ def sweep(
             return 0
         log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers)
-        with sweep_board(console, tally) as board:
-            complete = train_runs(runs, log, where, board)
-        return conclude(console, plan, tally, complete, typed(file, settings, out, executor, workers, imports))
+        command = typed(file, settings, out, executor, workers, imports)
+        try:
+            with sweep_board(console, tally) as board:
+                complete = train_runs(runs, log, where, board)
+        except KeyboardInterrupt:
+            say(console, f"{AT_ONCE}: {command}")
+            return INTERRUPTED
+        return conclude(console, plan, tally, complete, command)
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> list[Point]:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rebased.cli.going_on import being_saved
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
 from rebased.train.record import read_record
@@ -74,7 +75,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._see(run, read_record(run.folder)[-1]["accuracy"])
+                self._see(run, read_record(run.folder)[-1].get("accuracy", 0.0))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -124,6 +125,9 @@ class SweepBoard:
 
     def ended(self, run: PlannedRun, accuracy: float | None) -> None:
         self._tally.ended(run, accuracy)
+
+    def stopping(self, runs: int) -> None:
+        self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +183,13 @@ class LineBoard(SweepBoard):
 class LiveBoard(SweepBoard):
     def __init__(self, console: Console, tally: Tally) -> None:
         super().__init__(console, tally)
+        self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    def stopping(self, runs: int) -> None:
+        """Below the table, where one looks."""
+        self._stopping = Text(being_saved(runs), style="bold yellow")
+        self._live.refresh()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -188,6 +198,9 @@ class LiveBoard(SweepBoard):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """The last picture stays: whatever has not ended by now does not run any more."""
+        self._stopping = Text()
+        self._tally.progress.clear()
         self._live.stop()
 
     def _render(self) -> Group:
@@ -217,6 +230,8 @@ class LiveBoard(SweepBoard):
         if more > 0:
             under_way.append(f"and {more} more")
         head = tally.summary()
-        if tally.count("new", "begun"):
+        if tally.progress:
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
-        return Group(table, Text("\n".join(["", *under_way]), no_wrap=True, overflow="ellipsis"), Text(head))
+        return Group(
+            table, Text("\n".join(["", *under_way]), no_wrap=True, overflow="ellipsis"), Text(head), self._stopping
+        )

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from rebased.atomic import replacing
 from rebased.report.runs import Run
 from rebased.train.record import RECORD
-from rebased.train.sweep.log import LOG
+from rebased.train.sweep import log as sweep_log
 
 OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
 SEGMENT = ("seq_len", "kv_pairs", "examples")
@@ -60,7 +60,7 @@ def collect(
                 runs[run.digest] = run
         tell(n, len(files))
     for path in paths:
-        for log in sorted(path.rglob(LOG)) if path.is_dir() else ():
+        for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
             read_sweep(log, found)
     found.runs = list(runs.values())
     if not found.runs:
@@ -115,10 +115,12 @@ def read_sweep(path: Path, found: Collection) -> None:
     damaged = found.damaged_lines
     with open(path, "rb") as file:
         for line in whole_lines(file, found):
-            if line["type"] == "sweep":
+            if not sweep_log.is_whole(line):
+                found.damaged_lines += 1
+            elif line["type"] == "sweep":
                 found.asked |= set(line["runs"])
             elif line["type"] == "failed":
-                found.failures[line["digest"]] = str(line["error"])
+                found.failures[line["digest"]] = line["error"]
             elif line["type"] == "retry":
                 found.failures.pop(line["digest"], None)
     if found.damaged_lines > damaged:

@@ -102,8 +102,10 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
     for number, text in enumerate(whole.splitlines(), start=1):
         try:
             line = json.loads(text)
-            line["type"]
+            sound = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
         except (ValueError, TypeError, KeyError):
+            sound = False
+        if not sound:
             errors.append(
                 ValueError(
                     f"{path} is damaged in line {number}: {text[:60]!r} is not a record; mend the line, or remove "

@@ -23,6 +23,9 @@ Outcome = RunResult | Failed
 Ended = Callable[[int, Outcome], None]
 """Called once for every job that has ended, with its place among the jobs; what it raises ends the others too."""
 
+Stopping = Callable[[int], None]
+"""Called once when Ctrl-C or SIGTERM has come, with the number of runs that are being saved: it can take seconds."""
+
 Prepare = Callable[[], None]
 """Called in each worker before anything else: makes known the mixers that configs name. It must be picklable."""
 
@@ -35,6 +38,10 @@ def nothing() -> None:
     """What there is to prepare where all mixers are this package's own."""
 
 
+def untold(runs: int) -> None:
+    """For those who need not know that runs are being saved."""
+
+
 class Executor(Protocol):
     workers: int  # runs at once
 
@@ -45,11 +52,12 @@ class Executor(Protocol):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns where a run would be trained."""
 
-    def run(self, jobs: Sequence[Job], ended: Ended) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
         """Train or resume every job; the outcomes in the order of the jobs.
 
         A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs under way: their results have the
-        status "interrupted", and those that had not begun are None.
+        status "interrupted", and those that had not begun are None. A second one ends them where they are, and raises
+        KeyboardInterrupt: they go on from their last checkpoints.
         """
 
     def close(self) -> None: ...

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.ops.backend import gpu_count
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, nothing
+from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, nothing, untold
 from rebased.train.executors.worker import settle, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import RunStart, Sink, StepReport
@@ -43,7 +43,7 @@ class LocalExecutor:
             raise answer
         return answer
 
-    def run(self, jobs: Sequence[Job], ended: Ended) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = [None] * len(jobs)
         waiting, running = list(range(len(jobs))), dict[Connection, _Running]()
         lost = [0] * len(jobs)
@@ -60,8 +60,8 @@ class LocalExecutor:
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})
                         started = self._start(jobs[index], index, slot)
                         running[started.connection] = started
-                    if stop.asked:
-                        _ask_to_stop(running)
+                    if stop.asked and _ask_to_stop(running):
+                        stopping(len(running))
                     for connection in wait(list(running), timeout=0.2):
                         assert isinstance(connection, Connection)
                         index, process = running[connection].index, running[connection].process
@@ -81,10 +81,12 @@ class LocalExecutor:
                             finish(index, content)
                         else:
                             getattr(jobs[index].sink, event)(content)
+            except KeyboardInterrupt:  # the second time of asking
+                _kill(running)
+                raise
             finally:  # whatever happened, nothing goes on behind the caller's back
                 _ask_to_stop(running)
-                for started in running.values():
-                    started.process.join()
+                _join(running)
         return outcomes
 
     def close(self) -> None:
@@ -126,11 +128,29 @@ class _Running:
         self.asked = False  # to stop; asked twice, a run ends without saving
 
 
-def _ask_to_stop(running: dict[Connection, _Running]) -> None:
+def _ask_to_stop(running: dict[Connection, _Running]) -> bool:
+    """Whether there was anyone to ask who had not been asked before."""
+    unasked = [started for started in running.values() if not started.asked]
+    for started in unasked:
+        started.process.terminate()  # SIGTERM, upon which a run saves itself
+        started.asked = True
+    return bool(unasked)
+
+
+def _kill(running: dict[Connection, _Running]) -> None:
+    """At once, as a power cut would: checkpoints and records are made to outlive that."""
     for started in running.values():
-        if not started.asked:
-            started.process.terminate()  # SIGTERM, upon which a run saves itself
-            started.asked = True
+        started.asked = True
+        started.process.kill()
+
+
+def _join(running: dict[Connection, _Running]) -> None:
+    try:
+        for started in running.values():
+            started.process.join()
+    except KeyboardInterrupt:
+        _kill(running)
+        raise
 
 
 def _died(job: Job, process: ForkServerProcess) -> Failed:

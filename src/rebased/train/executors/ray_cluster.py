@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, nothing
+from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, nothing, untold
 from rebased.train.executors.worker import one_line, settle, work
 from rebased.train.interrupt import stop_request
 from rebased.train.record import lines_so_far
@@ -59,7 +59,7 @@ class RayExecutor:
         remote = self._ray.remote(**self._options)(_answer)
         return self._ray.get(remote.remote(self.prepare, function, arguments))
 
-    def run(self, jobs: Sequence[Job], ended: Ended) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
         ray = self._ray
         remote = ray.remote(**self._options)(work)
         outcomes: list[Outcome | None] = [None] * len(jobs)
@@ -72,8 +72,8 @@ class RayExecutor:
                         job = jobs[index]
                         task = remote.remote(self.prepare, job.config.model_dump(), job.folder.absolute())
                         running[task] = _Followed(index, job.folder, job.sink)
-                    if stop.asked:
-                        self._ask_to_stop(running)
+                    if stop.asked and self._ask_to_stop(running):
+                        stopping(len(running))
                     ready, _ = ray.wait(list(running), timeout=0.5)
                     for followed in running.values():
                         followed.tell()
@@ -83,6 +83,11 @@ class RayExecutor:
                         if outcome is not None:
                             outcomes[index] = outcome
                             ended(index, outcome)
+            except KeyboardInterrupt:  # the second time of asking
+                for task in running:
+                    ray.cancel(task, force=True)
+                running.clear()
+                raise
             finally:
                 self._ask_to_stop(running)
                 if running:
@@ -104,11 +109,13 @@ class RayExecutor:
         except exceptions.RayError as error:
             return Failed(f"Ray lost the process that trained {job.folder} {MAX_LOSSES} times: {one_line(str(error))}")
 
-    def _ask_to_stop(self, running: dict[Any, "_Followed"]) -> None:
-        for task, followed in running.items():
-            if not followed.asked:  # asked twice, a run ends without saving
-                self._ray.cancel(task)  # reaches a run as Ctrl-C, upon which it saves itself
-                followed.asked = True
+    def _ask_to_stop(self, running: dict[Any, "_Followed"]) -> bool:
+        """Whether there was anyone to ask who had not been asked before: asked twice, a run ends without saving."""
+        unasked = {task: followed for task, followed in running.items() if not followed.asked}
+        for task, followed in unasked.items():
+            self._ray.cancel(task)  # reaches a run as Ctrl-C, upon which it saves itself
+            followed.asked = True
+        return bool(unasked)
 
 
 def knock(address: str) -> None:

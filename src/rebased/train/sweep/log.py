@@ -8,12 +8,25 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rebased.train.folder import locked
 from rebased.train.provenance import describe_code
 from rebased.train.record import Record
 
 LOG = "sweep.jsonl"
+PROMISED: dict[str, dict[str, type]] = {
+    "sweep": {"runs": list},
+    "failed": {"digest": str, "error": str},
+    "retry": {"digest": str},
+}
+
+
+def is_whole(line: dict[str, Any]) -> bool:
+    """Whether a line has what its type promises."""
+    promised = PROMISED.get(line["type"], {})
+    kept = all(isinstance(line.get(key), kind) for key, kind in promised.items())
+    return kept and all(isinstance(digest, str) for digest in line.get("runs", ()))
 
 
 class SweepLog:
@@ -21,15 +34,19 @@ class SweepLog:
         self._record = Record(folder / LOG, skip_damaged=True)
 
     @property
+    def _lines(self) -> list[dict[str, Any]]:
+        return [line for line in self._record.lines if is_whole(line)]
+
+    @property
     def damaged(self) -> int:
         """Lines that could not be read. Failures that they told of are forgotten: such runs are tried again."""
-        return self._record.damaged
+        return self._record.damaged + len(self._record.lines) - len(self._lines)
 
     @property
     def failures(self) -> dict[str, str]:
         """The errors of runs that failed and have not been tried again, by digest."""
         errors: dict[str, str] = {}
-        for line in self._record.lines:
+        for line in self._lines:
             if line["type"] == "failed":
                 errors[line["digest"]] = line["error"]
             elif line["type"] == "retry":

@@ -19,6 +19,9 @@ class Watcher(Protocol):
     def ended(self, run: PlannedRun, accuracy: float | None) -> None:
         """The run is done, diverged or failed, as its status now says."""
 
+    def stopping(self, runs: int) -> None:
+        """Ctrl-C or SIGTERM has come, and so many runs are being saved."""
+
 
 def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, watcher: Watcher) -> bool:
     """Train or resume the runs; False: it was interrupted, and what was under way has been saved."""
@@ -37,5 +40,5 @@ def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, wa
         elif outcome.status != "interrupted":
             watcher.ended(replace(run, status="done"), outcome.accuracy)
 
-    outcomes = executor.run([Job(run.config, run.folder, watcher.sink(run)) for run in runs], ended)
+    outcomes = executor.run([Job(run.config, run.folder, watcher.sink(run)) for run in runs], ended, watcher.stopping)
     return not any(outcome is None or getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)
