@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rebased.train.config import TrainConfig
+
 PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
     ("short_conv", "rebased"): "ReBased",
     ("short_conv", "based"): "Based",
@@ -32,6 +34,7 @@ MEANS = (
     "train.compile",
     "backend",
 )
+USUAL = TrainConfig().model_dump(mode="json")  # what a record means that was written before there was such a setting
 PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 
@@ -106,7 +109,7 @@ def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[Mo
 def own_settings(run: dict[str, Any]) -> dict[str, Any]:
     """What a model and its training could be told apart by."""
     model = run["model"]
-    leaves = flatten({"model": model, "train": run["train"]})
+    leaves = flatten({"model": model, "train": USUAL | run["train"]})
     for i, mixer in enumerate(model["mixers"]):  # the default written out, or not
         if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):
             leaves[f"model.mixers.{i}.value_width"] = None

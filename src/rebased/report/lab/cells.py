@@ -25,6 +25,11 @@ class Cell:
     d_model: int
     runs: Mapping[float, Mapping[int, Run]]  # lr, seed
 
+    @property
+    def all_runs(self) -> list[Run]:
+        """At every rate, not at the chosen one alone."""
+        return [run for seeds in self.runs.values() for run in seeds.values()]
+
     @cached_property
     def choice(self) -> Choice:
         """By the mean over seeds of the test accuracy, whatever is reported then."""

@@ -1,0 +1,54 @@
+"""Runs that stand side by side, or in one cell, and were not made alike: a difference may come from that."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from rebased.report.lab.cells import Results
+from rebased.report.runs import Run
+from rebased.train.names import own_settings
+
+Mixture = dict[str, Counter[str]]
+"""By setting: how many runs have which value; only settings of which there are several values."""
+
+TRAIN = "train."
+COMPUTED = ("micro_batch", "capture", "compile")
+
+
+def trained_apart(results: Results) -> Mixture:
+    """Settings of the training in which runs of one task differ, without its being in their models' names: between two
+    models, or between the widths of one. Runs of one task, model and width are told apart by name."""
+    groups: dict[Hashable, list[Run]] = {}
+    for cell in results.cells:
+        groups.setdefault((cell.task, cell.model.apart), []).extend(cell.all_runs)
+    return mixture((how_trained(run) for run in runs) for runs in groups.values())
+
+
+def computed_apart(results: Results) -> Mixture:
+    """What a result should not depend on, and in which the runs of some cell differ all the same."""
+    return mixture((how_computed(run) for run in cell.all_runs) for cell in results.cells)
+
+
+def how_trained(run: Run) -> dict[str, Any]:
+    settings = own_settings(run.settings)
+    return {path.removeprefix(TRAIN): leaf for path, leaf in settings.items() if path.startswith(TRAIN)}
+
+
+def how_computed(run: Run) -> dict[str, Any]:
+    """Where it ran counts, not where it was told to."""
+    train = run.settings["train"]
+    return {"device": run.device} | {key: train[key] for key in COMPUTED if key in train}
+
+
+def mixture(groups: Iterable[Iterable[dict[str, Any]]]) -> Mixture:
+    """Over groups of runs: those settings that differ within one of them."""
+    found: Mixture = {}
+    for group in groups:
+        counts: Mixture = {}
+        for settings in group:
+            for key, value in settings.items():
+                counts.setdefault(key, Counter())["none" if value is None else str(value)] += 1
+        for key, values in counts.items():
+            if len(values) > 1:
+                found.setdefault(key, Counter()).update(values)
+    return found
