@@ -41,7 +41,9 @@ document.getElementById("frame").addEventListener("load", event => {{
   seen.shown = Array.from(table.tBodies[0].rows).filter(row => !row.hidden).length;
   seen.resources = view.performance.getEntriesByType("resource").map(entry => entry.name);
   seen.width = page.documentElement.scrollWidth;
-  seen.figures = Array.from(page.querySelectorAll("svg"), svg => svg.getBoundingClientRect().height);
+  page.querySelectorAll("details").forEach(part => part.open = true);
+  seen.figures = Array.from(page.querySelectorAll("svg[role=img]"), svg => svg.getBoundingClientRect());
+  seen.samples = Array.from(page.querySelectorAll(".legend svg"), svg => svg.getBoundingClientRect().width);
   seen.ink = view.getComputedStyle(page.querySelector("svg text")).fill;
   seen.data = JSON.parse(page.getElementById("data").textContent).runs.length;
   document.getElementById("seen").textContent = JSON.stringify(seen);
@@ -86,8 +88,10 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
     assert seen["sort"] == "descending"
     assert seen["shown"] == 16  # rows with both words in the filter's box
     assert seen["width"] <= PHONE  # wide things scroll in boxes of their own
-    assert len(seen["figures"]) == 5
-    assert all(height > 100 for height in seen["figures"])
+    assert len(seen["figures"]) == 8
+    assert all(200 < panel["width"] <= PHONE and panel["height"] > 100 for panel in seen["figures"])  # a row each
+    assert len(seen["samples"]) == 10  # two models in each of five legends
+    assert all(20 < width < 50 for width in seen["samples"])
     assert re.fullmatch(r"rgb\(\d+, \d+, \d+\)", seen["ink"])  # the page's own colour, not a placeholder's
     assert seen["ink"] != "rgb(1, 1, 1)"
 

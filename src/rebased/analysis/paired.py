@@ -98,7 +98,7 @@ def in_words(a: str, b: str, found: Comparison) -> str:
     by = f"by {abs(mean):.3f} ± {sd:.3f} on {n} paired seeds"
     if isnan(found.t_p):
         return f"{a} and {b} differ {by}, alike on every seed: without spread the t test says nothing."
-    numbers = f"(Holm p {_equals(found.t_holm)}, d = {found.d:.1f})"
+    numbers = f"(Holm p {equals(found.t_holm)}, d = {found.d:.1f})"
     if found.t_holm < SIGNIFICANT:
         return f"{a} recalls {'more' if mean > 0 else 'less'} than {b} {by} {numbers}."
     return f"Between {a} and {b} these seeds do not decide: they differ {by} {numbers}."
@@ -115,5 +115,5 @@ def wilcoxon_limit(pairs: int) -> str | None:
     )
 
 
-def _equals(p: float) -> str:
+def equals(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"= {p:.2g}"

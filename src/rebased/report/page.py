@@ -41,8 +41,8 @@ class Page(NamedTuple):
         )
 
 
-def figure(svg: str, caption: str) -> str:
-    return f'<figure><div class="wide">{svg}</div><figcaption>{escape(caption)}</figcaption></figure>'
+def figure(panels: str, caption: str) -> str:
+    return f"<figure>{panels}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def details(summary: str, body: str) -> str:

@@ -22,8 +22,8 @@ class Contrast(NamedTuple):
     found: Comparison  # of reference with other
 
     @property
-    def where(self) -> str:
-        return f"{self.task}, D = {', '.join(map(str, self.widths))}"
+    def at(self) -> str:
+        return f"D = {', '.join(map(str, self.widths))}"
 
 
 class Family(NamedTuple):

@@ -1,20 +1,26 @@
 """The figures of `rebased report`: the paper's Figures 1, 3, 4 and 7 from one's own records, and some more."""
 
-from collections.abc import Callable, Iterator, Sequence
-from math import isnan
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil, floor, isnan, log2
 from statistics import fmean
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
-
 from rebased.analysis import expected_validation_performance
-from rebased.report.figures import INK, SERIES, draw_svg, looks
+from rebased.report.drawing import (
+    INK,
+    SERIES,
+    Axes,
+    Draw,
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    draw_panels,
+    looks,
+)
 from rebased.report.lab.cells import Cell, Results, SliceKind
 from rebased.report.lab.heads import HeadsByPlace
 
 ACCURACY = (-0.03, 1.03)
-Draw = Callable[[Axes], None]
 
 
 def accuracy_by_width(results: Results) -> str:
@@ -36,7 +42,7 @@ def accuracy_by_width(results: Results) -> str:
         return draw
 
     panels = {where: panel(cells) for where, cells in by_task(results).items()}
-    return draw_svg(panels, "by-width", "Test accuracy by model width, a panel a task")
+    return draw_panels(panels, "by-width", "Test accuracy by model width", columns(results, panels))
 
 
 def accuracy_by_state(results: Results) -> str:
@@ -50,7 +56,7 @@ def accuracy_by_state(results: Results) -> str:
                 axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
             axes.set_xscale("log", base=2)
             axes.set(xlabel="bytes of state a sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
-            axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+            axes.xaxis.set_major_locator(FixedLocator(byte_ticks([cell.state_bytes or 1 for cell in cells])))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
             axes.minorticks_off()
 
@@ -58,7 +64,7 @@ def accuracy_by_state(results: Results) -> str:
 
     sized = {where: [cell for cell in cells if cell.state_bytes] for where, cells in by_task(results).items()}
     panels = {where: panel(cells) for where, cells in sized.items() if cells}
-    return draw_svg(panels, "by-state", "Test accuracy by bytes of state, a panel a task")
+    return draw_panels(panels, "by-state", "Test accuracy by bytes of state", columns(results, panels))
 
 
 def budgets(results: Results, replacement: bool) -> str:
@@ -78,7 +84,7 @@ def budgets(results: Results, replacement: bool) -> str:
 
     panels = {where: panel(cells) for where, cells in by_place(results).items() if tunable(cells)}
     name = "budget" if replacement else "budget-without"
-    return draw_svg(panels, name, "Expected accuracy by number of learning rates tried")
+    return draw_panels(panels, name, "Expected accuracy by number of learning rates tried", columns(results, panels))
 
 
 def tunable(cells: Sequence[Cell]) -> bool:
@@ -106,7 +112,7 @@ def mean_curves(results: Results) -> str:
         return draw
 
     panels = {where: panel(cells) for where, cells in by_place(results).items()}
-    return draw_svg(panels, "curves", "Test accuracy by epoch, mean over seeds")
+    return draw_panels(panels, "curves", "Test accuracy by epoch, mean over seeds", columns(results, panels))
 
 
 def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -135,7 +141,8 @@ def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
 
     places = by_place(results).items()
     panels = {where: panel(cells) for where, cells in places if any(len(cell.slices(kind)) > 1 for cell in cells)}
-    return draw_svg(panels, kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}") if panels else None
+    name, title = kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}"
+    return draw_panels(panels, name, title, columns(results, panels)) if panels else None
 
 
 def accuracy_by_heads(places: HeadsByPlace) -> str:
@@ -158,7 +165,13 @@ def accuracy_by_heads(places: HeadsByPlace) -> str:
 
         return draw
 
-    return draw_svg({where: panel(cells) for where, cells in places.items()}, "by-heads", "Test accuracy by heads")
+    return draw_panels({where: panel(cells) for where, cells in places.items()}, "by-heads", "Test accuracy by heads")
+
+
+def columns(results: Results, panels: Mapping[str, Draw]) -> int | None:
+    """A row a task, where a row is not too long."""
+    each, rest = divmod(len(panels), len(results.tasks))
+    return each if rest == 0 and 2 <= each <= 4 else None
 
 
 def crowded(results: Results) -> bool:
@@ -221,6 +234,15 @@ def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
     axes.minorticks_off()
+
+
+def byte_ticks(sizes: Sequence[int]) -> list[float]:
+    """At most five round sizes between the least and the most; where they are near each other, the sizes themselves."""
+    low, high = log2(min(sizes)), log2(max(sizes))
+    powers = range(ceil(low), floor(high) + 1)
+    if len(powers) < 2:
+        return sorted({float(min(sizes)), float(max(sizes))})
+    return [2.0**power for power in powers[:: ceil(len(powers) / 5)]]
 
 
 def bytes_text(size: float) -> str:

@@ -39,9 +39,12 @@ def heads_of(model: Mapping[str, Any]) -> int | None:
 class Nearness(NamedTuple):
     """How near ours is to the paper with one number of heads."""
 
-    distance: float  # of the means, on average
-    agree: int  # cells, of so many, that agree with it
-    cells: int
+    distances: Sequence[float]  # of the means, cell by cell, the same cells for every number of heads
+    agree: int  # of them
+
+    @property
+    def distance(self) -> float:
+        return fmean(self.distances)
 
 
 def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
@@ -49,16 +52,14 @@ def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
     numbers = {heads for cells in places.values() for heads, _ in cells}
     compared: dict[int, list[tuple[Spread, Reading]]] = {heads: [] for heads in sorted(numbers)}
     for cells in places.values():
-        for kind in {cell.model.kind for _, cell in cells}:
+        for kind in dict.fromkeys(cell.model.kind for _, cell in cells):
             known = {heads: (cell.test, cell.paper) for heads, cell in cells if cell.model.kind == kind and cell.paper}
             if known.keys() == numbers:
                 for heads, pair in known.items():
                     compared[heads].append(pair)
     return {
         heads: Nearness(
-            fmean(abs(ours.mean - paper.mean) for ours, paper in pairs),
-            sum(agrees(ours, paper) for ours, paper in pairs),
-            len(pairs),
+            [abs(ours.mean - paper.mean) for ours, paper in pairs], sum(agrees(ours, paper) for ours, paper in pairs)
         )
         for heads, pairs in compared.items()
         if pairs

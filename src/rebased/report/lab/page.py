@@ -108,7 +108,8 @@ class Lab:
         )
         again = figure(figures.budgets(self.results, True), "Drawn with replacement: the paper's Figure 4, probably.")
         anew = figure(figures.budgets(self.results, False), "Drawn without replacement: every try is a new rate.")
-        return lead + again + anew + details("Show both in numbers", tables.budget_table(self.results).to_html())
+        numbers = tables.budget_table(self.results).to_html()
+        return lead + again + details("Show it drawn without replacement, and both in numbers", anew + numbers)
 
     def slices(self, kind: SliceKind) -> Iterator[Section]:
         picture = figures.accuracy_by_slice(self.results, kind)

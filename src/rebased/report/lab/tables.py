@@ -1,5 +1,6 @@
 """The tables of `rebased report`."""
 
+import re
 from collections.abc import Sequence
 from math import isnan
 from statistics import fmean
@@ -41,7 +42,15 @@ def results_table(results: Results) -> Table:
         *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
         *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
     )
-    return Table(head, [_result(cell) for cell in results.cells])
+    return task_last(Table(head, [_result(cell) for cell in results.cells]))
+
+
+def task_last(table: Table) -> Table:
+    """The second column is the task. Where it is always the same it tells nothing, and stands last."""
+    if len({row[1] for row in table.rows}) > 1:
+        return table
+    head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
+    return Table(head, rows)
 
 
 def _result(cell: Cell) -> tuple[str, ...]:
@@ -106,26 +115,37 @@ def _run(run: Run) -> tuple[str, ...]:
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
-    """Paired differences and what the tests make of them. p* is p after Holm's correction. The task comes first where
-    there are several, last where it is always the same."""
+    """Paired differences and what the tests make of them. p* is p after Holm's correction."""
     head = (
-        *("D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p", "Wilcoxon p"),
+        *(
+            "comparison",
+            "task",
+            "D",
+            "difference",
+            "sd",
+            "t test p*",
+            "Cohen's d",
+            "95% from",
+            "to",
+            "t test p",
+            "Wilcoxon p",
+        ),
         *("Wilcoxon p*", "rank-biserial", "of", "pairs", "unpaired runs", "code"),
     )
-    several = len({contrast.task for contrast in contrasts}) > 1
-    rows = [
-        (
-            f"{contrast.reference} − {contrast.other}",
-            *((contrast.task, *_contrast(contrast)) if several else (*_contrast(contrast), contrast.task)),
-        )
-        for contrast in contrasts
-    ]
-    return Table(("comparison", *(("task", *head) if several else (*head, "task"))), rows)
+    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts]))
+
+
+def difference_of(one: str, other: str) -> str:
+    """What sets both apart from others of their kind is said once: 'ReBased − Based (n_heads 2)'."""
+    apart = re.search(r" \([^()]*\)$", one)
+    return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
 
 
 def _contrast(contrast: Contrast) -> tuple[str, ...]:
     found, spread = contrast.found, contrast.found.difference
     return (
+        difference_of(contrast.reference, contrast.other),
+        contrast.task,
         ", ".join(map(str, contrast.widths)),
         number(spread.mean),
         number(spread.sd),
@@ -153,7 +173,7 @@ def budget_table(results: Results) -> Table:
             best = expected_validation_performance(cell.lr_means, replacement)
             row += [*(f"{value:.3f}" for value in best), *[NONE] * (most - len(best))]
         rows.append(tuple(row))
-    return Table(("model", "task", "D", *budgets), rows)
+    return task_last(Table(("model", "task", "D", *budgets), rows))
 
 
 def slice_table(results: Results, kind: SliceKind) -> Table:
@@ -166,17 +186,18 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
         found = cell.slices(kind)
         values = (f"{found[part]:.3f}" if part in found else NONE for part in parts)
         rows.append((str(cell.model), cell.task, str(cell.d_model), *values))
-    return Table(("model", "task", "D", *heads), rows)
+    return task_last(Table(("model", "task", "D", *heads), rows))
 
 
 def heads_table(places: HeadsByPlace) -> Table:
     """The same model with other numbers of heads, and the paper's value, whose heads are not told."""
     rows = []
-    for where, cells in places.items():
+    for cells in places.values():
         for heads, cell in cells:
             off = NONE if cell.paper is None else f"{abs(cell.test.mean - cell.paper.mean):.3f}"
-            rows.append((cell.model.kind, where, str(heads), plus_minus(cell.test), str(cell.paper or NONE), off))
-    return Table(("model", "where", "heads", "test", "paper", "apart"), rows)
+            place = (cell.model.kind, cell.task, str(cell.d_model), str(heads))
+            rows.append((*place, plus_minus(cell.test), str(cell.paper or NONE), off))
+    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "apart"), rows))
 
 
 def p_text(p: float) -> str:

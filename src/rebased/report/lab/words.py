@@ -1,15 +1,15 @@
 """What a page of runs says in words: results first, then everything that speaks against believing them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from rebased.analysis import in_words, wilcoxon_limit
-from rebased.analysis.paired import SIGNIFICANT
+from rebased.analysis import compare_all, in_words, wilcoxon_limit
+from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.collect import Collection
 from rebased.report.lab.cells import COUNTED, Results
 from rebased.report.lab.comparisons import Family
-from rebased.report.lab.heads import HeadsByPlace, nearness
+from rebased.report.lab.heads import HeadsByPlace, Nearness, nearness
 from rebased.report.lab.mixtures import Mixture, computed_apart, trained_apart
 from rebased.report.lab.paper import agrees, deviations, source
 from rebased.report.runs import Run
@@ -43,9 +43,9 @@ def in_short(results: Results, families: Sequence[Family]) -> Iterator[str]:
         apart = any(deviations(cell.any_run) for cell, _ in compared)
         near = sum(agrees(cell.test, paper) for cell, paper in compared)
         yield (
-            f"The paper has {len(compared)} of these {plural(len(results.cells), 'cell')}; in {near} of them ours "
-            "agrees: within two standard errors of the difference, and what reading the paper's value adds."
-            f"{' Settings differ from the paper, as said beside its values.' if apart else ''}"
+            f"The paper has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}. In {near} of "
+            "them ours is within two standard errors of it, and what reading it off a figure adds; where spreads are "
+            f"wide, that is soon said.{' Settings differ from the paper, as told beside its values.' if apart else ''}"
         )
 
 
@@ -62,8 +62,9 @@ def ranking(results: Results, task: str) -> str:
     }
     order = sorted(means, key=lambda model: means[model], reverse=True)
     told = ", ".join(f"{model} {means[model]:.3f}" for model in order[:TOLD])
-    told += f" and {plural(len(order) - TOLD, 'model')} more" if len(order) > TOLD else ""
-    return f"{task}: {told} (accuracy, mean over D = {', '.join(map(str, widths))})."
+    told += f" and {len(order) - TOLD} more" if len(order) > TOLD else ""
+    over = f"mean over D = {', '.join(map(str, widths))}" if len(widths) > 1 else f"D = {widths[0]}"
+    return f"{task}: {told} (test accuracy, {over})."
 
 
 def verdict(family: Family) -> str:
@@ -73,22 +74,31 @@ def verdict(family: Family) -> str:
     return (
         f"{family.title}: {family.reference} is ahead in {ahead} and behind in {behind} of "
         f"{plural(len(found), 'comparison')}; undecided: {len(found) - ahead - behind} "
-        f"(paired t test, Holm p < {SIGNIFICANT:g})."
+        f"({splits_of(family)}; paired t test, Holm p < {SIGNIFICANT:g})."
     )
 
 
+def splits_of(family: Family) -> str:
+    """On which data models were compared."""
+    splits = {contrast.split for contrast in family.contrasts}
+    named = {"held out": "on held-out data", "test": "on the test split"}
+    return named[splits.pop()] if len(splits) == 1 else "on held-out data where both have them"
+
+
 def sentences(family: Family) -> Iterator[str]:
+    several = len({contrast.task for contrast in family.contrasts}) > 1
     for contrast in family.contrasts:
         code = "" if contrast.same_code else " Their runs are of different versions of the code."
-        yield f"{contrast.where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
+        where = f"{contrast.task}, {contrast.at}" if several else contrast.at
+        yield f"{where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
 
 
 def notes_on_tests(family: Family) -> Iterator[str]:
     yield (
-        "Differences are paired by seed. p* is p after Holm's correction over the "
+        "Differences are paired by seed; ± is their standard deviation. p* is p after Holm's correction over the "
         f"{plural(len(family.contrasts), 'comparison')} of this table, each kind of test for itself. Intervals are "
         "bootstrapped (BCa), and a bit too short for so few seeds. Cohen's d is the mean difference over its standard "
-        "deviation; rank-biserial is 1 where every seed favours the first model."
+        "deviation, and comes out too large for so few; rank-biserial is 1 where every seed favours the first model."
     )
     splits = {contrast.split for contrast in family.contrasts}
     if "test" in splits:
@@ -108,10 +118,31 @@ def heads_verdict(places: HeadsByPlace) -> str:
         return "The paper has no value for any model here that was run with every number of heads."
     nearest = min(near, key=lambda heads: near[heads].distance)
     told = "; ".join(
-        f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {one.cells}" for heads, one in near.items()
+        f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {len(one.distances)}"
+        for heads, one in near.items()
     )
     return (
-        f"Nearest to the paper: {plural(nearest, 'head')}. Mean distance from it and cells that agree with it: {told}."
+        f"Nearest to the paper on average: {plural(nearest, 'head')}. Mean distance from it, and cells within two "
+        f"standard errors of it: {told}.{how_much_nearer(near, nearest)}"
+    )
+
+
+def how_much_nearer(near: Mapping[int, Nearness], nearest: int) -> str:
+    """Than each other number of heads, paired by cell; one cell can be put to no test."""
+    if len(near[nearest].distances) < 2:
+        return ""
+    others = [heads for heads in near if heads != nearest]
+    by_cell = {heads: dict(enumerate(one.distances)) for heads, one in near.items()}
+    found = compare_all([(by_cell[heads], by_cell[nearest]) for heads in others])
+    parts = [
+        f"than {plural(heads, 'head')} by {one.difference.mean:.3f} (Holm p {equals(one.t_holm)})"
+        for heads, one in zip(others, found, strict=True)
+    ]
+    decided = all(one.t_holm < SIGNIFICANT for one in found)
+    rest = "" if decided else f" Where p is not below {SIGNIFICANT:g}, these cells do not decide."
+    return (
+        f" It is nearer {' and '.join(parts)}: paired t tests over cells, which are not independent, so p is too "
+        f"small.{rest}"
     )
 
 
