@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ops.polynomial_cases import EVEN, MIXED, NAMES, Cut, attend, tensors
 from rebased.ops import BASED, REBASED, Coefficients, poly_attention
-from rebased.ops.polynomial.gpu import launch
+from rebased.ops.polynomial.gpu import launch, states
+from rebased.ops.polynomial.gpu.features import pair_of
 from tolerances import assert_close, assert_small_error
 
 pytestmark = pytest.mark.usefixtures("poisoned_kernels")
@@ -44,6 +45,23 @@ def test_values_and_gradients(
     cut(*cuts)
     given, exact = tensors(shape, coefficients, dtype)
     assert_small_error(attend(given, coefficients), attend(exact, coefficients), NAMES, dtype)
+
+
+def test_groups_that_do_not_fill_ask_for_no_block_that_is_not_there(cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K = 24 has six pairs of tiles, and a program takes four: where full tiles need no mask, a seventh pair would be
+    read past the end of a row, after a search for it that goes on until 32 bits overflow."""
+    cut(64)
+    asked = set()
+
+    def spy(block: Any, TILES: Any) -> Any:
+        asked.add(number := int(block.handle.data.item()))
+        assert number < 6, "no such pair"
+        return pair_of(block, TILES)
+
+    monkeypatch.setattr(states, "pair_of", spy)
+    given, exact = tensors(Shape(B=1, T=128, H=1, K=24, V=16), REBASED, torch.float32)
+    assert_small_error(attend(given, REBASED), attend(exact, REBASED), NAMES, torch.float32)
+    assert asked == set(range(6))
 
 
 @pytest.mark.parametrize("chunk", [None, 64])

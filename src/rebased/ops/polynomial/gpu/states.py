@@ -31,6 +31,10 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
             across *= scale[None, :]
         across = across.to(values.dtype)
     else:
+        if (
+            TILES > 2
+        ):  # the last group may be short: what is added past it is never stored, but must be a block there is
+            block = tl.minimum(block, PAIRS - 1)
         a, b = pair_of(block, TILES)
         if TILES > 2:
             xa = load_tile_across(x, stride, rows, n_rows, a, K, not EVEN)
