@@ -70,6 +70,7 @@ def test_records_of_the_folder_are_believed_first(tmp_path: Path) -> None:
     first, second = plan.runs
     first.folder.mkdir()
     lines = [{"type": "epoch", "epoch": i, "seconds": 40.0, "test_seconds": 2.0} for i in (1, 2)]
+    lines.append({"type": "epoch", "epoch": 3})  # a line that lacks something tells nothing
     (first.folder / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     clock = Clock()
     cost = estimate(plan.runs, plan.runs, clock)

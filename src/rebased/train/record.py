@@ -50,7 +50,7 @@ class Record:
         if size > self.size:
             raise ValueError(
                 f"{self.path} is damaged: it holds {self.size} bytes, and its checkpoint was saved after {size}; "
-                "start the run again in another folder"
+                f"remove {self.path.parent} and train the run again, or start it in another folder"
             )
         if self.path.exists():
             self._truncate(size)

@@ -120,6 +120,20 @@ def test_the_papers_values_stand_beside_ours() -> None:
     assert lab.summary[-1].startswith("The paper has a value for 4 of these 4 cells. In 1 of them ours is within two")
 
 
+def test_a_verdict_counts_what_was_tested_alone() -> None:
+    def verdicts(runs: list[Run]) -> list[str]:
+        return [text for text in Lab(Collection(runs=runs)).summary if text.startswith("At each width")]
+
+    one = [made_up(model, [level]) for model, level in (("rebased", 0.8), ("based", 0.5))]
+    assert verdicts(one) == ["At each width: 1 comparison, and no test, for want of seeds or of spread between them."]
+    more = [made_up(m, [level + s / 1e4], seed=s) for m, level in (("rebased", 0.8), ("mamba", 0.1)) for s in (43, 44)]
+    more[0] = made_up(accuracies=[0.81], seed=43)
+    assert verdicts([*one, *more]) == [
+        "At each width: ReBased is ahead in 1 and behind in 0 of 2 comparisons, 0 undecided, 1 without a test, for "
+        "want of seeds or of spread between them (on the test split; paired t test, Holm p < 0.05)."
+    ]
+
+
 def test_every_warning() -> None:
     runs = [
         made_up(seed=42),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from statistics import fmean
 
 from rebased.analysis import compare_all, in_words, wilcoxon_limit
@@ -14,6 +15,7 @@ from rebased.report.lab.mixtures import Mixture, computed_apart, trained_apart
 from rebased.report.lab.paper import agrees, deviations, source
 from rebased.report.runs import Run
 
+UNTESTED = "for want of seeds or of spread between them"
 TOLD = 8  # models a sentence names; the tables have all
 
 
@@ -71,9 +73,13 @@ def verdict(family: Family) -> str:
     found = [contrast.found for contrast in family.contrasts]
     ahead = sum(one.t_holm < SIGNIFICANT and one.difference.mean > 0 for one in found)
     behind = sum(one.t_holm < SIGNIFICANT and one.difference.mean < 0 for one in found)
+    untested = sum(isnan(one.t_holm) for one in found)
+    if untested == len(found):
+        return f"{family.title}: {plural(untested, 'comparison')}, and no test, {UNTESTED}."
+    none = f", {untested} without a test, {UNTESTED}" if untested else ""
     return (
         f"{family.title}: {family.reference} is ahead in {ahead} and behind in {behind} of "
-        f"{plural(len(found), 'comparison')}; undecided: {len(found) - ahead - behind} "
+        f"{plural(len(found), 'comparison')}, {len(found) - ahead - behind - untested} undecided{none} "
         f"({splits_of(family)}; paired t test, Holm p < {SIGNIFICANT:g})."
     )
 
@@ -212,7 +218,8 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
         yield f"{plural(len(failed), 'run')} failed, in no result; the first of them with: {failed[0]}"
     absent = len(found.asked - found.failures.keys() - {run.digest for run in found.runs})
     if absent:
-        yield f"{plural(absent, 'run')} of a sweep not begun yet."
+        which = "without a readable record, or not begun yet" if found.nameless else "not begun yet"
+        yield f"{plural(absent, 'run')} of a sweep {which}."
     diverged = [run for run in found.runs if run.status == "diverged"]
     if diverged:
         early = sum(not run.epochs for run in diverged)

@@ -99,9 +99,9 @@ def pattern_of(run: PlannedRun) -> Pattern:
 
 
 def _epochs(run: PlannedRun) -> list[float]:
-    """The seconds of the epochs that its record has."""
-    lines = lines_so_far(run.folder)
-    return [line["seconds"] + line["test_seconds"] for line in lines if line["type"] == "epoch"]
+    """The seconds of the epochs that its record has; lines that lack them tell nothing."""
+    lines = [line for line in lines_so_far(run.folder) if line["type"] == "epoch"]
+    return [line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()]
 
 
 def _recorded_rate(run: PlannedRun) -> Rate | None:
