@@ -470,7 +470,9 @@ def main(words: Sequence[str] | None = None) -> Path:
     result = {
         "what": f"training steps of {args.rows} sequences, vocabulary 8,192, logits at labelled positions",
         "date": now.isoformat(timespec="seconds"),
-        "command": " ".join(["python benchmarks/train.py", *(word for word in spoken if word != str(args.out))]),
+        "command": " ".join(
+            ["python benchmarks/train.py", *(word for word in spoken if word not in ("--out", str(args.out)))]
+        ),
         "machine": machine(args.device.type),
         "rows": rows,
         "pairs": summary([row for row in rows if row["section"] == "pairs"]),

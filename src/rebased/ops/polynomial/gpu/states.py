@@ -31,9 +31,7 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
             across *= scale[None, :]
         across = across.to(values.dtype)
     else:
-        if (
-            TILES > 2
-        ):  # the last group may be short: what is added past it is never stored, but must be a block there is
+        if TILES > 2:  # in the last group some may be missing: what stands for them is never stored
             block = tl.minimum(block, PAIRS - 1)
         a, b = pair_of(block, TILES)
         if TILES > 2:

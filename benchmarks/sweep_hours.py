@@ -1,0 +1,103 @@
+"""What the shipped sweeps would cost in GPU hours, from recorded steps: arithmetic, no GPU needed.
+
+    PYTHONPATH=src python benchmarks/sweep_hours.py
+
+ReBased's step in TF32 at several lengths and widths (the newest train-*.json that has section `targets`) gives
+nanoseconds a token as a line in D. Another model costs in proportion to its step beside ReBased's at D = 64 and the
+nearest length (the newest train-*.json with section `presets`, bf16). Evaluation counts a third of training a token.
+One run at a time, every epoch trained: runs side by side and early stops make it less.
+"""
+
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rebased.models import LMConfig, preset
+from rebased.models.presets import mqar_preset_names
+from rebased.tasks import Segment
+from rebased.train import RunConfig
+from rebased.train.sweep import read_sweep
+
+ROOT = Path(__file__).parents[1]
+SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")
+ROWS = 512  # of the recorded steps
+ReBasedNs = Callable[[int], float]
+
+
+def newest_rows(results: Path, section: str, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The name of the newest record that has such rows, and the rows."""
+    for path in sorted(results.glob("train-*-cuda.json"), reverse=True):
+        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
+        rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+        if rows:
+            return path.name, rows
+    raise SystemExit(f"no record in {results} has section {section} with {wanted}")
+
+
+def token_line(rows: Sequence[dict[str, Any]]) -> ReBasedNs:
+    """ns(D) = a + b D by least squares over the shapes, each with the faster of its modes."""
+    best: dict[tuple[int, int], float] = {}
+    for row in rows:
+        at = row["T"], row["D"]
+        best[at] = min(best.get(at, math.inf), 1e6 * row["ms"] / (ROWS * row["T"]))
+    widths, times = [D for _, D in best], list(best.values())
+    middle, level = sum(widths) / len(widths), sum(times) / len(times)
+    slope = sum((D - middle) * (t - level) for D, t in zip(widths, times, strict=True))
+    slope /= sum((D - middle) ** 2 for D in widths)
+    return lambda D: level + slope * (D - middle)
+
+
+def preset_of(model: LMConfig) -> str:
+    mixers = [mixer.name for mixer in model.mixers]
+    for name in mqar_preset_names():
+        if [mixer.name for mixer in _preset(name).mixers] == mixers:
+            return name
+    raise ValueError(f"no preset has the mixers {mixers}")
+
+
+@cache
+def _preset(name: str) -> LMConfig:
+    return preset(name, d_model=64, max_len=256)
+
+
+def run_hours(run: RunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]) -> float:
+    name, D = preset_of(run.model), run.model.d_model
+
+    def seconds(segments: Sequence[Segment], share: float) -> float:
+        total = 0.0
+        for segment in segments:
+            near = min({T for _, T in steps}, key=lambda T: abs(math.log(T / segment.seq_len)))
+            ratio = steps[name, near] / steps["rebased", near]
+            total += share * segment.examples * segment.seq_len * ratio * ns(D) * 1e-9
+        return total
+
+    task = run.task
+    return run.train.epochs * (seconds(task.train, 1) + seconds((*task.test, *task.held_out), 1 / 3)) / 3600
+
+
+def main(results: Path = ROOT / "benchmarks" / "results") -> dict[str, float]:
+    targets, rows = newest_rows(results, "targets", preset="rebased", precision="tf32")
+    ns = token_line(rows)
+    presets, rows = newest_rows(results, "presets", precision="bf16", mode="captured")
+    steps = {(row["preset"], row["T"]): row["ms"] for row in rows}
+    print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns a token ({targets}); others beside it: {presets}")
+    hours = {}
+    for name in SWEEPS:
+        points = [point.config for point in read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {})]
+        lengths: Counter[int] = Counter()
+        for run in points:
+            lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, ns, steps)
+        hours[name] = sum(lengths.values())
+        parts = ", ".join(f"T = {T:,} {lengths[T]:.0f}" for T in sorted(lengths))
+        print(f"{name:14} {len(points):6,} runs {hours[name]:8.0f} GPU hours   ({parts})")
+    return hours
+
+
+if __name__ == "__main__":
+    logging.getLogger("rebased").setLevel(logging.ERROR)  # that heads do not divide a width is told where runs train
+    main()
