@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ TORCH_ALONE = find_spec("pydantic") is None
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
 CONTRACT = "test_contract.py"
+SERVER_HAS = ("rebased.train.executors", "rebased.train.text", "rebased.tasks.text.preparation", "torch._dynamo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_server_forks_every_process() -> Iterator[None]:
+    """Whoever starts the server of a pytest process says what it has imported; what others need besides, each of their
+    processes would import by itself: seconds for the compiler that optimisers import. So it has all, from the start."""
+    forkserver.set_forkserver_preload([*SERVER_HAS])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -49,9 +49,8 @@ class AtStep(Sink):
             self.action()
 
 
-# A server that has imported torch, but never computed with it, forks ready processes in milliseconds.
+# A server that has imported torch, but never computed with it, forks ready processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rebased.train", "torch._dynamo", "tiny_run"])  # an optimiser imports dynamo
 
 
 def in_process(function: Callable[..., Any], *arguments: Any, kill_after: float | None = None) -> int:

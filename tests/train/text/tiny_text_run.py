@@ -79,9 +79,8 @@ class AtStep(TextSink):
             self.action()
 
 
-# A server that has imported torch, but never computed with it, forks ready processes in milliseconds.
+# A server that has imported torch, but never computed with it, forks ready processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["rebased.train.text", "torch._dynamo", "tiny_text_run"])
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
