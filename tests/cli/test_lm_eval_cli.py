@@ -157,7 +157,7 @@ def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["eval", "run"], "does not say which text it belongs to; name a prepared folder with --data"),
         (["eval", "nowhere", "--data", "text"], "nowhere is not there; give a run's folder"),
-        (["eval", "text", "--data", "text"], "model.safetensors is not there"),
+        (["eval", "text", "--data", "text"], "text is not a run's folder (no config.yaml)"),
         (["eval", "facts.jsonl", "--data", "text"], "not a safetensors file"),
         (["eval", "run", "--data", "run"], "run has no manifest.json"),
         (["eval", "run", "--data", "text", "--split", "tset"], "no split 'tset'; did you mean 'test'"),

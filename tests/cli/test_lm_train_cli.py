@@ -57,11 +57,22 @@ def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]
     assert re.match(r"step 2/4  loss \d.*\|g\| \d.*lr 3.00e-03  [\d,]+ tokens/s  \d+ s left", lines[1])
     assert re.match(r"step 2/4  valid loss \d\.\d+  perplexity \d+\.\d+  \(40 tokens", lines[2])
     assert lines[-2] == "measuring 3 windows of valid"
-    assert lines[-1] == f"valid perplexity {record[-2]['perplexity']:.3f} after 4 steps; {folder}"
+    every, ar, non_ar = (record[-1]["valid"][part]["perplexity"] for part in ("all", "ar", "non_ar"))
+    parts = f"{every:.3f} (AR {ar:.3f}, non-AR {non_ar:.3f})"  # as measured in the end, not on the way
+    assert lines[-1] == f"valid perplexity {parts} after 4 steps; {folder}"
     assert captured.err == ""
     assert load_model(folder).config.n_layers == 3
     assert rebased("--config", config, "--train.lr", "3e-3", "--model.n_layers=3", "--resume") == 0
     assert capsys.readouterr().out.startswith("this run is done already: valid perplexity")
+
+
+def test_a_text_in_which_nothing_repeats_has_no_ar_perplexity(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", config, "--data.seq_len", "4", "--train.final_windows", "1", "--out", "run"]
+    assert rebased(*words) == 0
+    found = read_record(Path("run"))[-1]["valid"]
+    assert (found["ar_share"], found["ar"]) == (0, {"loss": None, "perplexity": None})
+    every = f"{found['all']['perplexity']:.3f}"
+    assert f"valid perplexity {every} (AR -, non-AR {every}) after 4 steps; run" in capsys.readouterr().out
 
 
 def test_in_a_terminal_there_is_a_bar(
@@ -88,6 +99,7 @@ BAD = [
         "which has 257 tokens, and the model has model.vocab_size",
     ),
     (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is beyond the model's 8 learned positions"),
+    (["--config", "tiny.yaml", "--data.seq_len", "9999"], "tokens to train on, which fill no window; make windows"),
     (["--config", "tiny.yaml", "--train.warmup_steps", "5"], "warmup_steps 5 are more than the run's steps, 4"),
     (["--config", str(CONFIGS.parent / "mqar" / "quick.yaml")], "task instead of data: it is for `rebased train`"),
     (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
@@ -131,6 +143,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
     last = out.splitlines()[-1]
+    assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
     assert re.match(r"interrupted at step \d+, saved; go on with: rebased lm train --config", last)
     again = shlex.split(last.partition("rebased lm train ")[2])
     step = int(re.findall(r"step (\d+)", last)[0])

@@ -15,6 +15,13 @@ def being_saved(runs: int) -> str:
     return f"stopping: {are} being saved; Ctrl-C again ends {them} at once, to go on from the last checkpoint"
 
 
+def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:
+    """After a second Ctrl-C, which does not wait until the run is saved."""
+    if not (folder / CONFIG).exists():
+        return "ended at once; nothing was written yet"
+    return f"ended at once; from the last checkpoint {go_on_with(verb, folder, imports)}"
+
+
 def go_on_with(verb: str, folder: Path, imports: Sequence[str]) -> str:
     """`imports` are what --import named."""
     words = ["--config", str(folder / CONFIG), "--out", str(folder), "--resume"]

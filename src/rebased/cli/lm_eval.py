@@ -111,7 +111,7 @@ def lm_eval(
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
     console.print(title, highlight=False, markup=False, soft_wrap=True)
-    show(console, summary, bits, order)
+    show(console, summary, bits, rule)
     if json is not None:
         about = {
             "model": str(model),
@@ -160,7 +160,7 @@ def spread(n: int, wanted: int | None) -> list[int]:
     return [i * n // wanted for i in range(wanted)]
 
 
-def show(console: Console, summary: TextSummary, bits: float | None, order: int) -> None:
+def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRule) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("tokens")
     for name in ("number", "share", "perplexity", "95 % interval", "nats"):
@@ -172,10 +172,19 @@ def show(console: Console, summary: TextSummary, bits: float | None, order: int)
         interval = f"{low} to {high}" if low != "-" else "-"
         table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
     console.print(table)
-    said = "a token that stood" if order == 1 else f"the last of {order} tokens that stood, in this order,"
-    console.print(f"AR: {said} in the window before", highlight=False)
+    console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
     said = "not known: nobody counted the bytes of this text" if bits is None else f"{bits:.4f}"
     console.print(f"bits per byte: {said}", highlight=False)
+
+
+def describe(rule: ARRule) -> str:
+    said = "a token that stood" if rule.order == 1 else f"the last of {rule.order} tokens that stood, in this order,"
+    parts = [f"{said} in the window before"]
+    if rule.reset_token is not None:
+        parts.append(f"since the last token {rule.reset_token}")
+    if rule.max_count is not None:
+        parts.append(f"unless the training split has them more than {rule.max_count:,} times")
+    return ", ".join(parts)
 
 
 def digits(number: float, decimals: int | None = None) -> str:

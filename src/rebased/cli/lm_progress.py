@@ -6,6 +6,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rebased.cli.going_on import being_saved
 from rebased.train.text import TextSink, TextStart
 
 
@@ -69,6 +70,9 @@ class Bar(TextProgress):
     def measuring(self, split: str, done: int, total: int) -> None:
         self._progress.update(self._task, completed=done, total=total, what=f"windows of {split} measured")
 
+    def stopping(self) -> None:
+        self._console.print(being_saved(1), soft_wrap=True, highlight=False, markup=False)
+
     def _show(self) -> None:
         self._progress.update(self._task, what="  ".join(filter(None, (self._loss, self._perplexity))))
 
@@ -103,6 +107,9 @@ class Lines(TextProgress):
     def measuring(self, split: str, done: int, total: int) -> None:
         if done == 0:
             self._say(f"measuring {total:,} windows of {split}")
+
+    def stopping(self) -> None:
+        self._say(being_saved(1))
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)

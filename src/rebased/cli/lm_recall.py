@@ -110,7 +110,8 @@ def lm_recall(
     console.print(title, highlight=False, markup=False, soft_wrap=True)
     show(console, tallies, by_distance)
     if recall.too_long:
-        console.print(f"{recall.too_long:,} facts were left out: too long for {size:,} tokens", highlight=False)
+        left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
+        console.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
     if json is not None:
         about = {
             "model": str(model),

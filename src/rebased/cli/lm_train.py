@@ -1,17 +1,18 @@
 """rebased lm train: one language model from a config file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED, USER_ERROR
-from rebased.cli.going_on import go_on_with
+from rebased.cli.going_on import ended_at_once, go_on_with
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_progress import text_progress
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
+from rebased.train.record import read_record
 from rebased.train.text import TextResult, TextRunConfig, TextSink, TextTrain, ToldElsewhere, train_text
 from rebased.train.text.dashboards import TensorBoard, WeightsAndBiases
 
@@ -66,6 +67,9 @@ def lm_train(
     try:
         with text_progress(console) as sink:
             result = train_text(run, folder, resume=resume, sinks=[sink, *dashboards])
+    except KeyboardInterrupt:  # the second one
+        console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
+        return INTERRUPTED
     except ToldElsewhere:  # by the first of several processes
         return USER_ERROR
     if result.speaks:
@@ -77,4 +81,13 @@ def describe(result: TextResult, imports: tuple[str, ...]) -> str:
     if result.status == "interrupted":
         return f"interrupted at step {result.step}, saved; {go_on_with('lm train', result.folder, imports)}"
     begin = "this run is done already: " if result.status == "already_done" else ""
-    return f"{begin}valid perplexity {result.perplexity:.3f} after {result.step:,} steps; {result.folder}"
+    end = read_record(result.folder)[-1]
+    found = ", ".join(f"{split} perplexity {in_parts(end[split])}" for split in ("valid", "test") if split in end)
+    return f"{begin}{found} after {result.step:,} steps; {result.folder}"
+
+
+def in_parts(measured: dict[str, Any]) -> str:
+    """'16.451 (AR 3.672, non-AR 56.310)'"""
+    values = (measured[part]["perplexity"] for part in ("all", "ar", "non_ar"))
+    every, ar, non_ar = ("-" if value is None else f"{value:.3f}" for value in values)
+    return f"{every} (AR {ar}, non-AR {non_ar})"

@@ -7,6 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rebased.cli.going_on import being_saved
 from rebased.train import RunStart, Sink, StepReport
 
 
@@ -62,6 +63,9 @@ class Bar(ProgressSink):
     def epoch(self, line: dict[str, Any]) -> None:
         self._progress.update(self._task, accuracy=f"{line['test']['accuracy']:.3f}")
 
+    def stopping(self) -> None:
+        self._progress.console.print(being_saved(1), soft_wrap=True, highlight=False, markup=False)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -82,6 +86,9 @@ class Lines(ProgressSink):
             f"accuracy {line['test']['accuracy']:.4f}  lr {line['lr']:.2e}  "
             f"{line['tokens_per_second']:,.0f} tokens/s  {line['seconds'] + line['test_seconds']:.1f} s"
         )
+
+    def stopping(self) -> None:
+        self._say(being_saved(1))
 
     def _say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.going_on import go_on_with
+from rebased.cli.going_on import ended_at_once, go_on_with
 from rebased.cli.imports import import_user_code
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
@@ -52,8 +52,12 @@ def train(
     run = load_config(RunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
-    with progress_sink(console) as sink:
-        result = run_training(run, folder, resume=resume, sinks=[sink])
+    try:
+        with progress_sink(console) as sink:
+            result = run_training(run, folder, resume=resume, sinks=[sink])
+    except KeyboardInterrupt:  # the second one
+        console.print(ended_at_once("train", folder, imports), soft_wrap=True, highlight=False, markup=False)
+        return INTERRUPTED
     console.print(describe(result, run, imports), soft_wrap=True, highlight=False, markup=False)
     return INTERRUPTED if result.status == "interrupted" else 0
 

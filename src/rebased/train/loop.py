@@ -61,7 +61,7 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
         torch.manual_seed(mix_seed(config.train.seed, DROPOUT))
         with (
             run_folder(folder, config, resume=resume),
-            stop_request() as stop,
+            stop_request(sinks) as stop,
             matmul_precision(config.train.precision),
             onednn_as_it_was(),
             own_stream(device),
@@ -188,13 +188,14 @@ class Run:
         saved = time.perf_counter()
         self.losses.restart()
         for batch in self.batches()[progress.batch :]:
-            if self.stop.asked or time.perf_counter() - saved > config.checkpoint_seconds:
+            stopping = self.stop.heed()  # asked once: a signal may come between two looks
+            if stopping or time.perf_counter() - saved > config.checkpoint_seconds:
                 self.read_losses(lr)
                 self.check_weights(lr)
                 self.save()
                 saved = time.perf_counter()
                 self.losses.restart()
-            if self.stop.asked:
+            if stopping:
                 return False
             self.take_step(batch)
             progress.step += 1

@@ -32,5 +32,8 @@ class Sink:
     def epoch(self, line: dict[str, Any]) -> None:
         """The line that has just been written to record.jsonl."""
 
+    def stopping(self) -> None:
+        """Ctrl-C or SIGTERM has come, and the run is about to be saved, which may take a while."""
+
     def end(self, line: dict[str, Any]) -> None:
         """The last line of record.jsonl. An interrupted run has none."""

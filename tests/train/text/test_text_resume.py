@@ -18,7 +18,7 @@ from tiny_text_run import AtStep, everything, losses, start, tiny, wait, write_t
 from rebased.config import merge
 from rebased.models import LanguageModel
 from rebased.train import read_record
-from rebased.train.text import TextRunConfig, checkpoint, train_text
+from rebased.train.text import TextRunConfig, TextSink, checkpoint, train_text
 from rebased.train.text.checkpoint import SafeReader
 
 OFTEN = {"train": {"checkpoint_every": 3}, "model": {"embed_dropout": 0.1}}
@@ -52,6 +52,32 @@ def test_the_record_has_every_line_once(whole: Path) -> None:
     lines = [(line["type"], line.get("step")) for line in read_record(whole)]
     expected = [("run", None), ("step", 3), ("step", 6), ("eval", 6), ("step", 9), ("step", 12), ("eval", 12)]
     assert lines == [*expected, ("end", 12)]
+
+
+class WhileMeasuring(TextSink):
+    """Asks the run to end, once, when some windows are measured."""
+
+    def __init__(self) -> None:
+        self.asked, self.heard = False, 0
+
+    def measuring(self, split: str, done: int, total: int) -> None:
+        if done and not self.asked:
+            self.asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stopping(self) -> None:
+        self.heard += 1
+
+
+def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_path: Path) -> None:
+    sink = WhileMeasuring()
+    result = train_text(tiny(text, OFTEN), tmp_path / "run", sinks=[sink])
+    assert (result.status, result.step, sink.heard) == ("interrupted", 12, 1)
+    assert not any(line["type"] == "end" for line in read_record(tmp_path / "run"))
+    result = train_text(tiny(text, OFTEN), tmp_path / "run", resume=True)
+    assert result.status == "done"
+    assert result.perplexity == read_record(whole)[-1]["valid"]["all"]["perplexity"]
+    assert everything(tmp_path / "run") == everything(whole)
 
 
 def test_how_often_is_saved_changes_nothing_but_the_seed_does(text: Path, whole: Path, tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ def open_corpus(config: TextRunConfig, *, verify: bool = True) -> Corpus:
             f"tokens, and the model has model.vocab_size {config.model.vocab_size:,}; set it to {corpus.vocab_size} or "
             "more, or prepare the text with the tokenizer that the model is for"
         )
+    tokens = corpus.splits["train"].tokens if "train" in corpus.splits else 0
+    if 0 < tokens <= config.data.seq_len:
+        raise ValueError(
+            f"data.seq_len {config.data.seq_len:,}: {folder} has {tokens:,} tokens to train on, which fill no window; "
+            "make windows shorter, or prepare more text"
+        )
     for split in ("train", "valid"):
         corpus.windows(split, config.data.seq_len)  # says what is wrong
     if verify and not corpus.verify_soon():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from rebased.tasks.perplexity import perplexity
 from rebased.tasks.seeds import mix_seed
 from rebased.tasks.text import Corpus, TextBatch, window_rows
 from rebased.train.folder import run_folder
-from rebased.train.interrupt import StopRequest, stop_request
+from rebased.train.interrupt import Stopped, StopRequest, stop_request
 from rebased.train.loop import Diverged
 from rebased.train.provenance import describe_code, describe_machine
 from rebased.train.record import RECORD, Record
@@ -71,8 +71,9 @@ def train_text(
         corpus = world.together(lambda: open_corpus(config, verify=world.leads))
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         model = LanguageModel(config.model)  # on the CPU, for the same weights everywhere; before there is a folder
-        with _shared_folder(folder, config, resume, world), stop_request() as stop, onednn_as_it_was():
-            return TextRun(config, folder, model, corpus, world, sinks if world.leads else (), stop).go()
+        heard = sinks if world.leads else ()
+        with _shared_folder(folder, config, resume, world), stop_request(heard) as stop, onednn_as_it_was():
+            return TextRun(config, folder, model, corpus, world, heard, stop).go()
 
 
 @contextmanager
@@ -138,7 +139,10 @@ class TextRun:
         except Diverged as error:
             self.end({"status": "diverged", "reason": str(error), "step": self.progress.step})
             raise
-        self.finish()
+        try:
+            self.finish()
+        except Stopped:
+            return self.result("interrupted")
         return self.result("done")
 
     def finished(self, end: dict[str, Any]) -> TextResult:
@@ -230,7 +234,7 @@ class TextRun:
         """Several processes must agree, for which they wait for one another: where they do so anyway."""
         if self.world.size > 1 and not self.is_time(self.config.train.log_every):
             return False
-        return self.world.any(self.stop.asked)
+        return self.world.any(self.stop.heed())
 
     def batch(self, step: int) -> list[TextBatch]:
         """This process's share of a step's windows, in micro batches. Which windows a step has is a function of the
@@ -285,6 +289,8 @@ class TextRun:
         config, windows = self.config.train, self.valid_windows
         rows = range(len(windows) if config.eval_windows is None else min(config.eval_windows, len(windows)))
         loss, tokens = validate(self.step, windows, rows, self.rows_at_once)
+        if not math.isfinite(perplexity(loss)):
+            raise self.diverged(f"the loss on the valid split became {loss:.3g}", self.progress.step)
         seconds = self.restart_clock()
         about = {"loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens, "seconds": seconds}
         self.tell("evaluation", {"type": "eval", "step": self.progress.step, **about})
@@ -336,6 +342,10 @@ class TextRun:
                 getattr(sink, event)(line)
 
     def tell_measuring(self, split: str, done: int, total: int) -> None:
+        """The last step has its checkpoint, so that measuring can be left and begun again. One of several processes
+        cannot leave it alone: the others would wait."""
+        if self.stop.heed() and self.world.size == 1:
+            raise Stopped
         for sink in self.sinks:
             sink.measuring(split, done, total)
 
@@ -343,6 +353,9 @@ class TextRun:
         self.tell("end", {"type": "end", **line})
 
     def last_perplexity(self) -> float | None:
+        """Of the trained model where it was measured, else of the last evaluation on the way."""
+        if self.record.end and "valid" in self.record.end:
+            return cast(float | None, self.record.end["valid"]["all"]["perplexity"])
         return next((line["perplexity"] for line in reversed(self.record.lines) if line["type"] == "eval"), None)
 
     def result(self, status: Literal["done", "already_done", "interrupted"]) -> TextResult:

@@ -1,5 +1,6 @@
 """What the paper's Table 2 asks of a trained model, as the record keeps it: perplexity of all, AR and non-AR tokens."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,9 @@ def measure(
     world: World,
     tell: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Over the first windows (none: all), which the processes share; every process gets the same answer. `tell` hears
-    how many of how many of its own are done."""
+    """Over the first windows (none: all), which the processes share; every process gets the same answer, None where
+    there is no number, such as of AR tokens where none repeats. `tell` hears how many of how many of its own are
+    done."""
     rows = range(len(windows))[:most][world.rank :: world.size]
     dtype = torch.bfloat16 if precision == "bf16" else None
     tell(0, len(rows))
@@ -34,9 +36,14 @@ def measure(
     scores = TextScores.join([part for part in world.gather(mine) if part is not None])
     return {
         "tokens": scores.tokens(),
-        "ar_share": scores.ar_share,
+        "ar_share": finite(scores.ar_share),
         **{
-            name: {"loss": scores.mean(columns), "perplexity": perplexity(scores.mean(columns))}
+            name: {"loss": finite(scores.mean(columns)), "perplexity": finite(perplexity(scores.mean(columns)))}
             for name, columns in (("all", ALL), ("ar", AR), ("non_ar", NON_AR))
         },
     }
+
+
+def finite(number: float) -> float | None:
+    """As JSON can keep it."""
+    return number if math.isfinite(number) else None

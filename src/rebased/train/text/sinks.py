@@ -33,5 +33,8 @@ class TextSink:
     def measuring(self, split: str, done: int, total: int) -> None:
         """After the last step: so many of this process's windows of a split are measured, none at first."""
 
+    def stopping(self) -> None:
+        """Ctrl-C or SIGTERM has come, and the run is about to be saved, which may take a while."""
+
     def end(self, line: dict[str, Any]) -> None:
         """The last line of record.jsonl. An interrupted run has none."""

@@ -7,8 +7,9 @@ import torch
 
 from rebased.models import LanguageModel
 from rebased.tasks.text import Corpus
+from rebased.train.folder import CONFIG
 from rebased.train.record import RECORD, read_record
-from rebased.train.weights import load_model
+from rebased.train.weights import WEIGHTS, load_model
 
 SPARE_ROWS = 1024
 
@@ -24,6 +25,8 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     """The model of a run's folder or of one safetensors file, and prepared text: `data`, or what the run read."""
     if not path.exists():
         raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
+    if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
+        raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
     run = _run_line(path)
     if run and "corpus" not in run:
         raise ValueError(
