@@ -10,8 +10,8 @@ import pytest
 from made_up import made_up
 from page_reader import assert_self_contained
 from rebased.report import Collection, Lab, Page, Run
-from rebased.report.lab.figures import accuracy_by_width, byte_ticks, mean_curves
-from rebased.report.lab.tables import difference_of
+from rebased.report.lab.figures import accuracy_by_width, byte_ticks, dodge, mean_curves
+from rebased.report.lab.tables import difference_of, width_table
 
 
 def sweep(**more: Any) -> list[Run]:
@@ -215,6 +215,20 @@ def test_sizes_of_states_have_ticks_of_their_own() -> None:
     assert byte_ticks([5000, 7000]) == [5000, 7000]
     assert byte_ticks([900, 5000]) == [1024, 2048, 4096]
     assert byte_ticks([1024, 2**20]) == [2.0**power for power in (10, 13, 16, 19)]
+
+
+def test_bars_of_one_place_stand_beside_each_other() -> None:
+    aside = dodge([16, 48], ["a", "b", "c"])
+    assert 0.9 < aside["a"] < aside["b"] == 1 < aside["c"] < 1.1
+    assert dodge([24], ["a", "b"]) == {"a": 1, "b": 1}  # a place alone has no neighbours
+
+
+def test_a_mean_over_one_width_is_not_told() -> None:
+    narrow = [run for run in sweep() if run.d_model == 24]
+    several, one = (width_table(Lab(Collection(runs=runs)).results, "T = 32, 4 pairs") for runs in (sweep(), narrow))
+    assert several.head == ("model", "D = 24", "D = 48", "mean")
+    assert one.head == ("model", "D = 24")
+    assert [len(row) for row in one.rows] == [2, 2]
 
 
 def test_what_sets_both_apart_is_said_once() -> None:

@@ -29,11 +29,13 @@ def accuracy_by_width(results: Results) -> str:
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
-            for name, line in lines_of(results, cells):
-                widths, means = [cell.d_model for cell in line], [cell.test.mean for cell in line]
+            lines = dict(lines_of(results, cells))
+            aside = dodge([cell.d_model for cell in cells], list(lines))
+            for name, line in lines.items():
+                widths, means = [cell.d_model * aside[name] for cell in line], [cell.test.mean for cell in line]
                 axes.plot(widths, means, **styles[name], marker="o", label=name)
                 bars(axes, widths, line, styles[name]["color"])
-                mark_paper(axes, [(cell.d_model, cell) for cell in line], styles[name]["color"])
+                mark_paper(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
             if any(cell.paper for cell in cells):
                 axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="paper")
             powers_of_two(axes, [cell.d_model for cell in cells])
@@ -152,10 +154,11 @@ def accuracy_by_heads(places: HeadsByPlace) -> str:
 
     def panel(cells: Sequence[tuple[int, Cell]]) -> Draw:
         def draw(axes: Axes) -> None:
+            aside = dodge([heads for heads, _ in cells], kinds)
             for kind in kinds:
                 line = [(heads, cell) for heads, cell in cells if cell.model.kind == kind]
                 if line:
-                    counts, means = [heads for heads, _ in line], [cell.test.mean for _, cell in line]
+                    counts, means = [heads * aside[kind] for heads, _ in line], [cell.test.mean for _, cell in line]
                     axes.plot(counts, means, **styles[kind], marker="o", label=kind)
                     bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
                     if line[0][1].paper:
@@ -218,13 +221,20 @@ def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[
     return panels
 
 
-def bars(axes: Axes, places: Sequence[int], cells: Sequence[Cell], colour: str) -> None:
+def dodge(places: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    """By what factor each line is moved aside, so that bars at one place of a logarithmic axis do not hide each
+    other."""
+    each = 0.012 * log2(max(places) / min(places))
+    return {name: 2 ** (each * (i - (len(names) - 1) / 2)) for i, name in enumerate(names)}
+
+
+def bars(axes: Axes, places: Sequence[float], cells: Sequence[Cell], colour: str) -> None:
     """The sample standard deviation of each cell; of a single seed there is none."""
     means, sds = [cell.test.mean for cell in cells], [0 if isnan(cell.test.sd) else cell.test.sd for cell in cells]
     axes.errorbar(places, means, sds, ecolor=colour, fmt="none", capsize=2, elinewidth=1)
 
 
-def mark_paper(axes: Axes, points: Sequence[tuple[int, Cell]], colour: str) -> None:
+def mark_paper(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) -> None:
     known = [(x, cell.paper.mean) for x, cell in points if cell.paper]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, ls="none", marker="x", ms=8, mew=2)

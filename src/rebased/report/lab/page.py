@@ -81,7 +81,8 @@ class Lab:
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
-            picture = figure(figures.accuracy_by_heads(self.by_heads), "Dotted: the paper's value.")
+            caption = "Dotted: the paper's value. Points of one number of heads are moved aside a little."
+            picture = figure(figures.accuracy_by_heads(self.by_heads), caption)
             table = tables.heads_table(self.by_heads).to_html()
             yield Section("How many heads?", paragraphs(words.heads_verdict(self.by_heads)) + picture + table)
         yield Section("Results in full", paragraphs(RESULTS) + tables.results_table(results).to_html())
@@ -93,7 +94,10 @@ class Lab:
         """The picture of all tasks, then a table a task."""
         results, html = self.results, ""
         if len(results.widths) > 1:
-            caption = "Mean over seeds at the chosen learning rate; bars are the sample standard deviation."
+            caption = (
+                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation. Points of one "
+                "width are moved aside a little, so that all can be seen."
+            )
             html += figure(figures.accuracy_by_width(results), caption)
         for task in results.tasks:
             note = words.paper_note(results, task)

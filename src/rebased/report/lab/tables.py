@@ -32,8 +32,9 @@ def width_table(results: Results, task: str) -> Table:
             means += [cell.test.mean] if cell else []
             if d_model in known:
                 row.append(str(cell.paper) if cell and cell.paper else NONE)
-        rows.append((*row, f"{fmean(means):.3f}" if len(means) == len(widths) else NONE))
-    return Table((*head, "mean"), rows)
+        mean = f"{fmean(means):.3f}" if len(means) == len(widths) else NONE
+        rows.append((*row, mean) if len(widths) > 1 else tuple(row))
+    return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
 
 
 def results_table(results: Results) -> Table:

@@ -42,12 +42,13 @@ def in_short(results: Results, families: Sequence[Family]) -> Iterator[str]:
         yield verdict(family)
     compared = [(cell, cell.paper) for cell in results.cells if cell.paper]
     if compared:
-        apart = any(deviations(cell.any_run) for cell, _ in compared)
         near = sum(agrees(cell.test, paper) for cell, paper in compared)
+        apart = any(deviations(cell.any_run) for cell, _ in compared)
+        settings = " Settings differ from the paper, as told beside its values." if apart else ""
         yield (
             f"The paper has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}. In {near} of "
-            "them ours is within two standard errors of it, and what reading it off a figure adds; where spreads are "
-            f"wide, that is soon said.{' Settings differ from the paper, as told beside its values.' if apart else ''}"
+            "them ours is within two standard errors of it, and what rounding it or reading it off a figure adds; "
+            f"where spreads are wide, that is soon said.{settings}"
         )
 
 
