@@ -1,0 +1,160 @@
+"""Where bf16's errors come from: the kernels' roundings redone in fp32 on the CPU, each left out in turn.
+
+    PYTHONPATH=src python benchmarks/rounding.py            T = 256 (quadratic) and T = 4,096 (chunked)
+    PYTHONPATH=src python benchmarks/rounding.py 1024
+
+ReBased with keys of 16 and values of 64, random bf16 inputs; relative errors of o, dq, dk, dv in thousandths, and those
+of softmax attention as FlashAttention rounds it. What "all" says is what the GPU's tests measure, to some 5 %.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rebased.ops.polynomial.gpu.plan import CHUNK
+
+K, V, TOKENS = 16, 64, 32_768
+CROSSING = 1640  # the length from which the kernels are chunked at this width
+Round = Callable[[Tensor], Tensor]
+
+
+def bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+def exact(x: Tensor) -> Tensor:
+    return x
+
+
+class Roundings(NamedTuple):
+    """What is rounded to bf16, and where."""
+
+    similarities: Round = bf16  # before they are multiplied with values, or with do
+    slopes: Round = bf16  # gradients at scores, before they are multiplied with keys or queries
+    output: Round = bf16  # o, of which delta = -(do . o) is taken
+    features: Round = bf16  # products of two columns, in sums and where they meet a state
+    states: Round = bf16  # running totals, and their gradients
+    results: Round = bf16  # what is handed out
+
+
+NOTHING = Roundings(*[exact] * len(Roundings._fields))
+
+
+class Inputs(NamedTuple):
+    q: Tensor  # [H,T,K], the scale put on
+    k: Tensor
+    v: Tensor  # [H,T,V]
+    do: Tensor
+    seen: Tensor  # [T,T]
+
+
+def make_inputs(T: int, seed: int, heads: int) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, do = (bf16(torch.randn(heads, T, width, generator=generator)) for width in (K, K, V, V))
+    return Inputs(q / 2, k / 2, v, do, torch.ones(T, T, dtype=torch.bool).tril())
+
+
+def features(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x_i x_j for i <= j [...,F], and the i and the j of each."""
+    i, j = torch.triu_indices(K, K)
+    return x[..., i] * x[..., j], i, j
+
+
+def fold(gradient: Tensor, x: Tensor) -> Tensor:
+    """The gradient at x [H,T,K] of one [H,T,F] at its features."""
+    _, i, j = features(x)
+    zeros = torch.zeros_like(x)
+    return zeros.index_add(-1, i, gradient * x[..., j]).index_add(-1, j, gradient * x[..., i])
+
+
+def before(sums: Tensor, backward: bool = False) -> Tensor:
+    """[H,chunks,...] summed over the chunks before each, or after it."""
+    if backward:
+        return before(sums.flip(1)).flip(1)
+    return sums.cumsum(1) - sums
+
+
+def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tensor]:
+    """o, dq, dk, dv: keys of the own chunk one by one, those before it through their state."""
+    q, k, v, do, seen = inputs
+    H, T, _ = q.shape
+    if chunk is not None:
+        of = torch.arange(T) // chunk
+        seen = seen & (of[:, None] == of[None, :])
+    size = chunk or T
+
+    def cut(x: Tensor) -> Tensor:
+        return x.view(H, T // size, size, -1)
+
+    phi_q, i, j = features(q)
+    phi_k, twice = features(k)[0], torch.where(i == j, 1.0, 2.0)
+    rounded_q, rounded_k = rounding.features(phi_q), rounding.features(phi_k)
+    s = (q @ k.mT).masked_fill(~seen, 0)
+    similarities = rounding.similarities(s * s)
+    kv = rounding.states(before(cut(rounded_k).mT @ cut(v)) * twice[:, None])
+    z = before(cut(rounded_k).sum(2)) * twice
+    far = (cut(rounded_q) @ kv).view(H, T, V)
+    total = similarities.sum(-1) + (cut(rounded_q) @ z.unsqueeze(-1)).view(H, T)
+    scale = 1 / total.unsqueeze(-1)
+    o = (similarities @ v + far) * scale
+
+    delta = -(do * rounding.output(o)).sum(-1, keepdim=True)
+    slope = (do @ v.mT + delta) * s
+    gradient = cut(do) @ kv.mT + cut(delta) * z[:, :, None]
+    dq = (2 * rounding.slopes(slope) @ k + fold(gradient.reshape(H, T, -1), q)) * scale
+
+    weighted = rounding.features(rounding.features(q * scale)[..., i] * q[..., j])
+    d_kv = rounding.states(before(cut(weighted).mT @ cut(do), backward=True) * twice[:, None])
+    d_z = before((cut(weighted) * cut(delta)).sum(2), backward=True) * twice
+    gradient = cut(v) @ d_kv.mT + d_z[:, :, None]
+    dk = 2 * rounding.slopes(slope * scale).mT @ q + fold(gradient.reshape(H, T, -1), k)
+    dv = rounding.similarities(s * s * scale).mT @ do + (cut(rounded_k) @ d_kv).view(H, T, V)
+    return [rounding.results(x) for x in (o, dq, dk, dv)]
+
+
+def softmax(inputs: Inputs, rounding: Roundings) -> list[Tensor]:
+    q, k, v, do, seen = inputs
+    s = (q @ k.mT).masked_fill(~seen, -torch.inf)
+    weights = torch.softmax(s, -1)
+    top = s.amax(-1, keepdim=True)
+    o = rounding.similarities(torch.exp(s - top)) @ v / torch.exp(s - top).sum(-1, keepdim=True)
+    slope = weights * (do @ v.mT - (do * rounding.output(o)).sum(-1, keepdim=True))
+    slope, weights = rounding.slopes(slope), rounding.similarities(weights)
+    return [rounding.results(x) for x in (o, slope @ k, slope.mT @ q, weights.mT @ do)]
+
+
+def main(lengths: Sequence[int] = (256, 4096)) -> dict[tuple[int, str], list[float]]:
+    found: dict[tuple[int, str], list[float]] = {}
+    for T in lengths:
+        chunk = CHUNK if T > CROSSING else None
+        cases = {"all": Roundings()}
+        cases |= {f"all but {name}": Roundings(**{name: exact}) for name in Roundings._fields}
+        errors, norms = dict[str, Tensor](), dict[str, Tensor]()
+        heads = max(1, 2048 // T)
+        for seed in range(TOKENS // T // heads):
+            inputs = make_inputs(T, seed, heads)
+            law = rebased(inputs, NOTHING, chunk)
+            for name, case in cases.items():
+                add(errors, norms, name, rebased(inputs, case, chunk), law)
+            add(errors, norms, "softmax", softmax(inputs, Roundings()), softmax(inputs, NOTHING))
+        found |= {(T, name): (errors[name] / norms[name]).sqrt().tolist() for name in errors}
+    print(f"{'T':>6}  {'rounded':22}     o    dq    dk    dv   (thousandths)")
+    for (T, name), each in found.items():
+        print(f"{T:6}  {name:22}" + "".join(f"{1e3 * error:6.2f}" for error in each))
+    return found
+
+
+def add(
+    errors: dict[str, Tensor], norms: dict[str, Tensor], name: str, got: Sequence[Tensor], want: Sequence[Tensor]
+) -> None:
+    """Squares, summed over all seeds."""
+    square = torch.stack([(a - b).double().square().sum() for a, b in zip(got, want, strict=True)])
+    norm = torch.stack([b.double().square().sum() for b in want])
+    errors[name], norms[name] = errors.get(name, 0) + square, norms.get(name, 0) + norm
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or (256, 4096))
