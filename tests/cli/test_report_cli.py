@@ -40,6 +40,13 @@ def test_a_page_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("report.html").read_bytes() == first
 
 
+def test_a_warning_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sweep/sweep.jsonl").write_text('{"type": "failed", "digest": "a", "error": "shape [/3] is [red]"}\n')
+    assert rebased("report", "sweep") == 0
+    warning = "warning: 1 run failed, in no result; the first of them with: shape [/3] is [red]\n"
+    assert capsys.readouterr().err == warning
+
+
 def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["report", "sweep", "--tables", "tables", "--bundle", "records.jsonl.xz"]
     assert rebased(*words) == 0

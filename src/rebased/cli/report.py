@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import Progress
+from rich.text import Text
 
 from rebased.atomic import replacing
 from rebased.cli.imports import import_user_code
@@ -80,7 +81,8 @@ def report(
     for sentence in lab.summary:
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for warning in lab.warnings:
-        Console(stderr=True).print(f"[yellow]warning:[/] {warning}", soft_wrap=True, highlight=False)
+        line = Text.assemble(("warning:", "yellow"), " ", warning)  # which may hold brackets: it is no markup
+        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     for written in (output, tables, bundle):
         if written:
             console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)

@@ -59,7 +59,7 @@ class Size(NamedTuple):
     font: float
 
 
-SIZES = {1: Size(5.8, 2.9, 10), 2: Size(4.2, 2.7, 9), 3: Size(3.4, 2.5, 9), 4: Size(2.8, 2.3, 9)}  # by columns
+SIZES = {1: Size(5.0, 2.7, 9.5), 2: Size(4.2, 2.7, 9), 3: Size(3.4, 2.5, 9), 4: Size(2.8, 2.3, 9)}  # by columns
 
 
 def looks() -> Iterator[dict[str, Any]]:
