@@ -1,6 +1,7 @@
 """What the shipped sweeps would cost in GPU hours, from recorded steps: arithmetic, no GPU needed.
 
     PYTHONPATH=src python benchmarks/sweep_hours.py
+    PYTHONPATH=src python benchmarks/sweep_hours.py table1-small figure1-small
 
 ReBased's step in TF32 at several lengths and widths (the newest train-*.json that has section `targets`) gives
 nanoseconds a token as a line in D. Another model costs in proportion to its step beside ReBased's at D = 64 and the
@@ -11,6 +12,7 @@ One run at a time, every epoch trained: runs side by side and early stops make i
 import json
 import logging
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -80,24 +82,25 @@ def run_hours(run: RunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]
     return run.train.epochs * (seconds(task.train, 1) + seconds((*task.test, *task.held_out), 1 / 3)) / 3600
 
 
-def main(results: Path = ROOT / "benchmarks" / "results") -> dict[str, float]:
+def main(names: Sequence[str] = SWEEPS, results: Path = ROOT / "benchmarks" / "results") -> dict[str, float]:
     targets, rows = newest_rows(results, "targets", preset="rebased", precision="tf32")
     ns = token_line(rows)
     presets, rows = newest_rows(results, "presets", precision="bf16", mode="captured")
     steps = {(row["preset"], row["T"]): row["ms"] for row in rows}
     print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns a token ({targets}); others beside it: {presets}")
     hours = {}
-    for name in SWEEPS:
+    for name in names:
         points = [point.config for point in read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {})]
         lengths: Counter[int] = Counter()
         for run in points:
             lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, ns, steps)
         hours[name] = sum(lengths.values())
-        parts = ", ".join(f"T = {T:,} {lengths[T]:.0f}" for T in sorted(lengths))
-        print(f"{name:14} {len(points):6,} runs {hours[name]:8.0f} GPU hours   ({parts})")
+        parts = ", ".join(f"T = {T:,} {lengths[T] / hours[name]:.0%}" for T in sorted(lengths))
+        cost = f"{hours[name]:.0f} GPU hours" if hours[name] > 1 else f"{60 * hours[name]:.0f} minutes"
+        print(f"{name:20} {len(points):6,} runs  {cost:>14}   {parts}")
     return hours
 
 
 if __name__ == "__main__":
     logging.getLogger("rebased").setLevel(logging.ERROR)  # that heads do not divide a width is told where runs train
-    main()
+    main(sys.argv[1:] or SWEEPS)

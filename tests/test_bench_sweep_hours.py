@@ -26,4 +26,4 @@ def test_a_run_costs_its_tokens() -> None:
 
 def test_records_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="has section targets with"):
-        sweep_hours.main(tmp_path)
+        sweep_hours.main(results=tmp_path)
