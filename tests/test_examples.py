@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from forked_pytest import run_pytest
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ARGUMENTS = {"own_mixer.py": ["1"]}  # one epoch of training shows that it runs
@@ -29,11 +31,9 @@ def test_example(path: Path) -> None:
 def test_the_example_of_a_mixer_keeps_the_contract() -> None:
     """Every part of it, a state to generate from included."""
     contract = ROOT / "tests" / "mixers" / "test_contract.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    mixer = ["--mixer", f"{ROOT / 'examples' / 'own_mixer.py'}:running_mean"]
-    result = subprocess.run([*command, *mixer, str(contract)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout
-    assert "has no init_state, extend" not in result.stdout
+    result = run_pytest("--mixer", f"{ROOT / 'examples' / 'own_mixer.py'}:running_mean", str(contract))
+    assert result.returncode == 0, result.output
+    assert "has no init_state, extend" not in result.output
 
 
 def test_the_picture_can_be_made_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from forked_pytest import run_pytest
 from mixer_option import find_mixer
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +27,12 @@ class RunningMean(torch.nn.Module):
 LOOKS_AHEAD = GOOD.replace("x.cumsum(1)", "x.flip(1).cumsum(1).flip(1)")
 
 
-def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_own_mixer_from_a_file(tmp_path: Path) -> None:
+    """By the command that a user types."""
     (tmp_path / "own.py").write_text(GOOD)
-    result = run_pytest("--mixer", f"{tmp_path / 'own.py'}:running_mean", "tests/mixers")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/mixers"]
+    mixer = ["--mixer", f"{tmp_path / 'own.py'}:running_mean"]
+    result = subprocess.run([*command, *mixer], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert "failed" not in result.stdout
     assert "mixer 'running_mean' has no init_state, extend and state_size" in result.stdout  # skipped by name
@@ -43,15 +42,15 @@ def test_own_mixer_from_a_file(tmp_path: Path) -> None:
 def test_a_mixer_that_looks_ahead_fails(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(LOOKS_AHEAD)
     result = run_pytest("--mixer", f"{tmp_path / 'own.py'}:running_mean", "-k", "ahead", "tests/mixers")
-    assert result.returncode == 1, result.stdout
-    assert "4 failed" in result.stdout
+    assert result.returncode == 1, result.output
+    assert "4 failed" in result.output
 
 
 def test_an_unknown_mixer_is_a_usage_error() -> None:
     result = run_pytest("--mixer", "rebasd")
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "unknown mixer 'rebasd'; did you mean 'rebased'?" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert "unknown mixer 'rebasd'; did you mean 'rebased'?" in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(
