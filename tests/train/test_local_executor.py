@@ -82,13 +82,13 @@ class Kill(Sink):
 
 def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     sink = Kill(times=2)
-    (outcome,) = train_all([Job(tiny({"train": {"epochs": 60, "stop_above": 1}}), tmp_path / "run", sink)], workers=1)
+    (outcome,) = train_all([Job(tiny({"train": {"epochs": 30, "stop_above": 1}}), tmp_path / "run", sink)], workers=1)
     assert isinstance(outcome, RunResult)
     assert outcome.status == "done"
     assert len(sink.starts) == 3
     assert 0 == sink.starts[0] < sink.starts[1] < sink.starts[2]
     epochs = [line["epoch"] for line in read_record(tmp_path / "run") if line["type"] == "epoch"]
-    assert epochs == list(range(1, 61))
+    assert epochs == list(range(1, 31))
 
 
 def test_a_process_that_dies_again_and_again_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sweep files: what a grid means, and what is said of one that means nothing."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tiny_run import TINY, tiny
 
 from rebased.config import merge
 from rebased.tasks.mqar import PAIRS_BY_LENGTH
-from rebased.train.sweep import from_python, make_plan, read_sweep
+from rebased.train.sweep import Plan, from_python, make_plan, read_sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,10 +151,16 @@ def test_an_axis_that_is_not_there(tmp_path: Path) -> None:
 RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapolation": 200}
 
 
+@cache
+def plan_of(name: str) -> Plan:
+    """A shipped sweep of which nothing has been trained."""
+    return make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {}), Path("nothing is here"), {})
+
+
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("size", ["", "-small", "-cpu"])
-def test_every_shipped_sweep_is_planned(name: str, size: str, tmp_path: Path) -> None:
-    plan = make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}{size}.yaml", {}), tmp_path, {})
+def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
+    plan = plan_of(f"{name}{size}")
     configs = [run.config for run in plan.runs]
     assert plan.merged == 0
     assert all(config.task.held_out for config in configs)  # so that the held-out numbers exist
@@ -164,7 +171,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str, tmp_path: Path) ->
         assert {config.train.epochs for config in configs} == {64}
         assert {sum(segment.examples for segment in config.task.train) for config in configs} == {100_000}
     else:
-        whole = make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {}), tmp_path, {})
+        whole = plan_of(name)
         assert len(configs) <= len(whole.runs) / 10
         assert {run.model for run in plan.runs} == {run.model for run in whole.runs}
     if size == "-cpu":
@@ -176,17 +183,17 @@ def test_shipped_sweeps_are_all_named_here() -> None:
     assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
 
 
-def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads(tmp_path: Path) -> None:
-    points = read_sweep(ROOT / "configs" / "sweeps" / "figure1.yaml", {})
+def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
+    runs = plan_of("figure1").runs
     for split in ("train", "test", "held_out"):
-        segments = [getattr(point.config.task, split)[0] for point in points]
+        segments = [getattr(run.config.task, split)[0] for run in runs]
         assert {segment.seq_len: segment.kv_pairs for segment in segments} == PAIRS_BY_LENGTH
-    points = read_sweep(ROOT / "configs" / "sweeps" / "heads.yaml", {})
+    configs = [run.config for run in plan_of("heads").runs]
     shapes = {
         (
-            point.config.model.d_model,
-            *(point.config.model.mixers[1].arguments()[key] for key in ("n_heads", "value_width")),
+            config.model.d_model,
+            *(config.model.mixers[1].arguments()[key] for key in ("n_heads", "value_width")),
         )
-        for point in points
+        for config in configs
     }
     assert shapes == {(d, h, d // h if h == 12 else None) for d in (16, 24, 32, 48) for h in (1, 2, 12)}
