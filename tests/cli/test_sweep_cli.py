@@ -247,6 +247,19 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     assert "3 of 3 runs done" in capsys.readouterr().out
 
 
+def test_ctrl_c_while_models_are_timed_is_quiet() -> None:
+    """In a terminal it reaches the server that forks processes, too, which is still importing torch."""
+    process = subprocess.Popen(
+        [*COMMAND, *WORDS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("model")  # the plan
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
 def test_two_sweeps_in_one_folder_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     with locked(Path("out")):
         assert rebased(*WORDS) == 2

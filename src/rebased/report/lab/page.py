@@ -95,8 +95,8 @@ class Lab:
         results, html = self.results, ""
         if len(results.widths) > 1:
             caption = (
-                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation. Points of one "
-                "width are moved aside a little, so that all can be seen."
+                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation. So the paper's "
+                "Figures 1, 3 and 7 are drawn; here points of one width are moved aside a little, to see them all."
             )
             html += figure(figures.accuracy_by_width(results), caption)
         for task in results.tasks:

@@ -3,7 +3,9 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -102,12 +104,24 @@ class LocalExecutor:
         """A process that calls the function with the arguments and, last, the end of a pipe that it may write to."""
         context = multiprocessing.get_context("forkserver")  # a server imports torch once and forks each run at once
         context.set_forkserver_preload([__name__, "torch._dynamo"])  # which the optimiser imports
+        _start_server()
         ours, theirs = context.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = context.Process(target=_begin, args=(gpu, function, *arguments, theirs))
         process.start()
         theirs.close()  # so that the pipe ends when the process does
         return process, ours
+
+
+def _start_server() -> None:
+    """If it does not run yet. Ctrl-C in a terminal reaches every process there, and while the server still imports
+    torch it would die of it, aloud; so it never hears it."""
+    resource_tracker.ensure_running()  # which the server needs, and which unblocks the signal on its way
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def usable_cores() -> int:
@@ -181,6 +195,7 @@ class _Relay(Sink):
 
 def _begin(gpu: int | None, function: Callable[..., None], *arguments: Any) -> None:
     os.setpgrp()  # Ctrl-C in a terminal reaches the caller alone, which asks every run to stop, once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as any process has it
     if gpu is not None:  # before anything has asked CUDA what there is
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(gpu)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed: end too; the last checkpoint is there
