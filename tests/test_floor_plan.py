@@ -108,8 +108,9 @@ def test_importing_rebased_is_silent_and_cheap() -> None:
     assert run_python(f"import rebased, sys; assert not [m for m in {heavy} if m in sys.modules]") == ""
 
 
-def test_names_at_the_top_arrive_on_first_use() -> None:
+def test_names_at_the_top_arrive_on_first_use_and_counting_needs_no_compiler() -> None:
     code = """
+import sys
 import rebased
 assert set(rebased.__all__) <= set(dir(rebased))
 from rebased import *
@@ -120,6 +121,9 @@ except AttributeError as error:
     assert "no attribute 'nonsense'" in str(error)
 else:
     raise AssertionError
+from rebased.models import preset, shape_of
+assert shape_of(preset("rebased", d_model=48)).num_parameters() > 0
+assert "torch._dynamo" not in sys.modules  # which takes as long to import as all the rest
 """
     assert run_python(code) == ""
 

@@ -2,11 +2,9 @@
 
 from typing import NamedTuple
 
-import torch
-
 from rebased.models.config import LMConfig
-from rebased.models.language_model import LanguageModel
 from rebased.models.presets import mqar_preset_names, preset
+from rebased.models.shapes import shape_of
 
 
 class Cell(NamedTuple):
@@ -65,8 +63,7 @@ def sizes_at_one_length() -> list[Size]:
     sizes = []
     for name in mqar_preset_names():
         for d_model in _WIDTHS:
-            with torch.device("meta"):
-                model = LanguageModel(preset(name, d_model=d_model, max_len=SAME_LENGTH))
+            model = shape_of(preset(name, d_model=d_model, max_len=SAME_LENGTH))
             state_bytes = {length: 4 * model.state_size(length) for length in STATE_LENGTHS}
             sizes.append(Size(name, d_model, model.num_parameters(), state_bytes))
     return sizes
@@ -74,5 +71,4 @@ def sizes_at_one_length() -> list[Size]:
 
 def count_parameters(config: LMConfig) -> int:
     """How many parameters the model has, without the memory for them."""
-    with torch.device("meta"):
-        return LanguageModel(config).num_parameters()
+    return shape_of(config).num_parameters()

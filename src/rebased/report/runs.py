@@ -7,10 +7,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rebased.mixers import can_extend
-from rebased.models import LanguageModel, LMConfig
+from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.train import Reported, RunConfig, read_record, reported
 from rebased.train.names import kind_of
 
@@ -129,8 +127,7 @@ def _shape(model: str) -> LanguageModel | None:
         config = LMConfig.model_validate(json.loads(model))
     except ValueError:  # a mixer of the user's own, or a setting of other code
         return None
-    with torch.device("meta"):  # no memory for weights, and none are loaded
-        return LanguageModel(config)
+    return shape_of(config)
 
 
 def read_run(folder: Path) -> Run:

@@ -15,10 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
 from rebased.mixers import can_extend
-from rebased.models import LanguageModel, LMConfig
+from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
 from rebased.tasks import Segment
 from rebased.train.config import RunConfig
@@ -55,8 +53,7 @@ def sequence_work(model: LMConfig, segment: Segment) -> float:
 @cache
 def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
     """Weights outside of the embeddings, and numbers in the states after seq_len tokens."""
-    with torch.device("meta"):  # no memory
-        shape = LanguageModel(model)
+    shape = shape_of(model)
     tables = shape.embedding.weight.numel() + shape.positions.weight.numel()
     states = sum(block.mixer.state_size(seq_len) for block in shape.blocks if can_extend(block.mixer))
     return shape.num_parameters() - tables, states

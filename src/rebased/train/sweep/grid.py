@@ -6,11 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
-from rebased.models import LanguageModel, LMConfig
+from rebased.models import LMConfig, shape_of
 from rebased.train.config import RunConfig
 
 
@@ -88,8 +87,7 @@ def buildable(tree: Any) -> RunConfig:
 
 @cache
 def build(model: LMConfig) -> None:
-    with torch.device("meta"):  # no memory
-        LanguageModel(model)
+    shape_of(model)
 
 
 def in_words(error: ValueError) -> str:

@@ -14,10 +14,9 @@ That is what the mathematics needs. What a program does beyond it, such as compu
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from rebased.models import LanguageModel, LMConfig
+from rebased.models import LMConfig, shape_of
 from rebased.ops import BASED, REBASED, feature_count
 
 # Dense bf16 operations a second as the vendors state them, by a part of the device's name; the first that fits counts.
@@ -45,8 +44,7 @@ PEAK_BF16 = {
 
 def flops_per_token(config: LMConfig, seq_len: int) -> int:
     """Forward and backward, averaged over the tokens of windows of seq_len."""
-    with torch.device("meta"):
-        model = LanguageModel(config)
+    model = shape_of(config)
     weights = config.vocab_size * config.d_model
     between = 0
     for layer, block in enumerate(model.blocks):

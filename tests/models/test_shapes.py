@@ -1,0 +1,28 @@
+"""A model without memory is the model, but for the memory."""
+
+import pytest
+import torch
+
+from rebased.models import LanguageModel, preset, shape_of
+from rebased.models.presets import mqar_preset_names
+
+
+@pytest.mark.parametrize("name", mqar_preset_names())
+def test_every_weight_has_its_shape_and_no_memory(name: str) -> None:
+    config = preset(name, d_model=48, max_len=32)
+    shape, model = shape_of(config), LanguageModel(config)
+    wanted = {key: (tensor.shape, tensor.dtype) for key, tensor in model.state_dict().items()}
+    assert {key: (tensor.shape, tensor.dtype) for key, tensor in shape.state_dict().items()} == wanted
+    assert {tensor.device.type for tensor in shape.state_dict().values()} == {"meta"}
+
+
+def test_models_that_are_built_afterwards_are_drawn_as_ever() -> None:
+    config = preset("mamba", d_model=48, max_len=32)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        drawn.append(LanguageModel(config).state_dict())
+        shape_of(config)
+    for name, tensor in drawn[0].items():
+        assert torch.equal(tensor, drawn[1][name]), name
+    assert drawn[0]["embedding.weight"].std() > 0
