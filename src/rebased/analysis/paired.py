@@ -116,4 +116,6 @@ def wilcoxon_limit(pairs: int) -> str | None:
 
 
 def equals(p: float) -> str:
+    if isnan(p):
+        return "undefined"
     return "< 0.001" if p < 0.001 else f"= {p:.2g}"

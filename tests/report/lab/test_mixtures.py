@@ -41,6 +41,19 @@ def test_models_that_were_trained_differently() -> None:
     ]
 
 
+def test_a_name_that_some_models_lack_tells_nothing() -> None:
+    lab = Lab(Collection(runs=[*runs(), *runs(precision="bf16"), *runs("based")]))
+    assert [str(model) for model in lab.results.models] == [
+        "Based",
+        "ReBased (precision bf16)",
+        "ReBased (precision fp32)",
+    ]
+    assert lab.warnings == [
+        "Runs set side by side were not trained alike, so a difference may come from that: precision fp32 (4 runs), "
+        "bf16 (2 runs)."
+    ]
+
+
 def test_widths_that_were_trained_differently() -> None:
     lab = Lab(Collection(runs=[*runs(), *runs(d_model=48, precision="tf32")]))
     assert lab.warnings == [

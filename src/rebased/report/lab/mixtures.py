@@ -1,12 +1,12 @@
 """Runs that stand side by side, or in one cell, and were not made alike: a difference may come from that."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from rebased.report.lab.cells import Results
 from rebased.report.runs import Run
-from rebased.train.names import own_settings
+from rebased.train.names import ModelName, own_settings
 
 Mixture = dict[str, Counter[str]]
 """By setting: how many runs have which value; only settings of which there are several values."""
@@ -16,12 +16,21 @@ COMPUTED = ("micro_batch", "capture", "compile")
 
 
 def trained_apart(results: Results) -> Mixture:
-    """Settings of the training in which runs of one task differ, without its being in their models' names: between two
-    models, or between the widths of one. Runs of one task, model and width are told apart by name."""
-    groups: dict[Hashable, list[Run]] = {}
-    for cell in results.cells:
-        groups.setdefault((cell.task, cell.model.apart), []).extend(cell.all_runs)
-    return mixture((how_trained(run) for run in runs) for runs in groups.values())
+    """Settings of the training in which runs of one task differ, unless the names of all its models tell them. Between
+    runs of one model and width names do; between models, or between the widths of one, they need not."""
+    found: Mixture = {}
+    for cells in (results.of_task(task) for task in results.tasks):
+        told = set.intersection(*(settings_in(cell.model) for cell in cells))
+        differ = mixture([[how_trained(run) for cell in cells for run in cell.all_runs]])
+        for key, values in differ.items():
+            if key not in told:
+                found.setdefault(key, Counter()).update(values)
+    return found
+
+
+def settings_in(name: ModelName) -> set[str]:
+    """'n_heads 2, train.eps 1e-8' -> {'n_heads', 'eps'}"""
+    return {part.split(" ")[0].rpartition(".")[2] for part in name.apart.split(", ")}
 
 
 def computed_apart(results: Results) -> Mixture:
