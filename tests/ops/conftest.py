@@ -1,8 +1,37 @@
 """What the tests of operators share."""
 
+import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _language_is_patched_once_a_launch() -> Iterator[None]:
+    """Triton's interpreter puts its own functions into triton.language at every call of every function of a kernel,
+    where the first in a launch has done all: a quarter of the time of these tests."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch_language, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[Any]()
+
+    def once(function: Any) -> Any:
+        if function not in patched:
+            patched.add(function)
+            return patch_language(function)
+        return None
+
+    def fresh(self: Any, *args: Any, **kwargs: Any) -> Any:
+        patched.clear()
+        return launch(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", once)
+        patch.setattr(interpreter.GridExecutor, "__call__", fresh)
+        yield
 
 
 @pytest.fixture
