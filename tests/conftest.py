@@ -1,5 +1,6 @@
 """What all tests share: `--mixer NAME`, no GPU tests where there is no GPU, only `ops` where there is torch alone."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -31,6 +32,8 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background: its commands would not hear it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if wanted := config.getoption("--mixer"):
         config.stash[MIXER] = find_mixer(wanted)
 
