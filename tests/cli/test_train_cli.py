@@ -1,14 +1,17 @@
 """rebased train, as it is typed."""
 
+import fcntl
 import os
-import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import yaml
@@ -46,11 +49,27 @@ def rebased(*words: str) -> int:
     return int(left.value.code or 0)
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+EPOCHS = 8
+
+
+@contextmanager
+def held(out: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], TextIO]]:
+    """A run of EPOCHS epochs that has trained one or more, and what it prints to: a pipe with room for its first lines
+    alone, so that it is still there whenever the signal is sent, until somebody reads."""
+    ours, theirs = os.pipe()
+    size = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(theirs, b"\n" * (size - 400))
+    words = ("train", "--config", "tiny.yaml", "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *words)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--out", out], stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment
     )
+    os.close(theirs)
+    while not (Path(out) / "record.jsonl").exists() or not epochs_of(out):
+        assert process.poll() is None
+        time.sleep(0.02)
+    with os.fdopen(ours) as shown:
+        yield process, shown
 
 
 def test_help_and_version_do_not_import_torch() -> None:
@@ -180,20 +199,18 @@ def test_divergence_is_told_with_its_remedy(config: str, capsys: pytest.CaptureF
 
 
 def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start("train", "--config", config, "--train.epochs", "50", "--train.stop_above", "1", "--out", "a run")
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("epoch 2"):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with held("a run") as (process, shown):
+        process.send_signal(signal.SIGINT)
+        out = shown.read()
+    last = out.splitlines()[-1]
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err == ""
-    last = out.splitlines()[-1]
     assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
     assert re.match(r"interrupted at step \d+, saved; go on with: rebased train --config", last)
     assert rebased(*shlex.split(last.partition("rebased ")[2])) == 0
     assert "from step 0" not in capsys.readouterr().out.splitlines()[0]
-    assert epochs_of("a run") == list(range(1, 51))
+    assert epochs_of("a run") == list(range(1, EPOCHS + 1))
 
 
 def test_a_folder_in_use_is_left_alone(config: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,18 +220,16 @@ def test_a_folder_in_use_is_left_alone(config: str, capsys: pytest.CaptureFixtur
 
 
 def test_kill_9_and_resume_is_the_run_that_was_never_killed(config: str) -> None:
-    words = ["train", "--config", config, "--train.epochs", "12", "--train.checkpoint_seconds", "1e-9"]
+    often = ["--train.checkpoint_seconds", "1e-9"]
+    words = ["train", "--config", config, "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *often]
     assert rebased(*words, "--out", "whole") == 0
-    killed = start(*words, "--out", "killed")
-    assert killed.stdout is not None
-    killed.stdout.readline()  # training has begun
-    time.sleep(random.Random(1).uniform(0.0, 0.3))
-    killed.kill()
-    killed.communicate(timeout=60)
+    with held("killed", *often) as (killed, _):
+        killed.kill()
+        killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert rebased(*words, "--out", "killed", "--resume") == 0
     assert Path("killed/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
-    assert epochs_of("killed") == list(range(1, 13))
+    assert epochs_of("killed") == list(range(1, EPOCHS + 1))
     assert losses_of("killed") == losses_of("whole")
 
 

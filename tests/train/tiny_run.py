@@ -1,8 +1,6 @@
 """A run of a second or less, and how the tests here start one in a process of its own, to kill it there."""
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,14 +51,10 @@ class AtStep(Sink):
 _processes = multiprocessing.get_context("forkserver")
 
 
-def in_process(function: Callable[..., Any], *arguments: Any, kill_after: float | None = None) -> int:
-    """Call it in another process, which is killed with SIGKILL after so many seconds; the exit code, -9 if it was."""
+def in_process(function: Callable[..., Any], *arguments: Any) -> int:
+    """Call it in another process; its exit code, negative if a signal has ended it."""
     process = _processes.Process(target=function, args=arguments)
     process.start()
-    process.join(kill_after)
-    if process.is_alive():
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert process.exitcode is not None
     return process.exitcode
