@@ -61,6 +61,7 @@ CASES = [  # every dtype, every length, width and coefficient once: each line is
     (torch.bfloat16, REBASED, (2, 256, 12, 16, 2)),  # MQAR's: 12 heads share a narrow model
     (torch.bfloat16, BASED, (2, 2048, 12, 16, 5)),
     (torch.bfloat16, REBASED, (2, 1000, 2, 64, 5)),
+    (torch.bfloat16, REBASED, (1, 1024, 2, 40, 64)),  # an odd number of feature blocks, in groups of two
     (torch.bfloat16, BASED, (1, 256, 2, 128, 96)),
     (torch.float16, BASED, (2, 1000, 3, 16, 64)),
     (torch.float16, REBASED, (1, 256, 2, 64, 42)),

@@ -148,3 +148,15 @@ def test_the_command_reads_bundles_and_folders_of_runs(
     assert "tells of an MQAR run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
     assert rebased("lm", "compare", "nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    write_bundle(nine(), tmp_path / "nine.jsonl.gz")
+    assert rebased("lm", "compare", str(tmp_path / "nine.jsonl.gz")) == 0
+    out = capsys.readouterr().out
+    assert "| --- |" not in out
+    assert all(words in out for words in ("ReBased - Attention", "──────", "- Perplexity on split test"))

@@ -4,15 +4,14 @@ import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.cli.going_on import AT_ONCE
+from rebased.cli.rich_table import rich_table
 from rebased.config import load_config
-from rebased.report import Table, check_replaceable, demo_page, read_run, summary, write_page
+from rebased.report import check_replaceable, demo_page, read_run, summary, write_page
 from rebased.train import RunConfig, read_record
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 from rebased.train.record import RECORD
@@ -91,13 +90,3 @@ def typed(out: Path, seeds: int, config: Path | None) -> str:
     words += ["--seeds", str(seeds)] if seeds != SEEDS else []
     words += ["--config", str(config)] if config else []
     return shlex.join(words)
-
-
-def rich_table(table: Table) -> RichTable:
-    name, *numbers = table.head
-    shown = RichTable(name, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
-    for head in numbers:
-        shown.add_column(head, justify="right")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown

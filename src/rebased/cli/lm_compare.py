@@ -1,7 +1,10 @@
-"""rebased lm compare: trained language models beside each other and the paper's Table 2, as Markdown."""
+"""rebased lm compare: trained language models beside each other and the paper's Table 2."""
 
 from pathlib import Path
 
+from rich.console import Console
+
+from rebased.cli.rich_table import rich_table
 from rebased.report.collect import collect, is_text
 from rebased.report.language_models import compare_language_models
 
@@ -9,10 +12,19 @@ from rebased.report.language_models import compare_language_models
 def lm_compare(runs: tuple[Path, ...], /) -> int:
     """Print perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
+    In a terminal they are tables; in a file or a pipe, Markdown.
+
     Parameters
     ----------
     runs
         Folders of runs, searched at any depth, record.jsonl files, or bundles of them (.jsonl.gz, .jsonl.xz).
     """
-    print(compare_language_models(collect(runs, wanted=is_text).runs).to_markdown(), end="")
+    found, console = compare_language_models(collect(runs, wanted=is_text).runs), Console()
+    if not console.is_terminal:
+        print(found.to_markdown(), end="")
+        return 0
+    for table in found.tables():
+        console.print(rich_table(table), "")
+    for remark in found.remarks():
+        console.print(f"- {remark}", markup=False, highlight=False)
     return 0

@@ -89,10 +89,11 @@ class LanguageModels:
         versions = list(dict.fromkeys(f"{each.code} on {each.device}" for each in everything))
         return [*said, f"Code: {'; '.join(versions)}."]
 
+    def tables(self) -> list[Table]:
+        return [self.levels(), self.differences()] if len(self.models) > 1 else [self.levels()]
+
     def to_markdown(self) -> str:
-        tables = [self.levels().to_markdown()]
-        if len(self.models) > 1:
-            tables.append(self.differences().to_markdown())
+        tables = [table.to_markdown() for table in self.tables()]
         return "\n".join([*tables, "".join(f"- {remark}\n" for remark in self.remarks())])
 
 

@@ -1,0 +1,16 @@
+"""A table of a report, as a terminal shows it."""
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+
+from rebased.report import Table
+
+
+def rich_table(table: Table) -> RichTable:
+    name, *numbers = table.head
+    shown = RichTable(name, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
+    for head in numbers:
+        shown.add_column(head, justify="right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
