@@ -10,11 +10,13 @@ import argparse
 HEADS, KEY_WIDTH, VOCAB = 12, 16, 8192
 
 
-def parts(rows: int, T: int, D: int, labels: int, half: bool) -> dict[str, tuple[float, float]]:
+def parts(rows: int, T: int, D: int, labels: int, precision: str) -> dict[str, tuple[float, float]]:
     """(bytes, floating point operations) of each part, forward and backward together."""
     M, L = rows * T, rows * labels
     K, V = HEADS * KEY_WIDTH, D // HEADS * HEADS
+    half = precision == "bf16"
     small = 2 if half else 4  # bytes of a number that is multiplied
+    logit = 4 if precision == "fp32" else 2
     x, h = 4 * M * D, small * M * D  # the residual stream; what a mixer reads
     qk, v = small * M * K, small * M * V
     chosen = 4 * L * D
@@ -31,7 +33,7 @@ def parts(rows: int, T: int, D: int, labels: int, half: bool) -> dict[str, tuple
         "norms of q and k": (4 * qk + 6 * qk, 0),
         "polynomial attention (its inputs and outputs)": (2 * qk + 2 * v + 4 * qk + 4 * v, 0),
         "labelled positions": (2 * chosen + x + 2 * chosen, 0),
-        "head": (5 * small * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D),
+        "head": (5 * logit * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D),
     }
 
 
@@ -43,9 +45,9 @@ def main() -> None:
     parser.add_argument("--labels", type=int, help="of a row; a quarter of T unless given")
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes a second; the H200's by default")
     args = parser.parse_args()
-    for half in (False, True):
-        counted = parts(args.rows, args.T, args.D, args.labels or args.T // 4, half)
-        print(f"{'bf16' if half else 'fp32'}: {args.rows} rows of T = {args.T}, D = {args.D}")
+    for precision in ("fp32", "tf32", "bf16"):
+        counted = parts(args.rows, args.T, args.D, args.labels or args.T // 4, precision)
+        print(f"{precision}: {args.rows} rows of T = {args.T}, D = {args.D}")
         for name, (moved, multiplied) in counted.items():
             say(name, moved, multiplied, args.bandwidth)
         say("all", *map(sum, zip(*counted.values(), strict=True)), args.bandwidth)

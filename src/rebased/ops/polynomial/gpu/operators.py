@@ -120,9 +120,7 @@ poly_decode = torch.library.custom_op("rebased::poly_decode", decode, mutates_ar
 
 
 @poly_decode.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *numbers: float) -> tuple[Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
@@ -145,19 +143,8 @@ def poly_forward(
 
 
 @poly_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor | None,
-    kv_initial: Tensor | None,
-    z_initial: Tensor | None,
-    c0: float,
-    c1: float,
-    c2: float,
-    eps: float,
-    want_final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    kv_initial, _, c0, c1, _, _, want_final = rest
     o = v.new_empty(v.shape)
     inverse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     call = prepare(q, v, cu_seqlens, c0, c1, kv_initial is not None or want_final)
@@ -167,7 +154,7 @@ def _(
         kv, z = q.new_empty(kv_shape, dtype=kept(q)), q.new_empty(z_shape, dtype=torch.float32)
     if want_final:
         kv_final, z_final = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
-    return o, inverse, *_filled(q, (kv, z, kv_final, z_final))  # type: ignore[return-value]
+    return o, inverse, *_filled(q, (kv, z, kv_final, z_final))
 
 
 @torch.library.custom_op("rebased::poly_backward", mutates_args=())
@@ -195,30 +182,14 @@ def poly_backward(
 
 
 @poly_backward.register_fake
-def _(
-    do: Tensor,
-    d_kv: Tensor | None,
-    d_z: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    inverse: Tensor,
-    kv: Tensor | None,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    has_initial: bool,
-    has_final: bool,
-    c0: float,
-    c1: float,
-    c2: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    _, _, _, q, k, v, _, _, _, _, cu_seqlens, has_initial, has_final, c0, c1, _ = inputs
     call = prepare(q, v, cu_seqlens, c0, c1, has_initial or has_final)
     d_kv = d_z = None
     if has_initial:
         d_kv, d_z = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
     grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return *grads, *_filled(q, (d_kv, d_z))  # type: ignore[return-value]
+    return *grads, *_filled(q, (d_kv, d_z))
 
 
 poly_forward.register_autograd(_differentiate_operator, setup_context=_save)

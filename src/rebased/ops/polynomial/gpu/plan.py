@@ -84,7 +84,7 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
         tile = Tile(64, 32 if half or padded(K) + padded(V) <= 128 else 16, 4, stages)
         return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, stages), group)
     if not half:
-        return _wide_plan(chunk, K, V, products, group)
+        return _plan_in_32_bits(chunk, K, V, products, group)
     sums = Tile(64, 64, 4, 3)
     if not chunked:
         if T <= 512:
@@ -100,8 +100,8 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
     return Plan(chunk, Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 1), sums)
 
 
-def _wide_plan(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
-    """For numbers of 32 bits on chip, narrow keys and values."""
+def _plan_in_32_bits(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
+    """Where numbers on chip are of 32 bits, and keys and values narrow."""
     tile, sums = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
     if K > 2 * FEATURE_TILE:
         return Plan(chunk, tile, tile, tile, replace(sums, stages=1), group)
