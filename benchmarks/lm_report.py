@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.axes import logarithmic
 from rich.console import Console
 from rich.table import Table
 
@@ -38,10 +39,10 @@ def draw(record: Record, path: Path) -> None:
         axes[0].plot(lengths, [row["tokens_per_second"] for row in rows], marker="o", ms=3, label=name, **style)
         if all(row["peak_bytes"] for row in rows):
             axes[1].plot(lengths, [row["peak_bytes"] / 2**30 for row in rows], marker="o", ms=3, **style)
-    axes[0].set(ylabel="tokens a second", yscale="log")
+    axes[0].set(ylabel="tokens a second")
     axes[1].set(ylabel="GiB at the peak", ylim=(0, None))
     for axis in axes:
-        axis.set_xscale("log", base=2)
+        logarithmic(axis, y=axis is axes[0])
         axis.set(xlabel="T")
         axis.grid(True, which="both", alpha=0.25)
     if done:

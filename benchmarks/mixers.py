@@ -24,6 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
+
+from benchmarks.axes import logarithmic
+
 from rebased.mixers import mixer_class, mixer_names
 from rebased.ops.backend import has_gpu
 
@@ -117,9 +121,8 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     for axis, quantity, scale, label in zip(axes, ("seconds", "bytes"), (1e3, 2**-20), ("ms", "MiB"), strict=True):
         for name in {row["mixer"]: None for row in rows}:
             done = [row for row in rows if row["mixer"] == name and quantity in row]
-            axis.loglog(
-                [r["T"] for r in done], [r[quantity] * scale for r in done], marker="o", ms=3, label=name, base=2
-            )
+            axis.plot([r["T"] for r in done], [r[quantity] * scale for r in done], marker="o", ms=3, label=name)
+        logarithmic(axis)
         axis.set(xlabel="T", ylabel=f"forward + backward, {label}")
         axis.grid(True, which="major", alpha=0.3)
     axes[1].legend(fontsize="small")
@@ -164,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     result = {
         "what": "forward and backward of every mixer",
         "date": now.isoformat(timespec="seconds"),
-        "command": " ".join(["python benchmarks/mixers.py", *(w for w in spoken if w != str(args.out))]),
+        "command": " ".join(["python benchmarks/mixers.py", *(w for w in spoken if w not in ("--out", str(args.out)))]),
         "machine": machine(device),
         "bytes": "peak above rest" if device == "cuda" else "saved for the backward",
         "mixers": rows,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.axes import logarithmic
 from rich.console import Console
 from rich.table import Table
 
@@ -33,8 +34,7 @@ def draw(record: Record, path: Path) -> None:
             style = {"lw": 2.5} if name == "ours" else {"lw": 1, "ls": "--" if name.startswith("ours,") else "-"}
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, **style)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+        logarithmic(axis)
         axis.set(xlabel="T", ylabel="ns a token", title=title)
         axis.grid(True, which="both", alpha=0.25)
     axes[0].legend(fontsize="small")
