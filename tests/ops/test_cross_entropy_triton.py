@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.compiled import compile_launch, record_launches
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
 from rebased.train.step import matmul_precision
-from triton_aot import compile_launch, record_launches
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])

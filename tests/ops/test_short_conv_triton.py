@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.compiled import compile_launch, record_launches
 
 from rebased.ops import short_conv, short_conv_extend
-from triton_aot import compile_launch, record_launches
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the largest number there is
 
