@@ -50,6 +50,7 @@ K, V = 16, 64
 LARGEST_ERROR = 2e-2  # of bf16, norm of the difference over norm
 LARGEST_ERROR_FP32 = 1e-5
 QUADRATIC_UNTIL = 8192  # ways that are quadratic in T are not timed beyond
+TOKENS = 32_768
 COMPILERS = 12  # processes that compile kernels before anything is timed
 Run = Callable[[], object]
 
@@ -73,7 +74,7 @@ def scope_of(device: str, quick: bool) -> Scope:
     lengths = (256, 1024, 4096, 32768) if quick else tuple(2**i for i in range(8, 18))
     widths, grid = ((16, 64), (256, 1024, 4096)) if quick else ((16, 32, 64, 128), tuple(2**i for i in range(8, 15)))
     pairs = tuple((T, width) for width in widths for T in grid)
-    return Scope(device, torch.bfloat16, 32_768, 12, lengths, pairs, 256, 20 if quick else 30)
+    return Scope(device, torch.bfloat16, TOKENS, 12, lengths, pairs, 256, 20 if quick else 30)
 
 
 class Way(NamedTuple):
@@ -137,8 +138,8 @@ def with_gradients(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tenso
 def law(
     T: int, key_width: int, coefficients: Coefficients | None, device: str, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs of one sequence with two heads, and o, dq, dk, dv in fp64."""
-    given = inputs(1, T, 2, key_width, coefficients is None, device, dtype)
+    """Inputs of one sequence with many heads, for errors hang on few numbers, and o, dq, dk, dv in fp64."""
+    given = inputs(1, T, max(2, TOKENS // T), key_width, coefficients is None, device, dtype)
     exact = [x.detach().double() for x in given]
     qkv, do = [x.requires_grad_() for x in exact[:3]], exact[3]
     if coefficients is None:

@@ -245,7 +245,7 @@ def together(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]
                 streams.append(torch.cuda.stream(stream) if stream else nullcontext())
                 wait(args.device)
                 with streams[-1], matmul_precision(precision):
-                    steps.append(build_step("rebased", 256, args.table1_width, precision, mode, args.device))
+                    steps.append(build_step("rebased", 256, 64, precision, mode, args.device))
                     for _ in range(WARM_UP + 1):
                         steps[-1](rows, order)
                     wait(args.device)
@@ -261,7 +261,7 @@ def together(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]
 
             times = milliseconds(turns, args.device, args.repeats)
             ms = statistics.median(times) / (5 * runs)
-            shape = {"precision": precision, "runs": runs, "D": args.table1_width, "mode": mode}
+            shape = {"precision": precision, "runs": runs, "mode": mode}
             return {**shape, "ms": ms, "runs_per_hour": 3.6e6 / (RUN_STEPS * ms)}
 
         yield measure
@@ -449,7 +449,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--examples", type=int, default=100_000, help="of data, processes and pairs")
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 2, 4, 8], help="runs in together and processes")
     parser.add_argument("--epochs", type=int, default=4, help="of processes")
-    parser.add_argument("--table1-width", type=int, default=48, metavar="D", help="of together, processes and pairs")
+    parser.add_argument("--table1-width", type=int, default=48, metavar="D", help="of processes and pairs")
     parser.add_argument("--seeds", type=int, default=5, help="of pairs")
     parser.add_argument("--workers", type=int, default=4, help="runs at once in pairs")
     parser.add_argument("--pair-epochs", type=int, default=16)

@@ -17,10 +17,12 @@ from rebased.ops.polynomial.gpu.features import (
     load_tile,
     locate,
     outer,
+    outer_rest,
     pair_of,
     positions,
     rounded,
 )
+from rebased.ops.polynomial.gpu.forward import EARLY
 from rebased.ops.polynomial.gpu.states import find_state
 
 
@@ -59,7 +61,10 @@ def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.con
     state, zs = _load_state(kv, z, block, VP)
     grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
-        dv = tl.dot(outer(xa, xb, ROWS, dtype), state, dv, input_precision=PRECISION)
+        phi = outer(xa, xb, ROWS, dtype)
+        dv = tl.dot(phi, state, dv, input_precision=PRECISION)
+        if dtype == tl.bfloat16:
+            dv = tl.dot(outer_rest(xa, xb, phi, ROWS), state, dv, input_precision=PRECISION)
     xa, xb = xa.to(tl.float32), xb.to(tl.float32)
     if BOTH:
         dx = fold(dx, grad, xa, 1, b, ROWS, SLOTS)
@@ -116,9 +121,24 @@ def _as_multiplied(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _add_slopes(acc, ds, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
+                dtype: tl.constexpr):  # fmt: skip
+    """acc [rows, KP] plus ds [rows, columns] x [columns, KP]. Rounding ds to bf16 would cost more digits than all else:
+    the product is in TF32. A thread has columns 2t and 2t + 1 of the scores, and needs t and t + 4 for one in TF32; so
+    columns are renamed, those of x alike, and no number moves."""
+    if dtype == tl.bfloat16 and KP == 16:  # beyond, twice the time
+        ds = tl.permute(tl.reshape(ds, [ROWS, COLUMNS // 8, 4, 2]), (0, 1, 3, 2))
+        x = tl.permute(tl.reshape(x, [COLUMNS // 8, 4, 2, KP]), (0, 2, 1, 3))
+        x = tl.reshape(x, [COLUMNS, KP]).to(tl.float32)
+        return tl.dot(tl.reshape(ds, [ROWS, COLUMNS]), x, acc, input_precision="tf32")
+    else:
+        return tl.dot(ds.to(dtype), x.to(dtype), acc, input_precision=PRECISION)
+
+
+@triton.jit
 def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
-                DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+                K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
                 PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dq plus half of what the keys n .. n+BN send, the scale of each query left out."""
     columns = positions(n, BN, WIDE)
@@ -126,15 +146,17 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     ds = tl.dot(grads, tl.trans(values.to(dtype)), input_precision=PRECISION) + delta[:, None]
+    if DIAGONAL and not LOW:
+        s = tl.where(rows[:, None] >= columns[None, :], s, 0.0)
     ds *= half_slope(s, c1, c2, LOW)
-    if DIAGONAL:
+    if DIAGONAL and LOW:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
-    return tl.dot(ds.to(dtype), keys.to(dtype), dq, input_precision=PRECISION)
+    return _add_slopes(dq, ds, keys, BM, BN, KP, PRECISION, dtype)
 
 
 @triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
 def query_grad_kernel(
-    q, k, v, o, do, inverse, dq, deltas, kv, z,
+    q, k, v, o, o_rest, do, inverse, dq, deltas, kv, z,
     cu_seqlens, first_block, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, do_batch, do_token, do_head,
     T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
@@ -144,7 +166,7 @@ def query_grad_kernel(
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [B,T,H,K], and deltas [B,H,T] = -(do . o) for the kernels that follow."""
+    """dq [B,T,H,K], and deltas [B,H,T] = -(do . o) for the kernels that follow; o_rest as in forward.py."""
     pid = tl.program_id(0)
     h = pid % H
     block = pid // H
@@ -165,19 +187,22 @@ def query_grad_kernel(
     scalars = (row * H + h) * T + start
     scale = tl.load(inverse + scalars + rows, mask=rows < length, other=0.0)
     grads = _as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
-    outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN)
-    delta = -tl.sum(grads.to(tl.float32) * outputs.to(tl.float32), 1)
+    outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN).to(tl.float32)
+    if o_rest is not None and first < EARLY:
+        o_rest += (sequence.to(tl.int64) * H + h) * EARLY * V
+        outputs += load_rows(o_rest, V, rows, length, V, VP, not EVEN).to(tl.float32)
+    delta = -tl.sum(grads.to(tl.float32) * outputs, 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, KP], tl.float32)
     chunk = first // chunk_length
+    for step in tl.static_range(BM // BN):
+        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + step * BN, rows, length, c1, c2,
+                          K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
         acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    for n in range(first, tl.minimum(first + BM, length), BN):
-        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                          K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc *= 2.0 if LOW else 2.0 * c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
@@ -197,7 +222,7 @@ def query_grad_kernel(
 @triton.jit
 def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-              DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+              BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dk plus half, dv plus all, of what the queries m .. m+BM send. Scores are transposed here: [keys, queries]."""
     rows = positions(m, BM, WIDE)
@@ -211,6 +236,8 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
     s = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
     ds = tl.dot(values, tl.trans(grads), input_precision=PRECISION) + delta[None, :]
+    if DIAGONAL and not LOW:
+        s = tl.where(rows[None, :] >= columns[:, None], s, 0.0)
     slope = (c2 * scale)[None, :] * s  # half of it
     if LOW:
         sim = (c0 * scale)[None, :] + s * ((c1 * scale)[None, :] + slope)
@@ -218,12 +245,12 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     else:
         sim = slope * s
     ds *= slope
-    if DIAGONAL:
+    if DIAGONAL and LOW:
         seen = rows[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
     dv = tl.dot(sim.to(dtype), grads, dv, input_precision=PRECISION)
-    dk = tl.dot(ds.to(dtype), queries.to(dtype), dk, input_precision=PRECISION)
+    dk = _add_slopes(dk, ds, queries, BN, BM, KP, PRECISION, dtype)
     return dk, dv
 
 
@@ -265,14 +292,14 @@ def key_grad_kernel(
     acc_v = tl.zeros([BN, VP], tl.float32)
     chunk = first // chunk_length
     end = tl.minimum((chunk + 1) * chunk_length, length)
-    for m in range(first, tl.minimum(first + BN, end), BM):
-        acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
-                                 length, c0, c1, c2,
-                                 K, KP, V, VP, BM, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    for step in tl.static_range(BN // BM):
+        acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
+                                 first + step * BM, columns, length, c0, c1, c2,
+                                 K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for m in range(first + BN, end, BM):
         acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
                                  length, c0, c1, c2,
-                                 K, KP, V, VP, BM, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                                 K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc_k *= 2.0
     if HAS_STATES and (HAS_FINAL or end < length):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)

@@ -126,6 +126,24 @@ def outer_across(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def outer_rest(xa, xb, product, ROWS: tl.constexpr):
+    """What a feature block [rows, 64] of bf16 lost when it was rounded, but for a last digit."""
+    a, b = tl.broadcast(xa[:, :, None], xb[:, None, :])
+    return tl.reshape(tl.fma(a, b, -tl.reshape(product, [ROWS, TILE, TILE])), [ROWS, BLOCK])
+
+
+@triton.jit
+def outer_rest_across(xa, xb, xb_rest, product, ROWS: tl.constexpr, HAS_REST: tl.constexpr):
+    """The same for [64, rows]; xb may have lost something before."""
+    a, b = tl.broadcast(xa[:, None, :], xb[None, :, :])
+    rest = tl.fma(a, b, -tl.reshape(product, [TILE, TILE, ROWS]))
+    if HAS_REST:
+        a, b = tl.broadcast(xa[:, None, :], xb_rest[None, :, :])
+        rest = tl.fma(a, b, rest)
+    return tl.reshape(rest, [BLOCK, ROWS])
+
+
+@triton.jit
 def fold(dx, grad, x, AXIS: tl.constexpr, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
     """dx [rows, SLOTS, 8], at `tile`, plus x times a gradient [rows, 64] at products x_i x_j, summed over i (AXIS 1) or
     over j (AXIS 2)."""

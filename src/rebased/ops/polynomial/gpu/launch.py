@@ -9,7 +9,7 @@ from torch import Tensor
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
 from rebased.ops.polynomial.gpu.blocks import Blocks, cut
 from rebased.ops.polynomial.gpu.decode import decode_kernel
-from rebased.ops.polynomial.gpu.forward import forward_kernel
+from rebased.ops.polynomial.gpu.forward import EARLY, forward_kernel
 from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.gpu.plan import (
     FEATURE_BLOCK,
@@ -35,6 +35,11 @@ NO_STATES: States = (None, None, None, None)
 def kept(q: Tensor) -> torch.dtype:
     """The precision in which products read states."""
     return torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
+
+
+def keeps_rest(v: Tensor) -> bool:
+    """Whether outputs are rounded, and what the first lose is kept for the backward pass."""
+    return v.dtype != torch.float32
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -75,6 +80,10 @@ class Call:
         """Of kv and z."""
         z = (count, self.H, self.features["BLOCKS"] * FEATURE_BLOCK)
         return (*z, padded(self.V)), z
+
+    @property
+    def rest_shape(self) -> tuple[int, ...]:
+        return (self.sequences, self.H, EARLY.value, self.V)
 
     def is_even(self, tile: Tile) -> bool:
         """Whether tiles are all full."""
@@ -130,6 +139,8 @@ def _totals(
     """(kv, z) before each chunk and (kv, z) after all tokens, of phi(x)^T [y, 1]; backward, time is turned round."""
     chunks, packed = call.chunks, call.cu_seqlens is not None
     blocks, tile = call.features["BLOCKS"], call.plan.sums
+    if backward and call.plan.grad_sums is not None:
+        tile = call.plan.grad_sums
 
     def empty(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         kv, z = call.state_shapes(count)
@@ -150,7 +161,7 @@ def _totals(
         WIDE=_wide(x, y), PRECISION=call.precision, **tile.options,
     )  # fmt: skip
     kv_numbers = blocks * FEATURE_BLOCK * padded(call.V)
-    running_totals_kernel[(call.sequences * call.H, kv_numbers // TOTALS["SPAN"] + blocks)](
+    running_totals_kernel[(call.sequences * call.H * (kv_numbers // TOTALS["SPAN"] + blocks),)](
         *sums, *(initial or (None, None)), *totals, *final,
         chunks.first,
         *coefficients,
@@ -193,8 +204,9 @@ def forward(
     c2: float,
     eps: float,
     want_final: bool,
-) -> tuple[Tensor, Tensor, *States]:
-    """(o, 1 / denominator, kv and z before each chunk, kv and z after all tokens); states are tiled."""
+) -> tuple[Tensor, Tensor | None, Tensor, *States]:
+    """(o, what rounding took off its beginning, 1 / denominator, kv and z before each chunk, kv and z at the end);
+    states are tiled."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     initial = None if kv_initial is None or z_initial is None else (kv_initial.contiguous(), z_initial.contiguous())
     call = prepare(q, v, cu_seqlens, c0, c1, initial is not None or want_final)
@@ -202,12 +214,14 @@ def forward(
         states = NO_STATES
     else:
         states = _totals(call, k, v, None, initial, (c0, c1, c2), backward=False, want_final=want_final)
-    o = _empty(*v.shape, like=v)
+    o, o_rest = _empty(*v.shape, like=v), None
+    if keeps_rest(v):
+        o_rest = _empty(*call.rest_shape, like=v)
     inverse = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
     tile = call.plan.forward
     blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
     forward_kernel[(blocks.count * call.H,)](
-        q, k, v, o, inverse, *states[:2],
+        q, k, v, o, o_rest, inverse, *states[:2],
         call.cu_seqlens, blocks.first, blocks.owner, call.chunks.first,
         *_strides(q, k, v),
         call.T, call.H, blocks.per_sequence, call.chunks.per_sequence, call.plan.chunk or call.T,
@@ -217,7 +231,7 @@ def forward(
         PACKED=cu_seqlens is not None, EVEN=call.is_even(tile), WIDE=_wide(q, k, v, o), PRECISION=call.precision,
         **tile.options,
     )  # fmt: skip
-    return o, inverse, *states
+    return o, o_rest, inverse, *states
 
 
 def backward(
@@ -228,6 +242,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     o: Tensor,
+    o_rest: Tensor | None,
     inverse: Tensor,
     kv: Tensor | None,
     z: Tensor | None,
@@ -261,7 +276,8 @@ def backward(
     tile = call.plan.query_grad
     blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
     query_grad_kernel[(blocks.count * call.H,)](
-        q, k, v, o, do, inverse, dq, deltas, *((kv, z) if has_states else (None, None)), *where(blocks),
+        q, k, v, o, o_rest if keeps_rest(v) else None, do, inverse, dq, deltas,
+        *((kv, z) if has_states else (None, None)), *where(blocks),
         BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, EVEN=call.is_even(tile), **common, **tile.options,
     )  # fmt: skip
     d_final, states = None, NO_STATES

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.polynomial.gpu.launch import backward, decode, forward, kept, prepare
+from rebased.ops.polynomial.gpu.launch import backward, decode, forward, keeps_rest, kept, prepare
 from rebased.ops.polynomial.gpu.layout import canonical, tiled
 from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH, MAX_VALUE_WIDTH
 from rebased.ops.polynomial.state import Coefficients, PolyState
@@ -46,7 +46,7 @@ def extend(
     outputs, states, z = [], [], state.z
     for part, kv in zip(v.split(MAX_VALUE_WIDTH, -1), state.kv.split(MAX_VALUE_WIDTH, -1), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, _, _, _, *after = _forward(q, k, part, None, *before, c0, c1, c2, eps, True)
+        o, _, _, _, _, *after = _forward(q, k, part, None, *before, c0, c1, c2, eps, True)
         kv, z = canonical(PolyState(*after), part.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
@@ -90,8 +90,8 @@ class _Attend(torch.autograd.Function):
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     q, k, v, cu_seqlens, kv_initial, _, c0, c1, c2, _, want_final = inputs
-    o, inverse, kv, z, _, _ = output
-    ctx.save_for_backward(q, k, v, o, inverse, kv, z, cu_seqlens)
+    o, o_rest, inverse, kv, z, _, _ = output
+    ctx.save_for_backward(q, k, v, o, o_rest, inverse, kv, z, cu_seqlens)
     ctx.ends, ctx.coefficients = (kv_initial is not None, want_final), (c0, c1, c2)
     ctx.set_materialize_grads(False)
 
@@ -99,7 +99,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
 def _differentiate(ctx: Any, run: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
     *saved, cu_seqlens = ctx.saved_tensors
     do = torch.zeros_like(saved[3]) if do is None else do
-    dq, dk, dv, *d_initial = run(do, rest[3], rest[4], *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
+    dq, dk, dv, *d_initial = run(do, rest[4], rest[5], *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
     return dq, dk, dv, None, *(d_initial if ctx.ends[0] else (None, None)), None, None, None, None, None
 
 
@@ -137,24 +137,26 @@ def poly_forward(
     c2: float,
     eps: float,
     want_final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    o, inverse, *states = forward(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final)
-    return o, inverse, *_filled(q, tuple(states))  # type: ignore[return-value]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    o, o_rest, inverse, *states = forward(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final)
+    return o, *_filled(q, (o_rest, inverse, *states))  # type: ignore[return-value]
 
 
 @poly_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     kv_initial, _, c0, c1, _, _, want_final = rest
-    o = v.new_empty(v.shape)
+    o, o_rest = v.new_empty(v.shape), None
     inverse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     call = prepare(q, v, cu_seqlens, c0, c1, kv_initial is not None or want_final)
+    if keeps_rest(v):
+        o_rest = v.new_empty(call.rest_shape)
     kv = z = kv_final = z_final = None
     if call.plan.chunk is not None:
         kv_shape, z_shape = call.state_shapes(call.chunks.count)
         kv, z = q.new_empty(kv_shape, dtype=kept(q)), q.new_empty(z_shape, dtype=torch.float32)
     if want_final:
         kv_final, z_final = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
-    return o, inverse, *_filled(q, (kv, z, kv_final, z_final))
+    return o, *_filled(q, (o_rest, inverse, kv, z, kv_final, z_final))
 
 
 @torch.library.custom_op("rebased::poly_backward", mutates_args=())
@@ -166,6 +168,7 @@ def poly_backward(
     k: Tensor,
     v: Tensor,
     o: Tensor,
+    o_rest: Tensor | None,
     inverse: Tensor,
     kv: Tensor | None,
     z: Tensor | None,
@@ -177,13 +180,14 @@ def poly_backward(
     c2: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     ends, coefficients = (has_initial, has_final), (c0, c1, c2)
-    dq, dk, dv, *d_initial = backward(do, d_kv, d_z, q, k, v, o, inverse, kv, z, cu_seqlens, *ends, *coefficients)
+    saved = (q, k, v, o, o_rest, inverse, kv, z, cu_seqlens)
+    dq, dk, dv, *d_initial = backward(do, d_kv, d_z, *saved, *ends, *coefficients)
     return dq, dk, dv, *_filled(q, tuple(d_initial))  # type: ignore[return-value]
 
 
 @poly_backward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
-    _, _, _, q, k, v, _, _, _, _, cu_seqlens, has_initial, has_final, c0, c1, _ = inputs
+    _, _, _, q, k, v, _, _, _, _, _, cu_seqlens, has_initial, has_final, c0, c1, _ = inputs
     call = prepare(q, v, cu_seqlens, c0, c1, has_initial or has_final)
     d_kv = d_z = None
     if has_initial:

@@ -47,6 +47,7 @@ class Plan:
     key_grad: Tile
     sums: Tile
     group: int = 4  # feature blocks that a program of the sums takes, at most four
+    grad_sums: Tile | None = None  # of the backward pass, where they differ
 
 
 def padded(width: int) -> int:
@@ -78,30 +79,51 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
     chunk = CHUNK if chunked else None
     group = 4 if K <= 2 * FEATURE_TILE else 2
-    half = products == "bf16"
-    if padded(K) > 32 or padded(V) > 64:  # shared memory and registers are short
-        stages = 2 if half else 1
-        tile = Tile(64, 32 if half or padded(K) + padded(V) <= 128 else 16, 4, stages)
-        return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, stages), group)
-    if not half:
+    if products != "bf16":
         return _plan_in_32_bits(chunk, K, V, products, group)
+    return _plan_in_16_bits(chunk, T, K, V, low, group)
+
+
+def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group: int) -> Plan:
+    KP, VP = padded(K), padded(V)
     sums = Tile(64, 64, 4, 3)
-    if not chunked:
-        if T <= 512:
-            small = Tile(64, 32, 4, 3)
-            key_grad = small if padded(V) < 64 else Tile(64, 64, 4, 1, 168)
-            return Plan(None, replace(small, registers=96), small, key_grad, sums, group)
-        few = Tile(64, 64, 4, 3, 128)
-        return Plan(None, few, few, Tile(64, 64, 4, 3, 168), sums, group)
-    if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop, which needs more registers
-        return Plan(chunk, Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(64, 64, 4, 1), sums, group)
-    if padded(V) < 64:
-        return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 64, 4, 3, 96), Tile(64, 32, 2, 3), replace(sums, warps=2))
-    return Plan(chunk, Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 1), sums)
+    if KP > 32 or VP > 64:  # shared memory and registers are short
+        tile, sums = Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)
+        if chunk is None:
+            return Plan(None, tile, tile, tile, sums, group)
+        if KP > 16:
+            tile = replace(tile, stages=2)
+            return Plan(chunk, tile, tile, tile, sums, group)
+        queries = Tile(64, 32, 4, 2, 168)
+        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), sums, group)
+    keys = Tile(64, 64, 4, 1, 168)
+    if chunk is None:
+        if VP == 16:
+            keys = replace(keys, registers=128)
+        if T <= 512 and VP < 64:
+            return Plan(None, Tile(64, 64, 4, 3, 96), Tile(64, 64, 4, 1, 128), keys, sums, group)
+        if T <= 256:
+            return Plan(None, Tile(64, 64, 4, 2, 128), Tile(64, 64, 4, 1, 128), keys, sums, group)
+        if VP > 16:
+            keys = replace(keys, stages=2 if KP == 16 else 3)
+        queries = Tile(64, 64, 4, 3, 128)
+        return Plan(None, queries, queries, keys, sums, group)
+    queries = Tile(64, 64, 4, 1, 128)
+    if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop
+        return Plan(chunk, queries, queries, keys, sums, group)
+    if VP == 16:  # two warps, or compilers make mistakes (docs/kernels.md)
+        return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), Tile(64, 32, 2, 3), Tile(64, 32, 2, 4))
+    if VP == 32:
+        return Plan(chunk, Tile(64, 64, 4, 1, 96), Tile(64, 32, 4, 1, 96), keys, Tile(64, 32, 2, 4))
+    if low:
+        return Plan(chunk, queries, queries, keys, sums, group, Tile(64, 32, 4, 3))
+    return Plan(chunk, queries, queries, keys, Tile(64, 32, 4, 5, 168), group, sums)
 
 
 def _plan_in_32_bits(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
-    """Where numbers on chip are of 32 bits, and keys and values narrow."""
+    if padded(K) > 32 or padded(V) > 64:
+        tile = Tile(64, 32 if padded(K) + padded(V) <= 128 else 16, 4, 1)
+        return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, 1), group)
     tile, sums = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
     if K > 2 * FEATURE_TILE:
         return Plan(chunk, tile, tile, tile, replace(sums, stages=1), group)

@@ -14,6 +14,7 @@ from rebased.ops.polynomial.gpu.features import (
     load_tile_across,
     locate,
     outer_across,
+    outer_rest_across,
     pair_of,
     positions,
     rounded,
@@ -40,9 +41,17 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
         else:
             xa = x0 if a == 0 else x1
             xb = x0 if b == 0 else x1
+        xb_rest = xb
         if WEIGHTED:
-            xa = xa * scale[None, :]
+            whole = xb * scale[None, :]
+            xb = rounded(whole, values.dtype)
+            xb_rest = (whole - xb).to(values.dtype)
+            xb = xb.to(values.dtype)
         across = outer_across(xa, xb, BT, values.dtype)
+        if WEIGHTED and values.dtype == tl.bfloat16:  # else gradients of values lose too much
+            rest = outer_rest_across(xa, xb, xb_rest, across, BT, WEIGHTED)
+            acc = tl.dot(rest, values, acc)
+            z = tl.dot(rest, ones, z)
     acc = tl.dot(across, values, acc, input_precision=PRECISION)
     z = tl.dot(across, ones, z, input_precision=PRECISION)
     return acc, z
@@ -84,9 +93,12 @@ def chunk_sums_kernel(
     chunk in time, which no running total needs.
 
     WEIGHTED: phi is multiplied by `scale` [B,H,T], and in place of 1 stands `weight` [B,H,T]. A program takes GROUP of
-    the BLOCKS feature blocks (at most four), so that x and y are read once for all of them.
+    the BLOCKS feature blocks (at most four), so that x and y are read once for all of them. What the running totals
+    read first is written last, and may still be in the cache then.
     """
     pid = tl.program_id(0)
+    if not BACKWARD:
+        pid = tl.num_programs(0) - 1 - pid
     h = pid % H
     chunk = pid // H
     _, row, inside, start, length = locate(chunk, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED)
@@ -196,7 +208,11 @@ def running_totals_kernel(
     BACKWARD:  totals[c] = initial + w * (sums after c),  final = initial + w * all sums: the gradient of a state.
     A program takes SPAN numbers of kv (all of one feature block), or one block of z, of one (sequence, head).
     """
-    pid = tl.program_id(0)
+    PARTS: tl.constexpr = BLOCKS * BLOCK * VP // SPAN + BLOCKS
+    part = tl.program_id(0) % PARTS
+    pid = tl.program_id(0) // PARTS
+    if BACKWARD:
+        pid = tl.num_programs(0) // PARTS - 1 - pid
     sequence = pid // H
     h = pid % H
     if PACKED:
@@ -207,7 +223,6 @@ def running_totals_kernel(
         count = blocks_per_sequence
     F: tl.constexpr = BLOCKS * BLOCK
     LOW: tl.constexpr = BLOCKS > PAIRS
-    part = tl.program_id(1)
     if part < F * VP // SPAN:
         offset = part * SPAN + tl.arange(0, SPAN)
         w = _weights(offset // VP, part * SPAN // (BLOCK * VP), c0, c1, c2, K, TILES, PAIRS, LOW)
