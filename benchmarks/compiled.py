@@ -169,13 +169,13 @@ def false_descriptors(listing: Sequence[str]) -> list[str]:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def calls(keys: Sequence[int], values: Sequence[int], lengths: Sequence[int]) -> Iterator[Call]:
-    """In bf16, whose products are of the kind that went wrong; lengths that fill tiles and one that does not."""
+def calls(dtype: torch.dtype, keys: Sequence[int], values: Sequence[int], lengths: Sequence[int]) -> Iterator[Call]:
+    """Lengths that fill tiles and one that does not, documents in a row, a state in and out."""
     for K, V, coefficients, T in product(keys, values, (REBASED, BASED), lengths):
-        yield Call(torch.bfloat16, K, V, T, coefficients, "quadratic" if T <= 1024 else "chunked")
+        yield Call(dtype, K, V, T, coefficients, "quadratic" if T <= 1024 else "chunked")
     for K, V in product(keys, values):
-        yield Call(torch.bfloat16, K, V, 700, REBASED, "chunked", "packed")
-        yield Call(torch.bfloat16, K, V, 700, BASED, "chunked", "extend")
+        yield Call(dtype, K, V, 700, REBASED, "chunked", "packed")
+        yield Call(dtype, K, V, 700, BASED, "chunked", "extend")
 
 
 def read(call: Call) -> list[str]:
@@ -198,9 +198,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("-K", nargs="+", type=int, default=[16, 32, 64], help="widths of keys")
     parser.add_argument("-V", nargs="+", type=int, default=[5, 21, 64, 128], help="widths of values")
     parser.add_argument("-T", nargs="+", type=int, default=[256, 300, 1024, 4096], help="lengths; above 1,024, chunks")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(words)
-    todo = list(calls(args.K, args.V, args.T))
+    todo = list(calls(getattr(torch, args.dtype), args.K, args.V, args.T))
     wrong = 0
     print("kernel          launched    reg spill  shared  instr")
     with ProcessPoolExecutor(args.workers) as pool:

@@ -24,6 +24,7 @@ CASES = [  # chosen so that all together take a minute of two cores: key gradien
     (90, Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)),
     (90, Call(FP32, 16, 10, 4096, REBASED, "chunked", gradients=False)),
     (90, Call(BF16, 128, 96, 256, REBASED, "quadratic")),
+    (90, Call(BF16, 32, 21, 4096, BASED, "chunked")),
     (80, Call(BF16, 16, 64, 4096, REBASED, "chunked", "packed")),
     (80, Call(BF16, 16, 64, 1, BASED, "chunked", "extend", gradients=False)),
     (80, Call(FP32, 128, 96, 256, REBASED, "quadratic")),  # the one that needs most shared memory

@@ -65,6 +65,7 @@ CASES = [  # every dtype, every length, width and coefficient once: each line is
     (torch.bfloat16, BASED, (1, 256, 2, 128, 96)),
     (torch.bfloat16, REBASED, (2, 512, 3, 16, 10)),
     (torch.bfloat16, REBASED, (1, 2048, 3, 16, 21)),
+    (torch.bfloat16, REBASED, (1, 1000, 2, 64, 21)),
     (torch.bfloat16, REBASED, (1, 2000, 2, 32, 64)),
     (torch.bfloat16, REBASED, (1, 2048, 2, 16, 128)),
     (torch.float16, BASED, (2, 1000, 3, 16, 64)),
