@@ -86,34 +86,6 @@ def test_values_and_gradients(
     assert_small_error(got, law(tensors, coefficients), NAMES, dtype)
 
 
-@pytest.mark.parametrize("T", [256, 1024, 4096])
-def test_gradient_errors_beside_softmax_attention(T: int) -> None:
-    """In bf16, on inputs of the same scale, no larger than those of torch's own attention; 2 % for chance."""
-    ours, theirs = torch.zeros(4, 2).double(), torch.zeros(4, 2).double()
-    for seed in range(3):
-        tensors = made(1, T, 12, 16, 64, dtype=torch.bfloat16, seed=seed)
-        ours += squares(attend(tensors), law(tensors))
-        tensors = [
-            x.detach().transpose(1, 2).requires_grad_() for x in made(1, T, 12, 64, 64, dtype=torch.bfloat16, seed=seed)
-        ]
-        theirs += squares(softmax(tensors), softmax(exact(tensors)))
-    for name, mine, other in zip(NAMES, *((x[:, 0] / x[:, 1]).sqrt() for x in (ours, theirs)), strict=True):
-        assert name == "o" or mine <= 1.02 * other, (name, mine, other)
-
-
-def softmax(tensors: list[Tensor]) -> list[Tensor]:
-    q, k, v, do = tensors
-    o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
-
-
-def squares(got: list[Tensor], want: list[Tensor]) -> Tensor:
-    """Of each difference and of what it should be, summed."""
-    return torch.stack(
-        [torch.stack([(a - b).square().sum(), b.square().sum()]).cpu() for a, b in zip(got, want, strict=True)]
-    )
-
-
 def test_long_sequences() -> None:
     """65,536 tokens of one row: many chunks, offsets that grow."""
     tensors = made(1, 65_536, 2, 16, 64, dtype=torch.bfloat16)
@@ -247,25 +219,39 @@ def test_decoding_captured_in_a_cuda_graph() -> None:
         assert torch.equal(a, b)
 
 
+def softmax(tensors: list[Tensor]) -> list[Tensor]:
+    """As attend, of torch's own attention."""
+    q, k, v, do = tensors
+    o = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+
+
+def gradient_errors(got: list[list[Tensor]], want: list[list[Tensor]]) -> list[float]:
+    """Of dq, dk and dv, over several draws."""
+    stacked = (map(torch.stack, zip(*draws, strict=True)) for draws in (got, want))
+    return [relative_error(a, b) for a, b in zip(*stacked, strict=True)][1:]
+
+
+@pytest.mark.parametrize(("T", "K", "slack"), [(256, 16, 1.02), (1024, 16, 1.02), (4096, 16, 1.02), (1024, 64, 1.05)])
+def test_gradient_errors_in_bf16_beside_those_of_softmax_attention(T: int, K: int, slack: float) -> None:
+    """No larger, on inputs of the same scale; with wide keys scores' gradients are rounded, which costs a little."""
+    draws = [made(1, T, 12, K, 64, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    ours = gradient_errors([attend(x) for x in draws], [law(x) for x in draws])
+    draws = [made(1, T, 12, 64, 64, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    theirs = gradient_errors([softmax(x) for x in draws], [softmax(exact(x)) for x in draws])
+    for name, mine, other in zip(NAMES[1:], ours, theirs, strict=True):
+        assert mine <= slack * other, f"{name}: {mine:.3e}, SDPA's {other:.3e}"
+
+
 @pytest.mark.parametrize("K", [16, 64])
-@pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_gradients_in_bf16_beside_those_of_softmax_attention(scale: float, K: int, regime: Regime) -> None:
-    """At scale 1 both round alike, and ours are off by at most 1.3 times as much (docs/kernels.md has the numbers); at
-    10, where softmax saturates, by less in dq and dk. A softmax that picks one value has no error in dv to speak of."""
+def test_gradients_of_large_scores_are_more_exact_than_those_of_softmax_attention(K: int, regime: Regime) -> None:
+    """In dq and dk, at scale 10, where softmax saturates: it picks one value, and has no error in dv to speak of."""
     q, k, v, do = made(2, 1000, 4, K, 64, dtype=torch.bfloat16)
-    tensors = [*((scale * x).detach().requires_grad_() for x in (q, k)), v, do]
-
-    def softmax(given: list[Tensor]) -> list[Tensor]:
-        q, k, v, do = given
-        o = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
-        return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
-
-    names, more = (("dq", "dk", "dv"), 1.3) if scale == 1 else (("dq", "dk"), 1.0)
-    theirs, their_law = softmax(tensors), softmax(exact(tensors))
-    for name, a, b, c, d in zip(NAMES, attend(tensors), law(tensors), theirs, their_law, strict=True):
-        if name in names:
-            ours, limit = relative_error(a, b), more * relative_error(c, d)
-            assert ours <= limit, f"{name}: ours {ours:.2e}, {more} times SDPA's is {limit:.2e}"
+    tensors = [*((10.0 * x).detach().requires_grad_() for x in (q, k)), v, do]
+    ours = gradient_errors([attend(tensors)], [law(tensors)])
+    theirs = gradient_errors([softmax(tensors)], [softmax(exact(tensors))])
+    assert ours[0] <= theirs[0]
+    assert ours[1] <= theirs[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
