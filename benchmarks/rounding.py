@@ -1,10 +1,11 @@
-"""Where bf16's errors come from: the kernels' roundings redone in fp32 on the CPU, each left out in turn.
+"""Where bf16's errors come from: the kernels' roundings redone in fp32 on the CPU, each changed in turn.
 
     PYTHONPATH=src python benchmarks/rounding.py            T = 256 (quadratic) and T = 4,096 (chunked)
     PYTHONPATH=src python benchmarks/rounding.py 1024
 
 ReBased with keys of 16 and values of 64, random bf16 inputs; relative errors of o, dq, dk, dv in thousandths, and those
-of softmax attention as FlashAttention rounds it. "all" can be held against what benchmarks/ops.py measures on a GPU.
+of softmax attention as FlashAttention rounds it. The first line can be held against what benchmarks/ops.py measures;
+below it what the kernels keep is rounded, and what they round is kept.
 """
 
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor
 from rebased.ops.polynomial.gpu.plan import make_plan
 
 K, V, TOKENS = 16, 64, 32_768
+TILE = 64  # queries and keys that meet at a time
 Round = Callable[[Tensor], Tensor]
 
 
@@ -28,18 +30,31 @@ def exact(x: Tensor) -> Tensor:
     return x
 
 
-class Roundings(NamedTuple):
-    """What is rounded to bf16, and where."""
+def tf32(x: Tensor) -> Tensor:
+    """As the tensor cores read it: cut off."""
+    return (x.view(torch.int32) & -0x2000).view(torch.float32)
 
-    similarities: Round = bf16  # before they are multiplied with values, or with do
-    slopes: Round = bf16  # gradients at scores, before they are multiplied with keys or queries
-    output: Round = bf16  # o, of which delta = -(do . o) is taken
-    features: Round = bf16  # products of two columns, in sums and where they meet a state
+
+def but_the_first(round: Round) -> Round:
+    """Of outputs [H,T,V]: those of the first tile are kept whole."""
+    return lambda x: torch.cat([x[:, :TILE], round(x[:, TILE:])], 1)
+
+
+class Roundings(NamedTuple):
+    """What is rounded, and to what."""
+
+    near: Round = exact  # similarities in the tile of the diagonal
+    similarities: Round = bf16  # others, before they are multiplied with values, or with do
+    slopes: Round = tf32  # gradients at scores, before they are multiplied with keys or queries
+    output: Round = but_the_first(bf16)  # o, of which delta = -(do . o) is taken
+    features: Round = bf16  # products of two columns, in sums and where queries meet a state
+    grad_features: Round = exact  # the same in the backward pass
     states: Round = bf16  # running totals, and their gradients
     results: Round = bf16  # what is handed out
 
 
 NOTHING = Roundings(*[exact] * len(Roundings._fields))
+PLAIN = Roundings(bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16)
 
 
 class Inputs(NamedTuple):
@@ -92,7 +107,13 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     phi_k, twice = features(k)[0], torch.where(i == j, 1.0, 2.0)
     rounded_q, rounded_k = rounding.features(phi_q), rounding.features(phi_k)
     s = (q @ k.mT).masked_fill(~seen, 0)
-    similarities = rounding.similarities(s * s)
+    tile = torch.arange(T) // TILE
+    diagonal = tile[:, None] == tile[None, :]
+
+    def rounded(x: Tensor) -> Tensor:
+        return torch.where(diagonal, rounding.near(x), rounding.similarities(x))
+
+    similarities = rounded(s * s)
     kv = rounding.states(before(cut(rounded_k).mT @ cut(v)) * twice[:, None])
     z = before(cut(rounded_k).sum(2)) * twice
     far = (cut(rounded_q) @ kv).view(H, T, V)
@@ -105,12 +126,12 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     gradient = cut(do) @ kv.mT + cut(delta) * z[:, :, None]
     dq = (2 * rounding.slopes(slope) @ k + fold(gradient.reshape(H, T, -1), q)) * scale
 
-    weighted = rounding.features(rounding.features(q * scale)[..., i] * q[..., j])
+    weighted = rounding.grad_features((q * scale)[..., i] * q[..., j])
     d_kv = rounding.states(before(cut(weighted).mT @ cut(do), backward=True) * twice[:, None])
     d_z = before((cut(weighted) * cut(delta)).sum(2), backward=True) * twice
     gradient = cut(v) @ d_kv.mT + d_z[:, :, None]
     dk = 2 * rounding.slopes(slope * scale).mT @ q + fold(gradient.reshape(H, T, -1), k)
-    dv = rounding.similarities(s * s * scale).mT @ do + (cut(rounded_k) @ d_kv).view(H, T, V)
+    dv = rounded(s * s * scale).mT @ do + (cut(rounding.grad_features(phi_k)) @ d_kv).view(H, T, V)
     return [rounding.results(x) for x in (o, dq, dk, dv)]
 
 
@@ -129,8 +150,11 @@ def main(lengths: Sequence[int] = (256, 4096)) -> dict[tuple[int, str], list[flo
     found: dict[tuple[int, str], list[float]] = {}
     for T in lengths:
         chunk = make_plan(T, K, V, low=False, products="bf16", has_state=False).chunk
-        cases = {"all": Roundings()}
-        cases |= {f"all but {name}": Roundings(**{name: exact}) for name in Roundings._fields}
+        cases = {"as the kernels do": Roundings()}
+        for name, kept in Roundings._field_defaults.items():
+            change = {name: bf16 if kept is not bf16 else exact}
+            cases[f"{name} {'in bf16' if kept is not bf16 else 'exact'}"] = Roundings(**change)
+        cases["all in bf16"] = PLAIN
         errors, norms = dict[str, Tensor](), dict[str, Tensor]()
         heads = max(1, 2048 // T)
         for seed in range(TOKENS // T // heads):
@@ -138,7 +162,7 @@ def main(lengths: Sequence[int] = (256, 4096)) -> dict[tuple[int, str], list[flo
             law = rebased(inputs, NOTHING, chunk)
             for name, case in cases.items():
                 add(errors, norms, name, rebased(inputs, case, chunk), law)
-            add(errors, norms, "softmax", softmax(inputs, Roundings()), softmax(inputs, NOTHING))
+            add(errors, norms, "softmax", softmax(inputs, PLAIN), softmax(inputs, NOTHING))
         found |= {(T, name): (errors[name] / norms[name]).sqrt().tolist() for name in errors}
     print(f"{'T':>6}  {'rounded':22}     o    dq    dk    dv   (thousandths)")
     for (T, name), each in found.items():

@@ -249,6 +249,10 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
         seen = rows[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
+    if DIAGONAL and dtype == tl.bfloat16:  # as in the forward pass
+        most = rounded(sim, dtype)
+        dv = tl.dot((sim - most).to(dtype), grads, dv)
+        sim = most
     dv = tl.dot(sim.to(dtype), grads, dv, input_precision=PRECISION)
     dk = _add_slopes(dk, ds, queries, BN, BM, KP, PRECISION, dtype)
     return dk, dv

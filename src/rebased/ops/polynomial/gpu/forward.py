@@ -12,6 +12,7 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
+    rounded,
     similarity,
 )
 from rebased.ops.polynomial.gpu.states import find_state
@@ -20,12 +21,12 @@ EARLY = tl.constexpr(64)  # outputs of a sequence that are kept in full for the 
 
 
 @triton.jit
-def _add_keys(acc, total, whole, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """acc [rows, VP] and total [rows, 16], its first column, plus the keys n .. n+BN; only on the DIAGONAL some of them
-    lie ahead of a query. There `whole` [rows] sums similarities before they are rounded."""
+    lie ahead of a query."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
@@ -35,14 +36,19 @@ def _add_keys(acc, total, whole, queries, k, k_token, v, v_token, n, rows, lengt
     sim = similarity(s, c0, c1, c2, LOW)
     if DIAGONAL and LOW:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
-    if DIAGONAL and dtype == tl.bfloat16:
-        whole += tl.sum(sim, 1)
-    sim = sim.to(dtype)
     first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
+    first, values = first.to(dtype), values.to(dtype)
+    if DIAGONAL and dtype == tl.bfloat16:  # the largest weights of a query that has few keys: with what rounding loses
+        most = rounded(sim, dtype)
+        rest = (sim - most).to(dtype)
+        total = tl.dot(rest, first, total)
+        acc = tl.dot(rest, values, acc)
+        sim = most
+    sim = sim.to(dtype)
     # A product too: of what values are weighed with, so that a single key gives back its value, and fewer instructions.
-    total = tl.dot(sim, first.to(dtype), total, input_precision=PRECISION)
-    acc = tl.dot(sim, values.to(dtype), acc, input_precision=PRECISION)
-    return acc, total, whole
+    total = tl.dot(sim, first, total, input_precision=PRECISION)
+    acc = tl.dot(sim, values, acc, input_precision=PRECISION)
+    return acc, total
 
 
 @triton.jit
@@ -97,8 +103,7 @@ def forward_kernel(
     """o [B,T,H,V] and inverse [B,H,T] = 1 / (sum of similarities + eps), for BM queries of one head.
 
     The backward pass divides what should cancel by similarities that may be tiny. So the first EARLY tokens of a
-    sequence, which have few keys, keep for it what rounding takes off their outputs: o_rest [sequences,H,EARLY,V]. And
-    `inverse` is of sums whose nearest similarities are not rounded; o is divided by the sum of what it is made of."""
+    sequence, which have few keys, keep for it what rounding takes off their outputs: o_rest [sequences,H,EARLY,V]."""
     pid = tl.program_id(0)
     h = pid % H
     block = pid // H
@@ -117,21 +122,18 @@ def forward_kernel(
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, VP], tl.float32)
     total = tl.zeros([BM, 16], tl.float32)
-    whole = tl.zeros([BM], tl.float32)
     chunk = first // chunk_length
     for step in tl.static_range(BM // BN):
-        acc, total, whole = _add_keys(acc, total, whole, queries, k, k_token, v, v_token, first + step * BN, rows,
+        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, first + step * BN, rows,
                                       length, c0, c1, c2,
                                       K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    lost = whole - tl.sum(total, 1) if HALF else whole
     for n in range(chunk * chunk_length, first, BN):
-        acc, total, whole = _add_keys(acc, total, whole, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
                                       K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     total = tl.sum(total, 1)
     if not LOW:
         acc *= c2
         total *= c2
-        lost *= c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
         acc, total = _add_state(acc, total, q, q_token, rows, length, kv + state * VP, z + state,
@@ -139,7 +141,7 @@ def forward_kernel(
     scale = 1.0 / (total + eps)
     columns = tl.arange(0, VP)
     at = (row * T + start) * H + h
-    tl.store(inverse + (row * H + h) * T + start + rows, 1.0 / (total + lost + eps), mask=rows < length)
+    tl.store(inverse + (row * H + h) * T + start + rows, scale, mask=rows < length)
     mask = (rows < length)[:, None] & (columns < V)[None, :]
     acc *= scale[:, None]
     outputs = acc.to(o.dtype.element_ty)

@@ -50,7 +50,7 @@ class Plan:
     grad_sums: Tile | None = None  # of the backward pass, where they differ
 
 
-TWO_WARPS = Tile(64, 32, 2, 3)  # for key_grad where four are miscompiled (docs/kernels.md, benchmarks/compiled.py)
+TWO_WARPS = Tile(64, 32, 2, 3)  # where four are miscompiled (docs/kernels.md, benchmarks/compiled.py)
 
 
 def padded(width: int) -> int:
@@ -96,7 +96,8 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
             return Plan(None, tile, tile, tile, sums, group)
         if KP > 16:
             tile = replace(tile, stages=2)
-            return Plan(chunk, tile, tile, tile if VP > 32 else TWO_WARPS, sums, group)
+            either = tile if VP > 32 else TWO_WARPS
+            return Plan(chunk, either, tile, either, sums, group)
         queries = Tile(64, 32, 4, 2, 168)
         return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), sums, group)
     keys = Tile(64, 64, 4, 1, 168)
@@ -113,6 +114,8 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
         return Plan(None, queries, queries, keys, sums, group)
     queries = Tile(64, 64, 4, 1, 128)
     if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop
+        if VP < 64:
+            return Plan(chunk, TWO_WARPS, queries, TWO_WARPS, sums, group)
         return Plan(chunk, queries, queries, keys, sums, group)
     if VP == 16:
         return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), TWO_WARPS, Tile(64, 32, 2, 4))
