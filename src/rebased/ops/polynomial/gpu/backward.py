@@ -126,7 +126,7 @@ def _add_slopes(acc, ds, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KP: tl.co
     """acc [rows, KP] plus ds [rows, columns] x [columns, KP]. Rounding ds to bf16 would cost more digits than all else:
     the product is in TF32. A thread has columns 2t and 2t + 1 of the scores, and needs t and t + 4 for one in TF32; so
     columns are renamed, those of x alike, and no number moves."""
-    if dtype == tl.bfloat16 and KP == 16:  # beyond, twice the time
+    if dtype == tl.bfloat16 and KP == 16:  # beyond, far slower
         ds = tl.permute(tl.reshape(ds, [ROWS, COLUMNS // 8, 4, 2]), (0, 1, 3, 2))
         x = tl.permute(tl.reshape(x, [COLUMNS // 8, 4, 2, KP]), (0, 2, 1, 3))
         x = tl.reshape(x, [COLUMNS, KP]).to(tl.float32)
