@@ -73,13 +73,22 @@ def test_one_token(cut: Cut, chunk: int | None) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 64])
-@pytest.mark.parametrize("bounds", [[0, 1, 1, 70, 150], [0, 0, 64, 65, 150, 150]], ids=str)
-def test_packed_documents(cut: Cut, chunk: int | None, bounds: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "dtype"),
+    [
+        ([0, 1, 1, 70, 150], torch.float32),
+        ([0, 0, 64, 65, 150, 150], torch.float32),
+        ([0, 1, 1, 70, 150], torch.float16),
+        ([0, 9, 150], torch.float16),  # so few that their first tokens are fewer than all
+    ],
+    ids=str,
+)
+def test_packed_documents(cut: Cut, chunk: int | None, bounds: list[int], dtype: torch.dtype) -> None:
     """Empty ones first, last and between; one of a single token; ends on a block's edge and off it."""
     cut(chunk)
-    given, exact = tensors(Shape(B=1, T=150, H=2, K=5, V=10), BASED, torch.float32)
+    given, exact = tensors(Shape(B=1, T=150, H=2, K=5, V=10), BASED, dtype)
     results = [attend(x, BASED, cu_seqlens=torch.tensor(bounds)) for x in (given, exact)]
-    assert_small_error(*results, NAMES, torch.float32)
+    assert_small_error(*results, NAMES, dtype)
 
 
 def as_split(views: Sequence[Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")  # the kernels' package imports it, though the plan itself is arithmetic
 
 from rebased.ops.polynomial.gpu import features, plan
+from rebased.ops.polynomial.gpu.forward import EARLY
 from rebased.ops.polynomial.gpu.plan import Plan, Products, feature_blocks, make_plan, padded
 from rebased.ops.polynomial.state import feature_count
 from tolerances import SLOWER_REGIME
@@ -56,7 +57,9 @@ def test_every_plan_is_one_the_kernels_can_take() -> None:
         for tile in (made.forward, made.query_grad, made.key_grad):
             assert tile.rows % tile.step == 0, where  # the loops before the diagonal end where it begins
             assert made.chunk is None or made.chunk % tile.rows == 0, where  # no tile lies in two chunks
-        for tile in (made.forward, made.query_grad, made.key_grad, made.sums):
+        for tile in (made.forward, made.query_grad):
+            assert EARLY.value % tile.rows == 0, where  # first outputs are kept by whole tiles
+        for tile in (made.forward, made.query_grad, made.key_grad, made.sums, made.grad_sums or made.sums):
             assert tile.step >= 16, where  # the least a tensor core takes
             assert tile.step & (tile.step - 1) == tile.rows & (tile.rows - 1) == 0, where
             assert tile.warps in (1, 2, 4, 8), where

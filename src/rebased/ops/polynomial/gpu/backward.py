@@ -22,7 +22,7 @@ from rebased.ops.polynomial.gpu.features import (
     positions,
     rounded,
 )
-from rebased.ops.polynomial.gpu.forward import EARLY
+from rebased.ops.polynomial.gpu.forward import EARLY, find_rest
 from rebased.ops.polynomial.gpu.states import find_state
 
 
@@ -164,7 +164,7 @@ def query_grad_kernel(
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, REST_LIKE_O: tl.constexpr,
 ):  # fmt: skip
     """dq [B,T,H,K], and deltas [B,H,T] = -(do . o) for the kernels that follow; o_rest as in forward.py."""
     pid = tl.program_id(0)
@@ -189,8 +189,8 @@ def query_grad_kernel(
     grads = _as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
     outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN).to(tl.float32)
     if o_rest is not None and first < EARLY:
-        o_rest += (sequence.to(tl.int64) * H + h) * EARLY * V
-        outputs += load_rows(o_rest, V, rows, length, V, VP, not EVEN).to(tl.float32)
+        o_rest, stride = find_rest(o_rest, here, sequence, H, h, V, REST_LIKE_O)
+        outputs += load_rows(o_rest, stride, rows, length, V, VP, not EVEN).to(tl.float32)
     delta = -tl.sum(grads.to(tl.float32) * outputs, 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)

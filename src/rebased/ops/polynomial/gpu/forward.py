@@ -21,6 +21,16 @@ EARLY = tl.constexpr(64)  # outputs of a sequence that are kept in full for the 
 
 
 @triton.jit
+def find_rest(o_rest, at, sequence, H, h, V: tl.constexpr, REST_LIKE_O: tl.constexpr):
+    """Where what rounding took off the outputs of a sequence begins, and the step from token to token. Where sequences
+    are so short that EARLY rows for each would be more than all tokens, it lies as o does, `at` the same place."""
+    if REST_LIKE_O:
+        return o_rest + at * V, H * V
+    else:
+        return o_rest + (sequence.to(tl.int64) * H + h) * EARLY * V, V
+
+
+@triton.jit
 def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
@@ -98,7 +108,7 @@ def forward_kernel(
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, REST_LIKE_O: tl.constexpr,
 ):  # fmt: skip
     """o [B,T,H,V] and inverse [B,H,T] = 1 / (sum of similarities + eps), for BM queries of one head.
 
@@ -147,6 +157,6 @@ def forward_kernel(
     outputs = acc.to(o.dtype.element_ty)
     tl.store(o + at * V + (rows[:, None] * (H * V) + columns[None, :]), outputs, mask=mask)
     if o_rest is not None and first < EARLY:
-        o_rest += (sequence.to(tl.int64) * H + h) * EARLY * V
+        o_rest, stride = find_rest(o_rest, at, sequence, H, h, V, REST_LIKE_O)
         rest = (acc - outputs.to(tl.float32)).to(o.dtype.element_ty)
-        tl.store(o_rest + (rows[:, None] * V + columns[None, :]), rest, mask=mask)
+        tl.store(o_rest + (rows[:, None] * stride + columns[None, :]), rest, mask=mask)

@@ -82,7 +82,14 @@ class Call:
         return (*z, padded(self.V)), z
 
     @property
+    def rest_like_o(self) -> bool:
+        """Whether sequences are so short that o_rest needs no more room in the shape of o."""
+        return self.sequences * EARLY.value >= self.B * self.T
+
+    @property
     def rest_shape(self) -> tuple[int, ...]:
+        if self.rest_like_o:
+            return (self.B, self.T, self.H, self.V)
         return (self.sequences, self.H, EARLY.value, self.V)
 
     def is_even(self, tile: Tile) -> bool:
@@ -229,6 +236,7 @@ def forward(
         **call.widths, **call.features, BM=tile.rows, BN=tile.step,
         LOW=call.low, HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=initial is not None,
         PACKED=cu_seqlens is not None, EVEN=call.is_even(tile), WIDE=_wide(q, k, v, o), PRECISION=call.precision,
+        REST_LIKE_O=call.rest_like_o,
         **tile.options,
     )  # fmt: skip
     return o, o_rest, inverse, *states
@@ -278,7 +286,8 @@ def backward(
     query_grad_kernel[(blocks.count * call.H,)](
         q, k, v, o, o_rest if keeps_rest(v) else None, do, inverse, dq, deltas,
         *((kv, z) if has_states else (None, None)), *where(blocks),
-        BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, EVEN=call.is_even(tile), **common, **tile.options,
+        BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, EVEN=call.is_even(tile), REST_LIKE_O=call.rest_like_o,
+        **common, **tile.options,
     )  # fmt: skip
     d_final, states = None, NO_STATES
     if has_states:
