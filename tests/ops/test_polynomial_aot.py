@@ -24,7 +24,6 @@ CASES = [  # chosen so that all together take a minute of two cores: key gradien
     (90, Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)),
     (90, Call(FP32, 16, 10, 4096, REBASED, "chunked", gradients=False)),
     (90, Call(BF16, 128, 96, 256, REBASED, "quadratic")),
-    (90, Call(BF16, 32, 21, 4096, BASED, "chunked")),
     (80, Call(BF16, 16, 64, 4096, REBASED, "chunked", "packed")),
     (80, Call(BF16, 16, 64, 1, BASED, "chunked", "extend", gradients=False)),
     (80, Call(FP32, 128, 96, 256, REBASED, "quadratic")),  # the one that needs most shared memory
@@ -45,7 +44,8 @@ def test_builds_and_fits(capability: int, case: Call) -> None:
         compiled, name = compile_launch(launch, capability), launch["kernel"].__name__
         needed = compiled.metadata.shared
         assert needed <= SHARED_MEMORY[capability], f"{name} needs {needed} bytes of shared memory"
-        assert not false_descriptors(instructions(compiled.asm["cubin"])), name
+        if capability >= 90:  # before, products read no descriptors
+            assert not false_descriptors(instructions(compiled.asm["cubin"])), name
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY)

@@ -197,9 +197,12 @@ def query_grad_kernel(
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, KP], tl.float32)
     chunk = first // chunk_length
-    for step in tl.static_range(BM // BN):
-        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + step * BN, rows, length, c1, c2,
-                          K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    PART: tl.constexpr = BM if BM <= 2 * BN else BN
+    for n in range(0, BM, PART):
+        for step in tl.static_range(PART // BN):
+            acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows, length,
+                              c1, c2,
+                              K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
         acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                           K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
@@ -296,10 +299,12 @@ def key_grad_kernel(
     acc_v = tl.zeros([BN, VP], tl.float32)
     chunk = first // chunk_length
     end = tl.minimum((chunk + 1) * chunk_length, length)
-    for step in tl.static_range(BN // BM):
-        acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
-                                 first + step * BM, columns, length, c0, c1, c2,
-                                 K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    PART: tl.constexpr = BN if BN <= 2 * BM else BM
+    for m in range(0, BN, PART):
+        for step in tl.static_range(PART // BM):
+            acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
+                                     first + m + step * BM, columns, length, c0, c1, c2,
+                                     K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for m in range(first + BN, end, BM):
         acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
                                  length, c0, c1, c2,

@@ -133,13 +133,15 @@ def forward_kernel(
     acc = tl.zeros([BM, VP], tl.float32)
     total = tl.zeros([BM, 16], tl.float32)
     chunk = first // chunk_length
-    for step in tl.static_range(BM // BN):
-        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, first + step * BN, rows,
-                                      length, c0, c1, c2,
-                                      K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+    PART: tl.constexpr = BM if BM <= 2 * BN else BN
+    for n in range(0, BM, PART):  # mostly all at once, which is no loop
+        for step in tl.static_range(PART // BN):
+            acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, first + n + step * BN, rows, length,
+                                   c0, c1, c2,
+                                   K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
-                                      K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                               K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     total = tl.sum(total, 1)
     if not LOW:
         acc *= c2
