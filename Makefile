@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint format bench tree clean
+.PHONY: help setup demo test suite test-gpu lint style types format bench tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,15 +24,23 @@ demo: setup ## train ReBased, Based and attention on a small MQAR, then write ru
 
 # One thread a worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
 # many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
-test: setup lint ## lint, types and the whole test suite
+# mypy takes one core, so it goes beside the tests.
+test: setup style ## lint, types and the whole test suite
+	@$(MAKE) --no-print-directory -j2 types suite
+
+suite: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-gpu: setup ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: setup ## ruff and mypy, changing nothing
+lint: style types ## ruff and mypy, changing nothing
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
 
 format: setup ## let ruff fix what it can
