@@ -133,14 +133,12 @@ def outer_rest(xa, xb, product, ROWS: tl.constexpr):
 
 
 @triton.jit
-def outer_rest_across(xa, xb, xb_rest, product, ROWS: tl.constexpr, HAS_REST: tl.constexpr):
-    """The same for [64, rows]; xb may have lost something before."""
+def outer_rest_across(xa, xb, xb_rest, product, ROWS: tl.constexpr):
+    """The same for [64, rows], where xb had lost something before."""
     a, b = tl.broadcast(xa[:, None, :], xb[None, :, :])
     rest = tl.fma(a, b, -tl.reshape(product, [TILE, TILE, ROWS]))
-    if HAS_REST:
-        a, b = tl.broadcast(xa[:, None, :], xb_rest[None, :, :])
-        rest = tl.fma(a, b, rest)
-    return tl.reshape(rest, [BLOCK, ROWS])
+    a, b = tl.broadcast(xa[:, None, :], xb_rest[None, :, :])
+    return tl.reshape(tl.fma(a, b, rest), [BLOCK, ROWS])
 
 
 @triton.jit

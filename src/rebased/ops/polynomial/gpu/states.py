@@ -41,15 +41,14 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
         else:
             xa = x0 if a == 0 else x1
             xb = x0 if b == 0 else x1
-        xb_rest = xb
         if WEIGHTED:
             whole = xb * scale[None, :]
             xb = rounded(whole, values.dtype)
             xb_rest = (whole - xb).to(values.dtype)
             xb = xb.to(values.dtype)
         across = outer_across(xa, xb, BT, values.dtype)
-        if WEIGHTED and values.dtype == tl.bfloat16:  # else gradients of values lose too much
-            rest = outer_rest_across(xa, xb, xb_rest, across, BT, WEIGHTED)
+        if WEIGHTED and values.dtype == tl.bfloat16:  # or gradients of values would lose too much
+            rest = outer_rest_across(xa, xb, xb_rest, across, BT)
             acc = tl.dot(rest, values, acc)
             z = tl.dot(rest, ones, z)
     acc = tl.dot(across, values, acc, input_precision=PRECISION)
