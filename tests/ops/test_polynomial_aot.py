@@ -1,7 +1,9 @@
-"""Polynomial attention's kernels, compiled for GPUs that are not here: every one builds and fits shared memory."""
+"""Polynomial attention's kernels, compiled for GPUs that are not here: every one builds, fits shared memory and reads
+it where it should."""
 
 import pytest
 import torch
+from benchmarks import compiled as command
 from benchmarks.compiled import (
     Call,
     compile_launch,
@@ -61,3 +63,17 @@ def test_false_descriptors_are_found() -> None:
     false = ["ULDC UR16, c[0x0][0x290]", *sound, "UIADD3.X UR55, UR16, -0x3ffffff0, URZ, UP0, !UPT"]
     assert false_descriptors(sound) == []
     assert false_descriptors(false) == [f"{false[-1]} after {false[0]}"]
+
+
+def test_the_command_reads_kernels_and_names_those_that_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)
+    monkeypatch.setattr(command, "calls", lambda *_: [one])
+    assert command.main(["--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1: K 16, V 64, T 1" in said
+    assert "decode" in said
+    assert "all descriptors are sound" in said
+    monkeypatch.setattr(command, "false_descriptors", lambda _: ["a wrong one"])
+    assert command.read(one)[0].endswith("WRONG: a wrong one")

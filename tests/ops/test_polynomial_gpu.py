@@ -244,14 +244,17 @@ def test_gradient_errors_in_bf16_beside_those_of_softmax_attention(T: int, K: in
 
 
 @pytest.mark.parametrize("K", [16, 64])
-def test_gradients_of_large_scores_are_more_exact_than_those_of_softmax_attention(K: int, regime: Regime) -> None:
-    """In dq and dk, at scale 10, where softmax saturates: it picks one value, and has no error in dv to speak of."""
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_gradient_errors_in_either_regime(scale: float, K: int, regime: Regime) -> None:
+    """At scale 1, whatever the cost model would choose, at most 1.3 times those of softmax attention; at 10, where it
+    saturates, no larger in dq and dk. A softmax that picks one value has no error in dv to speak of."""
     q, k, v, do = made(2, 1000, 4, K, 64, dtype=torch.bfloat16)
-    tensors = [*((10.0 * x).detach().requires_grad_() for x in (q, k)), v, do]
+    tensors = [*((scale * x).detach().requires_grad_() for x in (q, k)), v, do]
     ours = gradient_errors([attend(tensors)], [law(tensors)])
     theirs = gradient_errors([softmax(tensors)], [softmax(exact(tensors))])
-    assert ours[0] <= theirs[0]
-    assert ours[1] <= theirs[1]
+    names, more = (NAMES[1:], 1.3) if scale == 1 else (("dq", "dk"), 1.0)
+    for name, mine, other in zip(names, ours, theirs, strict=False):
+        assert mine <= more * other, f"{name}: {mine:.2e}, SDPA's {other:.2e}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
