@@ -8,6 +8,7 @@ product of the tensor cores reads shared memory through a descriptor that ptxas 
 """
 
 import argparse
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -204,7 +205,8 @@ def main(words: Sequence[str] | None = None) -> int:
     todo = list(calls(getattr(torch, args.dtype), args.K, args.V, args.T))
     wrong = 0
     print("kernel          launched    reg spill  shared  instr")
-    with ProcessPoolExecutor(args.workers) as pool:
+    # Started anew: a fork of a process that has computed gradients waits for ever for threads it does not have.
+    with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
         for number, (call, lines) in enumerate(zip(todo, pool.map(read, todo), strict=True), 1):
             print(f"\n{number} of {len(todo)}: K {call.K}, V {call.V}, T {call.T}, {call.coefficients}, {call.kind}")
             print("\n".join(lines), flush=True)

@@ -28,7 +28,7 @@ KERNEL_ERRORS: dict[torch.dtype, float] = {torch.float32: 1e-5, torch.float16: 2
 """Triton kernels at real sizes against fp64: the norm of the difference over the norm. Sums of many random numbers have
 elements near zero, which an element-wise tolerance would have to be softened for."""
 
-SLOWER_REGIME = 1.25
+SLOWER_REGIME = 1.1
 """How much slower than the other the regime may be that the kernels' cost model chooses, where both were measured."""
 
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.kernel_launch import launch
+
 TOKENS, CHANNELS, WARPS = 32, 64, 4  # of a program
 
 
@@ -78,7 +80,7 @@ def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     batch, T, D = x.shape
     y = torch.empty_like(x)
     options = {"W": len(weight), "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
-    forward_kernel[_grid(T, D, batch)](x, state, weight, bias, y, T, D, **options)
+    launch(forward_kernel, _grid(T, D, batch), x, state, weight, bias, y, T, D, **options)
     return y
 
 
@@ -94,7 +96,7 @@ def _backward(x: Tensor, state: Tensor, weight: Tensor, dy: Tensor) -> tuple[Ten
     grid = _grid(T + W - 1, D, batch)
     sums = weight.new_empty(batch, grid[0], W + 1, D)
     options = {"W": W, "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
-    backward_kernel[grid](x, state, weight, dy, dx, dstate, sums, T, D, **options)
+    launch(backward_kernel, grid, x, state, weight, dy, dx, dstate, sums, T, D, **options)
     total = sums.sum((0, 1))
     return dx, dstate, total[:W].clone(), total[W].clone()
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.cross_entropy import IGNORED
+from rebased.ops.kernel_launch import launch
 
 MAX_BLOCK = 16384  # logits that a program holds at once: 32 a thread of 16 warps
 PIECE = 4096  # of a longer row, 16 a thread
@@ -65,7 +66,8 @@ def losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale:
     rows, vocab = logits.shape
     one_block = vocab <= MAX_BLOCK
     block = triton.next_power_of_2(vocab) if one_block else PIECE
-    cross_entropy_kernel[(rows,)](
+    launch(
+        cross_entropy_kernel, (rows,),
         logits, targets.contiguous(), losses, scale or 1.0, vocab,
         BLOCK=block, ONE_BLOCK=one_block, GRADIENT=scale is not None,
         num_warps=max(1, min(16, block // (1024 if one_block else 512))),

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.kernel_launch import launch
+
 PIECE = 256  # places that a program adds up
 TILE = 2048  # numbers that it reads at once
 MAX_WIDTH = 4096
@@ -76,9 +78,9 @@ def _backward(dy: Tensor, tokens: Tensor, vocab: int, dtype: torch.dtype) -> Ten
     block = triton.next_power_of_2(D)
     sizes = {"ROWS": max(1, TILE // block), "BLOCK": block, "num_warps": 4}
     sums = dy.new_empty(most, D, dtype=torch.float32)
-    pieces_kernel[(most,)](dy, order, starts, firsts, owners, sums, D, PIECE=PIECE, **sizes)
+    launch(pieces_kernel, (most,), dy, order, starts, firsts, owners, sums, D, PIECE=PIECE, **sizes)
     dweight = dy.new_empty(vocab, D, dtype=dtype)
-    tokens_kernel[(vocab,)](sums, firsts, dweight, D, **sizes)
+    launch(tokens_kernel, (vocab,), sums, firsts, dweight, D, **sizes)
     return dweight
 
 

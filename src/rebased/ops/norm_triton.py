@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.kernel_launch import launch
+
 TILE = 4096  # numbers that a program holds of each tensor
 PROGRAMS = 1024  # of the backward, at most
 
@@ -93,7 +95,8 @@ def _forward(
 ) -> Tensor:
     M, N, sizes = _sizes(x)
     y = torch.empty_like(x, dtype=dtype)
-    forward_kernel[(triton.cdiv(M, sizes["ROWS"]),)](
+    launch(
+        forward_kernel, (triton.cdiv(M, sizes["ROWS"]),),
         x, weight, bias, y, M, N, eps, CENTRE=centre, RESIDUAL=residual,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, **sizes,
     )  # fmt: skip
@@ -114,7 +117,8 @@ def _backward(
     programs = min(tiles, PROGRAMS)
     dx = torch.empty_like(x)
     dweight, dbias = (x.new_empty(programs, N, dtype=torch.float32) for _ in "wb")
-    backward_kernel[(programs,)](
+    launch(
+        backward_kernel, (programs,),
         x, weight, dy, dx, dweight, dbias, M, N, eps, tiles,
         CENTRE=centre, RESIDUAL=residual, HAS_WEIGHT=weight is not None, **sizes,
     )  # fmt: skip

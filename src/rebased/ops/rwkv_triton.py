@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.kernel_launch import launch
 from rebased.ops.rwkv import NOTHING, WKVState, running_sums
 from rebased.ops.scan_triton import BLOCK, pieces_of_time
 
@@ -163,9 +164,9 @@ def _forward(
     starts = start.unsqueeze(1).clone()
     y, lse, ends = torch.empty_like(v), torch.empty_like(k, dtype=torch.float32), _states(start, pieces)
     if pieces > 1:
-        forward_kernel[grid](k, v, rates, u, ends, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=True, num_warps=1)
+        launch(forward_kernel, grid, k, v, rates, u, ends, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=True, num_warps=1)
         starts = _join(ends, start, rates, shape[0], shape[2], back=False)
-    forward_kernel[grid](k, v, rates, u, starts, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=False, num_warps=1)
+    launch(forward_kernel, grid, k, v, rates, u, starts, y, lse, ends, *shape, BLOCK=BLOCK, SUMMARY=False, num_warps=1)
     return y, ends[:, -1].clone(), lse, starts
 
 
@@ -188,15 +189,13 @@ def _backward(
     grid, shape = _launch(k, pieces)
     dk, dv, gradients = torch.empty_like(k), torch.empty_like(v), torch.empty_like(starts)
     du, dr = (starts.new_empty(len(k), pieces, k.shape[2]) for _ in "ur")
-    ends, options = edge.unsqueeze(1), {"BLOCK": BLOCK, "num_warps": 1}
+    given, ends, options = (k, v, rates, u, y, lse, dy), edge.unsqueeze(1), {"BLOCK": BLOCK, "num_warps": 1}
     if pieces > 1:
-        backward_kernel[grid](
-            k, v, rates, u, y, lse, dy, gradients, dk, dv, du, gradients, *shape, SUMMARY=True, **options
-        )
+        launch(backward_kernel, grid, *given, gradients, dk, dv, du, gradients, *shape, SUMMARY=True, **options)
         ends = _join(gradients, edge, rates, shape[0], shape[2], back=True)
     ends = ends.contiguous()
-    backward_kernel[grid](k, v, rates, u, y, lse, dy, ends, dk, dv, du, gradients, *shape, SUMMARY=False, **options)
-    rate_kernel[grid](k, v, rates, starts, y, lse, dy, ends, dr, *shape, **options)
+    launch(backward_kernel, grid, *given, ends, dk, dv, du, gradients, *shape, SUMMARY=False, **options)
+    launch(rate_kernel, grid, k, v, rates, starts, y, lse, dy, ends, dr, *shape, **options)
     scale = torch.exp(gradients[:, 0, 2] + starts[:, 0, 2])  # into the sums as the state holds them
     dstart = torch.stack([scale * gradients[:, 0, 0], scale * gradients[:, 0, 1], torch.zeros_like(scale)], dim=1)
     return dk, dv, dr.sum((0, 1)), du.sum((0, 1)), dstart

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
 
 BLOCK = 32  # channels of a program: one warp
@@ -176,7 +177,7 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
     grid, piece, shape = _launch(dt, A, pieces)
     sums = edge.new_empty(len(edge), pieces, *A.shape)
     totals = edge.new_empty(len(edge), pieces, A.shape[1])
-    summary_kernel[grid](inputs, weights, dt, A, sums, totals, *dt.shape[1:], piece, BACK=back, **shape)
+    launch(summary_kernel, grid, inputs, weights, dt, A, sums, totals, *dt.shape[1:], piece, BACK=back, **shape)
     order = (lambda x: x.flip(0)) if back else (lambda x: x)
     passing = Decays.of(order((totals.unsqueeze(2) * A).transpose(0, 1)))
     joined = states(passing, order(sums.transpose(0, 1)), edge)  # [P,B,N,D]
@@ -191,7 +192,7 @@ def _forward(
     grid, piece, shape = _launch(x, A, pieces)
     starts = _join(x, B, dt, A, start, pieces, back=False).contiguous()
     y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
-    forward_kernel[grid](x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], piece, **shape)
+    launch(forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], piece, **shape)
     return y, ends[:, -1].clone(), checkpoints
 
 
@@ -216,7 +217,8 @@ def _backward(
     dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
     dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[0]) for _ in "BC")
     dskip = dends.new_empty(batch, pieces, D)
-    backward_kernel[grid](
+    launch(
+        backward_kernel, grid,
         x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, piece,
         **shape,
     )  # fmt: skip

@@ -1,11 +1,14 @@
 """Launches the kernels: forward, backward and decode as plain functions, which know nothing of autograd."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rebased.ops.kernel_launch import launch
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
 from rebased.ops.polynomial.gpu.blocks import Blocks, cut
 from rebased.ops.polynomial.gpu.decode import decode_kernel
@@ -71,7 +74,7 @@ class Call:
         """Of products that are not in bf16."""
         return "tf32x3" if self.products == "tf32x3" else "tf32"
 
-    @property
+    @cached_property
     def features(self) -> dict[str, int]:
         blocks = feature_blocks(self.K, self.low)
         return {"TILES": feature_tiles(self.K), "PAIRS": feature_blocks(self.K, False), "BLOCKS": blocks}
@@ -96,23 +99,32 @@ class Call:
         """Whether tiles are all full."""
         return self.cu_seqlens is None and self.T % max(tile.rows, tile.step) == 0
 
-    @property
+    @cached_property
     def widths(self) -> dict[str, int]:
         return {"K": self.K, "KP": padded(self.K), "V": self.V, "VP": padded(self.V)}
 
 
 def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, c0: float, c1: float, has_state: bool) -> Call:
-    B, T, H, K = q.shape
-    V, low = v.shape[-1], c0 != 0 or c1 != 0
     products: Products = "tf32"
     if q.dtype == torch.bfloat16:
         products = "bf16"
     elif q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         products = "tf32x3"
-    plan = make_plan(T, K, V, low=low, products=products, has_state=has_state)
-    if cu_seqlens is not None:
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    return Call(B, T, H, K, V, low, plan, products, cu_seqlens, cut(B, T, plan.chunk or T, cu_seqlens))
+    sizes = (*q.shape, v.shape[-1])
+    make = _call if all(type(size) is int for size in sizes) else _call.__wrapped__  # symbols cannot be looked up
+    call = make(make_plan, *sizes, c0 != 0 or c1 != 0, products, has_state)
+    if cu_seqlens is None:
+        return call
+    cu_seqlens = cu_seqlens.to(torch.int32)
+    return replace(call, cu_seqlens=cu_seqlens, chunks=cut(call.B, call.T, call.plan.chunk or call.T, cu_seqlens))
+
+
+@lru_cache(maxsize=1024)
+def _call(
+    planner: Callable[..., Plan], B: int, T: int, H: int, K: int, V: int, low: bool, products: Products, has_state: bool
+) -> Call:
+    plan = planner(T, K, V, low=low, products=products, has_state=has_state)
+    return Call(B, T, H, K, V, low, plan, products, None, cut(B, T, plan.chunk or T, None))
 
 
 def _or_zeros(x: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -128,9 +140,9 @@ def _strides(*tensors: Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
-def _wide(*tensors: Tensor) -> bool:
-    """Whether an offset inside one batch row may not fit into 32 bits."""
-    return any(x.shape[1] * abs(x.stride(1)) >= 2**31 for x in tensors)
+def _wide(call: Call, strides: Sequence[int]) -> bool:
+    """Whether an offset inside one batch row, of inputs or of what the kernels write, may not fit into 32 bits."""
+    return call.T * max(call.H * max(call.K, call.V), *map(abs, strides[1::3])) >= 2**31
 
 
 def _totals(
@@ -156,19 +168,21 @@ def _totals(
     totals = empty(chunks.count, kept(x))
     sums = empty(chunks.count, torch.float32)
     final = empty(call.sequences, torch.float32) if want_final else (None, None)
-    group = min(blocks, call.plan.group)
-    chunk_sums_kernel[(chunks.count * call.H, -(-blocks // group))](
+    group, strides = min(blocks, call.plan.group), _strides(x, y)
+    launch(
+        chunk_sums_kernel, (chunks.count * call.H, -(-blocks // group)),
         x, y, *(scalars or (None, None)), *sums,
         call.cu_seqlens, chunks.first, chunks.owner,
-        *_strides(x, y),
+        *strides,
         call.T, call.H, chunks.per_sequence,
         K=call.K, V=call.V, VP=padded(call.V), **call.features, GROUP=group,
         CHUNK=call.plan.chunk, BT=tile.step,
         WEIGHTED=scalars is not None, BACKWARD=backward, ALL=want_final, PACKED=packed, EVEN=call.is_even(tile),
-        WIDE=_wide(x, y), PRECISION=call.precision, **tile.options,
+        WIDE=_wide(call, strides), PRECISION=call.precision, **tile.options,
     )  # fmt: skip
     kv_numbers = blocks * FEATURE_BLOCK * padded(call.V)
-    running_totals_kernel[(call.sequences * call.H * (kv_numbers // TOTALS["SPAN"] + blocks),)](
+    launch(
+        running_totals_kernel, (call.sequences * call.H * (kv_numbers // TOTALS["SPAN"] + blocks),),
         *sums, *(initial or (None, None)), *totals, *final,
         chunks.first,
         *coefficients,
@@ -190,7 +204,8 @@ def decode(
     o = _empty(*v.shape, like=v)
     kv_after, z_after = _empty(*kv.shape, like=kv), _empty(*z.shape, like=z)
     F, V = kv.shape[2:]
-    decode_kernel[(B * H,)](
+    launch(
+        decode_kernel, (B * H,),
         q, k, v, kv, z, kv_after, z_after, o, first, second, weights,
         q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
         H, eps,
@@ -225,17 +240,18 @@ def forward(
     if keeps_rest(v):
         o_rest = _empty(*call.rest_shape, like=v)
     inverse = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
-    tile = call.plan.forward
+    tile, strides = call.plan.forward, _strides(q, k, v)
     blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    forward_kernel[(blocks.count * call.H,)](
+    launch(
+        forward_kernel, (blocks.count * call.H,),
         q, k, v, o, o_rest, inverse, *states[:2],
         call.cu_seqlens, blocks.first, blocks.owner, call.chunks.first,
-        *_strides(q, k, v),
+        *strides,
         call.T, call.H, blocks.per_sequence, call.chunks.per_sequence, call.plan.chunk or call.T,
         c0, c1, c2, eps,
         **call.widths, **call.features, BM=tile.rows, BN=tile.step,
         LOW=call.low, HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=initial is not None,
-        PACKED=cu_seqlens is not None, EVEN=call.is_even(tile), WIDE=_wide(q, k, v, o), PRECISION=call.precision,
+        PACKED=cu_seqlens is not None, EVEN=call.is_even(tile), WIDE=_wide(call, strides), PRECISION=call.precision,
         REST_LIKE_O=call.rest_like_o,
         **tile.options,
     )  # fmt: skip
@@ -268,22 +284,24 @@ def backward(
     dq = _empty(*q.shape, like=q)
     dk, dv = _empty(*k.shape, like=k), _empty(*v.shape, like=v)
     deltas = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
+    strides = _strides(q, k, v, do)
     common: dict[str, Any] = {
         **call.widths, **call.features, "LOW": call.low, "HAS_STATES": has_states, "PACKED": cu_seqlens is not None,
-        "WIDE": _wide(q, k, v, o, do), "PRECISION": call.precision,
+        "WIDE": _wide(call, strides), "PRECISION": call.precision,
     }  # fmt: skip
 
     def where(blocks: Blocks) -> tuple[Any, ...]:
         return (
             call.cu_seqlens, blocks.first, blocks.owner, call.chunks.first,
-            *_strides(q, k, v, do),
+            *strides,
             call.T, call.H, blocks.per_sequence, call.chunks.per_sequence, call.plan.chunk or call.T,
             c0, c1, c2,
         )  # fmt: skip
 
     tile = call.plan.query_grad
     blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    query_grad_kernel[(blocks.count * call.H,)](
+    launch(
+        query_grad_kernel, (blocks.count * call.H,),
         q, k, v, o, o_rest if keeps_rest(v) else None, do, inverse, dq, deltas,
         *((kv, z) if has_states else (None, None)), *where(blocks),
         BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, EVEN=call.is_even(tile), REST_LIKE_O=call.rest_like_o,
@@ -297,7 +315,8 @@ def backward(
         states = _totals(call, q, do, (inverse, deltas), d_final, (c0, c1, c2), backward=True, want_final=has_initial)
     tile = call.plan.key_grad
     blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    key_grad_kernel[(blocks.count * call.H,)](
+    launch(
+        key_grad_kernel, (blocks.count * call.H,),
         q, k, v, do, inverse, deltas, dk, dv, *states[:2], *where(blocks),
         BM=tile.step, BN=tile.rows, HAS_FINAL=d_final is not None, EVEN=call.is_even(tile), **common, **tile.options,
     )  # fmt: skip

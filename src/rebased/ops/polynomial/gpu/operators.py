@@ -1,5 +1,6 @@
 """Polynomial attention on a GPU as torch sees it: gradients, and operators that torch.compile takes as they are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,12 +26,8 @@ def attend(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     _check(q, v)
-    c0, c1, c2 = _folded(coefficients, scale)
-    outputs = [
-        _forward(q, k, part, cu_seqlens, None, None, c0, c1, c2, eps, False)[0]
-        for part in v.split(MAX_VALUE_WIDTH, dim=-1)
-    ]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    folded = _folded(coefficients, scale)
+    return _joined([_forward(q, k, part, cu_seqlens, None, None, *folded, eps, False)[0] for part in _slices(v)])
 
 
 def extend(
@@ -41,18 +38,25 @@ def extend(
         run = poly_decode if torch.compiler.is_compiling() else decode
         o, kv, z = run(q, k, v, *state, *coefficients, scale, eps)
         return o, PolyState(kv, z)
-    c0, c1, c2 = _folded(coefficients, scale)
+    folded = _folded(coefficients, scale)
     K = q.shape[-1]
     outputs, states, z = [], [], state.z
-    for part, kv in zip(v.split(MAX_VALUE_WIDTH, -1), state.kv.split(MAX_VALUE_WIDTH, -1), strict=True):
+    for part, kv in zip(_slices(v), _slices(state.kv), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, _, _, _, _, *after = _forward(q, k, part, None, *before, c0, c1, c2, eps, True)
+        o, *after = _forward(q, k, part, None, *before, *folded, eps, True)
         kv, z = canonical(PolyState(*after), part.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
-    if len(outputs) == 1:
-        return outputs[0], PolyState(states[0], z)
-    return torch.cat(outputs, -1), PolyState(torch.cat(states, -1), z)
+    return _joined(outputs), PolyState(_joined(states), z)
+
+
+def _slices(x: Tensor) -> Sequence[Tensor]:
+    """Columns in widths that the kernels take. One slice is x itself: the gradient of a split is a copy."""
+    return (x,) if x.shape[-1] <= MAX_VALUE_WIDTH else x.split(MAX_VALUE_WIDTH, dim=-1)
+
+
+def _joined(slices: list[Tensor]) -> Tensor:
+    return slices[0] if len(slices) == 1 else torch.cat(slices, dim=-1)
 
 
 def _check(q: Tensor, v: Tensor) -> None:
@@ -71,17 +75,23 @@ def _folded(coefficients: Coefficients, scale: float) -> Coefficients:
 
 
 def _forward(*args: Any) -> tuple[Tensor, ...]:
-    """Under torch.compile an operator; else the function itself: an operator's way through torch takes longer than the
-    kernels of a short sequence."""
-    return poly_forward(*args) if torch.compiler.is_compiling() else _Attend.apply(*args)
+    """(o, kv and z at the end). Under torch.compile an operator; else the function itself: an operator's way through
+    torch takes longer than the kernels of a short sequence."""
+    return _handed_out(poly_forward(*args)) if torch.compiler.is_compiling() else _Attend.apply(*args)
+
+
+def _handed_out(output: Sequence[Any]) -> tuple[Any, ...]:
+    """Of what the forward pass makes, or of its gradients: those of the output and of the state at the end."""
+    o, _, _, _, _, kv, z = output
+    return o, kv, z
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        outputs = forward(*inputs)
-        _save(ctx, inputs, outputs)
-        return outputs
+        output = forward(*inputs)
+        _save(ctx, inputs, output)
+        return _handed_out(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -96,15 +106,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, run: Any, do: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(
+    ctx: Any, run: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None
+) -> tuple[Tensor | None, ...]:
     *saved, cu_seqlens = ctx.saved_tensors
     do = torch.zeros_like(saved[3]) if do is None else do
-    dq, dk, dv, *d_initial = run(do, rest[4], rest[5], *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
+    dq, dk, dv, *d_initial = run(do, d_kv, d_z, *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
     return dq, dk, dv, None, *(d_initial if ctx.ends[0] else (None, None)), None, None, None, None, None
 
 
 def _differentiate_operator(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    return _differentiate(ctx, poly_backward, *grads)
+    return _differentiate(ctx, poly_backward, *_handed_out(grads))
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:

@@ -4,18 +4,19 @@ The cost model counts in *keys*: the time that one query of one head spends on o
 64, forward and backward. Measured on an H200 (benchmarks/ops.py), all in bf16:
 - a query meets T / 2 keys in the quadratic regime, half a chunk in the chunked one;
 - a key costs in proportion to 64 + KP + VP (elementwise work on its score, and the products), 144 at widths 16 and 64;
-- a block of 64 features costs BLOCK_KEYS keys at VP = 64, in proportion to 64 + VP (sums, running totals, products).
+- a block of 64 features costs BLOCK_KEYS keys at VP = 64, in proportion to 64 + VP (sums, running totals, products),
+  and more where keys are wider than 16 and the products with a state stand in a loop.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
-BLOCK_KEYS = 230
-
+BLOCK_KEYS, LOOPED_BLOCK_KEYS = 155, 260
 
 Products = Literal["bf16", "tf32", "tf32x3"]
 """What the tensor cores multiply; three products of TF32 make one of fp32."""
@@ -31,7 +32,7 @@ class Tile:
     stages: int
     registers: int | None = None  # a thread's at most; fewer let more programs share a multiprocessor
 
-    @property
+    @cached_property
     def options(self) -> dict[str, int]:
         limit = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
@@ -74,7 +75,8 @@ def quadratic_cost(T: int, K: int, V: int) -> float:
 
 def chunked_cost(K: int, V: int, low: bool) -> float:
     """Does not depend on T: that is the point."""
-    return quadratic_cost(CHUNK, K, V) + BLOCK_KEYS * feature_blocks(K, low) * (64 + padded(V)) / 128
+    block = BLOCK_KEYS if K <= 2 * FEATURE_TILE else LOOPED_BLOCK_KEYS
+    return quadratic_cost(CHUNK, K, V) + block * feature_blocks(K, low) * (64 + padded(V)) / 128
 
 
 def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_state: bool) -> Plan:

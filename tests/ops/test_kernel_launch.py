@@ -1,0 +1,145 @@
+"""rebased.ops.kernel_launch: a kernel is looked for once, found again, and never taken for another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rebased.ops import REBASED, kernel_launch, poly_attention
+from rebased.ops.backend import Backend
+from rebased.ops.kernel_launch import launch
+from tolerances import assert_small_error
+
+
+class Memory:
+    """As much of a CUDA tensor as a launch looks at."""
+
+    is_cuda = True
+
+    def __init__(self, address: int = 512, dtype: torch.dtype = torch.float32, device: int = 0) -> None:
+        self.address, self.dtype, self.device = address, dtype, device
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def get_device(self) -> int:
+        return self.device
+
+
+class Kernel:
+    """A stand-in for what triton.jit makes: writes down when it was asked for, and what it handed out was run with."""
+
+    arg_names = ("x", "y", "size", "scale", "WIDE", "BLOCK")
+
+    def __init__(self) -> None:
+        self.searches = 0
+        self.again: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def search(*args: Any, **constants: Any) -> Any:
+            self.searches += 1
+            return self.Compiled(self)
+
+        return search
+
+    class Compiled:
+        def __init__(self, kernel: "Kernel") -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args: self.kernel.again.append((grid, args))
+
+
+@pytest.fixture(autouse=True)
+def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "_remembered", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+X, Y = Memory(), Memory(1024, torch.bfloat16)
+
+
+def test_the_second_launch_goes_straight_to_the_compiled_kernel() -> None:
+    kernel, other = Kernel(), Memory(2048, torch.bfloat16)
+    launch(kernel, (7,), X, Y, 64, 0.5, BLOCK=16, WIDE=False, num_warps=4)
+    assert (kernel.searches, kernel.again) == (1, [])
+    launch(kernel, (9, 2), X, other, 64, 2.5, BLOCK=16, WIDE=False, num_warps=4)  # another grid, address and scale
+    assert kernel.searches == 1
+    assert kernel.again == [((9, 2, 1), (X, other, 64, 2.5, False, 16))]  # constants in the kernel's own order
+
+
+@pytest.mark.parametrize(
+    ("args", "constants"),
+    [
+        ((X, Memory(1028, torch.bfloat16), 64, 0.5), {}),
+        ((X, Memory(1024, torch.float16), 64, 0.5), {}),
+        ((X, None, 64, 0.5), {}),
+        ((X, Y, 65, 0.5), {}),
+        ((X, Y, 64, 0.5), {"BLOCK": 32}),
+        ((X, Y, 64, 0.5), {"WIDE": True}),
+        ((X, Y, 64, 0.5), {"num_warps": 8}),
+        ((X, Y, 64, 0.5), {"maxnreg": 128}),
+    ],
+)
+def test_what_may_be_compiled_otherwise_is_looked_for(args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    kernel, usual = Kernel(), {"BLOCK": 16, "WIDE": False, "num_warps": 4}
+    launch(kernel, (1,), X, Y, 64, 0.5, **usual)
+    launch(kernel, (1,), *args, **usual | constants)
+    assert (kernel.searches, kernel.again) == (2, [])
+
+
+def test_each_kernel_has_its_own() -> None:
+    one, two = Kernel(), Kernel()
+    for kernel in (one, two):
+        launch(kernel, (1,), X, Y, 64, 0.5, BLOCK=16, WIDE=False)
+    assert (one.searches, two.searches) == (1, 1)
+
+
+def test_on_the_device_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches where torch is, not where the tensors are."""
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    kernel, seen = Kernel(), []
+    monkeypatch.setattr(Kernel, "__getitem__", lambda *_: lambda *__, **___: seen.append(current[-1]))
+    for index in (1, 0, 1):
+        launch(kernel, (1,), Memory(device=index), Y, 64, 0.5, BLOCK=16, WIDE=False)
+        kernel_launch._remembered.clear()  # what these launches hand out cannot run
+    assert (seen, current) == ([1, 0, 1], [0])
+
+
+def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "LARGEST", 3)
+    kernel = Kernel()
+    for size in range(10):
+        launch(kernel, (1,), X, Y, size, 0.5, BLOCK=16, WIDE=False)
+        assert len(kernel_launch._remembered) <= 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [192, 3000])
+def test_aligned_and_not_in_turns(T: int) -> None:
+    """The same call on views of one buffer, whose addresses are multiples of 16 bytes, then not, then again."""
+    size = 2 * T * 3 * 16
+    buffer = torch.randn(4, size + 8, device="cuda").to(torch.bfloat16)
+    for shift in (0, 1, 0, 3, 8, 1):
+        given = [x[shift : shift + size].view(2, T, 3, 16) for x in buffer]
+        got, want = attend(given, "triton"), attend([x.double() for x in given], "chunked")
+        assert_small_error(got, want, ("o", "dq", "dk", "dv"), torch.bfloat16)
+
+
+def attend(given: list[Tensor], backend: Backend) -> list[Tensor]:
+    """o, dq, dk, dv of q, k, v, do."""
+    q, k, v = (x.detach().requires_grad_() for x in given[:3])
+    o = poly_attention(q, k, v, coefficients=REBASED, backend=backend)
+    return [o, *torch.autograd.grad(o, (q, k, v), given[3])]
