@@ -18,8 +18,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -128,14 +128,21 @@ def seconds_of(run: Callable[[], None], times: int, device: str) -> float:
     return (time.perf_counter() - start) / times
 
 
-def measure(case: Case, profile: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": case.model, "T": case.T, "batch": case.batch, "compile": case.compile}
+@contextmanager
+def warm(case: Case) -> Iterator[Callable[[], None]]:
+    """A step that is compiled and has run, as often as one likes."""
     torch._dynamo.reset()  # a length that was compiled before would make the next one dynamic
     with MODELS[case.model].context():
-        try:
-            start = time.perf_counter()
-            run = ready_step(case)
-            seconds_of(run, WARM_UP, case.device)
+        run = ready_step(case)
+        seconds_of(run, WARM_UP, case.device)
+        yield run
+
+
+def measure(case: Case) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": case.model, "T": case.T, "batch": case.batch, "compile": case.compile}
+    start = time.perf_counter()
+    try:
+        with warm(case) as run:
             row["warm_up_seconds"] = time.perf_counter() - start
             if case.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
@@ -143,10 +150,8 @@ def measure(case: Case, profile: bool) -> dict[str, Any]:
             times = max(1, min(10, round(0.5 / once))) if case.device == "cuda" else 1
             row["seconds"] = statistics.median(seconds_of(run, times, case.device) for _ in range(ROUNDS))
             row["peak_bytes"] = torch.cuda.max_memory_allocated() if case.device == "cuda" else None
-            if profile:
-                row["profile"] = profile_of(run, case.device)
-        except torch.OutOfMemoryError:
-            return row | {"failed": "out of memory"}
+    except torch.OutOfMemoryError:
+        return row | {"failed": "out of memory"}
     row["tokens_per_second"] = case.batch * case.T / row["seconds"]
     row["flops_per_token"] = flops_per_token(shape_of(case), case.T)
     name = torch.cuda.get_device_name() if case.device == "cuda" else None
@@ -155,22 +160,17 @@ def measure(case: Case, profile: bool) -> dict[str, Any]:
     return row
 
 
-def profile_of(run: Callable[[], None], device: str, steps: int = 3) -> dict[str, Any]:
+def profile_of(case: Case, steps: int = 3) -> dict[str, Any]:
     """Milliseconds a step by kernel and by what kernels are for; `idle` is when the device waits for the host."""
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
-    synchronise(device)
-    with profile(activities=activities) as trace:
-        start = time.perf_counter()
-        for _ in range(steps):
-            run()
-        synchronise(device)
-        wall = 1e3 * (time.perf_counter() - start) / steps
+    on_device = case.device == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_device else [])
+    with warm(case) as run, profile(activities=activities) as trace:
+        wall = 1e3 * seconds_of(run, steps, case.device)
     kernels: dict[str, dict[str, float]] = {}
     operators: dict[str, float] = {}  # of ours, with all their kernels: tells apart what has one name
     for event in trace.key_averages():
-        on_device = device == "cuda"
         if event.key.startswith("rebased::"):
             operators[event.key] = (event.device_time_total if on_device else event.cpu_time_total) / 1e3 / steps
         if on_device and str(event.device_type) != "DeviceType.CUDA":
@@ -195,6 +195,13 @@ def _ranked(costs: dict[str, float]) -> dict[str, float]:
 def purpose_of(kernel: str) -> str:
     name = kernel.lower()
     return next((group for group, parts in KERNELS.items() if any(part in name for part in parts)), "other")
+
+
+def let_go(device: str) -> None:
+    """Of what a case has left in memory."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def save(record: dict[str, Any], path: Path) -> None:
@@ -236,13 +243,16 @@ def main(words: Sequence[str] | None = None) -> Path:
         if time.monotonic() - start > 60 * args.minutes:
             record["left_out"].append({"model": model, "T": T, "reason": "the time was over"})
             continue
-        row = measure(Case(model, T, args.tokens, args.compile, args.device), args.profile)
+        row = measure(Case(model, T, args.tokens, args.compile, args.device))
         record["steps"].append(row)
         save(record, path)
         say(row, time.monotonic() - start)
-        gc.collect()
-        if args.device == "cuda":
-            torch.cuda.empty_cache()
+        let_go(args.device)
+    for row in record["steps"] if args.profile else ():  # at the end: a process that has profiled launches more slowly
+        if "failed" not in row and time.monotonic() - start <= 60 * args.minutes:
+            row["profile"] = profile_of(Case(row["model"], row["T"], args.tokens, args.compile, args.device))
+            save(record, path)
+            let_go(args.device)
     record["ratios"] = ratios(record["steps"])
     save(record, path)
     draw(record, path.with_suffix(".svg"))
