@@ -37,7 +37,8 @@ def draw(record: Record, path: Path) -> None:
         logarithmic(axis)
         axis.set(xlabel="T", ylabel="ns a token", title=title)
         axis.grid(True, which="both", alpha=0.25)
-    axes[0].legend(fontsize="small")
+    if axes[0].lines:  # none where every way was wrong
+        axes[0].legend(fontsize="small")
     figure.suptitle(
         f"{record['shape']['tokens']:,} tokens (T where it is longer), {record['machine']['device']}, CUDA graphs"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+import torch
 import yaml
 
 from rebased.cli import main
@@ -60,7 +61,7 @@ def held(out: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], TextIO]
     size = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
     os.write(theirs, b"\n" * (size - 400))
     words = ("train", "--config", "tiny.yaml", "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *words)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # other sums, other last bits
     process = subprocess.Popen(
         [*COMMAND, *words, "--out", out], stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment
     )

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rebased.cli.going_on import being_saved
 from rebased.train.text import TextSink, TextStart
@@ -45,6 +45,7 @@ class Bar(TextProgress):
             console=console,
         )
         self._loss, self._perplexity = "starting", ""
+        self._splits: dict[str, TaskID] = {}
 
     def start(self, run: TextStart) -> None:
         self._console.print(headline(run), highlight=False, markup=False)
@@ -68,7 +69,9 @@ class Bar(TextProgress):
         self._show()
 
     def measuring(self, split: str, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total, what=f"windows of {split} measured")
+        if split not in self._splits:  # a bar of its own: that of training stays, with its last loss
+            self._splits[split] = self._progress.add_task("measure", total=total, what=f"windows of {split} measured")
+        self._progress.update(self._splits[split], completed=done)
 
     def stopping(self) -> None:
         self._console.print(being_saved(1), soft_wrap=True, highlight=False, markup=False)
