@@ -12,11 +12,12 @@ help: ## list these targets
 
 setup: $(READY) ## create .venv and install the package with all it needs (PYTHON=python3.12 picks another Python)
 
+# Bytecode is written when a module is first used: to compile all of torch and Ray here takes as long as the rest.
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.11 or newer, or name yours: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"error: rebased needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}; name a newer one: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: setup ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
