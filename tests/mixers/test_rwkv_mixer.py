@@ -34,7 +34,7 @@ def test_is_its_equations() -> None:
 
 @pytest.mark.parametrize(("layer", "n_layers"), [(0, 2), (1, 2), (0, 1), (3, 6)])
 def test_start(layer: int, n_layers: int) -> None:
-    mixer = RWKV(D, layer, n_layers)
+    mixer = RWKV(D, layer, n_layers).requires_grad_(False)
     rho0, rho1 = layer / max(n_layers - 1, 1), 1 - layer / n_layers
     for h in range(D):
         assert float(mixer.decay[h]) == pytest.approx(-5 + 8 * (h / (D - 1)) ** (0.7 + 1.3 * rho0), abs=1e-5)

@@ -66,6 +66,15 @@ def test_operators_are_registered_as_torch_wants_them(cut: Cut) -> None:
         torch.library.opcheck(operators.poly_forward, args, test_utils=checks)
 
 
+def test_gradients_go_straight_to_the_inputs(cut: Cut) -> None:
+    """A view or a split in between, even one that changes nothing, may copy a gradient as large as the values."""
+    cut(None)
+    (q, k, v, _), _ = tensors(Shape(B=1, T=3, H=1, K=4, V=128), REBASED, torch.float32)
+    o = poly_attention(q, k, v, coefficients=REBASED, backend="triton")
+    receivers = [node.variable for node, _ in o.grad_fn.next_functions if node is not None]
+    assert all(a is b for a, b in zip(receivers, (q, k, v), strict=True))
+
+
 def test_double_backward_says_so(cut: Cut) -> None:
     cut(None)
     (q, k, v, _), _ = tensors(Shape(B=1, T=3, H=1, K=4, V=3), REBASED, torch.float32)
