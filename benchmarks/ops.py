@@ -1,6 +1,6 @@
 """Polynomial attention beside its peers on a GPU: time and memory over T, one decoding step, and both regimes.
 
-    PYTHONPATH=src python benchmarks/ops.py                          all of it, three minutes on an H200
+    PYTHONPATH=src python benchmarks/ops.py                          all of it, four minutes on an H200
     PYTHONPATH=src python benchmarks/ops.py --sections decode        one section; --quick: fewer lengths, shorter runs
 
 Ours is ReBased with 12 heads of K = 16 and V = 64, softmax attention has heads of 64; 32,768 tokens in all, bf16. A way

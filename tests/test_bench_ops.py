@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import ops, ops_report
+from benchmarks import one_pass, ops, ops_report
 from torch import Tensor
 
 from rebased.ops import REBASED, poly_attention
@@ -25,6 +25,11 @@ def test_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(tmp_path) not in path.read_text()
     assert path.with_suffix(".svg").stat().st_size > 10_000
     assert "forward / forward+backward" in capsys.readouterr().out
+
+
+def test_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    one_pass.main("cpu")
+    assert capsys.readouterr().out == "T = 200: finite\nT = 2,100: finite\n"
 
 
 class WrongGradient(torch.autograd.Function):
