@@ -9,6 +9,7 @@ import triton.language as tl
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
     TILE,
+    add_product,
     fold,
     fold_linear,
     half_slope,
@@ -121,25 +122,10 @@ def _as_multiplied(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _add_slopes(acc, ds, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr,
-                dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, KP] plus ds [rows, columns] x [columns, KP]. Rounding ds to bf16 would cost more digits than all else:
-    the product is in TF32. A thread has columns 2t and 2t + 1 of the scores, and needs t and t + 4 for one in TF32; so
-    columns are renamed, those of x alike, and no number moves."""
-    if dtype == tl.bfloat16 and KP == 16:  # beyond, far slower
-        ds = tl.permute(tl.reshape(ds, [ROWS, COLUMNS // 8, 4, 2]), (0, 1, 3, 2))
-        x = tl.permute(tl.reshape(x, [COLUMNS // 8, 4, 2, KP]), (0, 2, 1, 3))
-        x = tl.reshape(x, [COLUMNS, KP]).to(tl.float32)
-        return tl.dot(tl.reshape(ds, [ROWS, COLUMNS]), x, acc, input_precision="tf32")
-    else:
-        return tl.dot(ds.to(dtype), x.to(dtype), acc, input_precision=PRECISION)
-
-
-@triton.jit
 def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-                PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+                BN: tl.constexpr, DIAGONAL: tl.constexpr, WHOLE: tl.constexpr, LOW: tl.constexpr,
+                EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dq plus half of what the keys n .. n+BN send, the scale of each query left out."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
@@ -151,7 +137,7 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
     ds *= half_slope(s, c1, c2, LOW)
     if DIAGONAL and LOW:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
-    return _add_slopes(dq, ds, keys, BM, BN, KP, PRECISION, dtype)
+    return add_product(dq, ds, keys, WHOLE, PRECISION, dtype)
 
 
 @triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
@@ -202,10 +188,10 @@ def query_grad_kernel(
         for step in tl.static_range(PART // BN):
             acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows, length,
                               c1, c2,
-                              K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                              K, KP, V, VP, BM, BN, True, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
         acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                          K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc *= 2.0 if LOW else 2.0 * c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
@@ -252,12 +238,8 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
         seen = rows[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
-    if DIAGONAL and dtype == tl.bfloat16:  # as in the forward pass
-        most = rounded(sim, dtype)
-        dv = tl.dot((sim - most).to(dtype), grads, dv)
-        sim = most
-    dv = tl.dot(sim.to(dtype), grads, dv, input_precision=PRECISION)
-    dk = _add_slopes(dk, ds, queries, BN, BM, KP, PRECISION, dtype)
+    dv = add_product(dv, sim, grads, DIAGONAL, PRECISION, dtype)
+    dk = add_product(dk, ds, queries, DIAGONAL, PRECISION, dtype)
     return dk, dv
 
 

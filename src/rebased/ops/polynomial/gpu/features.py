@@ -190,3 +190,14 @@ def rounded(x, dtype: tl.constexpr):
         return ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
     else:
         return x
+
+
+@triton.jit
+def add_product(acc, x, y, WHOLE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):
+    """acc plus x y, multiplied in dtype; if WHOLE, x in fp32 goes in as two numbers of bf16, which hold 16 digits."""
+    y = y.to(dtype)
+    if WHOLE and dtype == tl.bfloat16:
+        most = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        acc = tl.dot((x - most).to(dtype), y, acc)
+        x = most
+    return tl.dot(x.to(dtype), y, acc, input_precision=PRECISION)

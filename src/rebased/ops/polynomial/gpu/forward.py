@@ -5,6 +5,7 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     BLOCK,
+    add_product,
     load_linear,
     load_rows,
     load_tile,
@@ -12,7 +13,6 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
-    rounded,
     similarity,
 )
 from rebased.ops.polynomial.gpu.states import find_state
@@ -48,16 +48,9 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
     first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
     first, values = first.to(dtype), values.to(dtype)
-    if DIAGONAL and dtype == tl.bfloat16:  # the largest weights of a query that has few keys: with what rounding loses
-        most = rounded(sim, dtype)
-        rest = (sim - most).to(dtype)
-        total = tl.dot(rest, first, total)
-        acc = tl.dot(rest, values, acc)
-        sim = most
-    sim = sim.to(dtype)
     # A product too: of what values are weighed with, so that a single key gives back its value, and fewer instructions.
-    total = tl.dot(sim, first, total, input_precision=PRECISION)
-    acc = tl.dot(sim, values, acc, input_precision=PRECISION)
+    total = add_product(total, sim, first, DIAGONAL, PRECISION, dtype)
+    acc = add_product(acc, sim, values, DIAGONAL, PRECISION, dtype)
     return acc, total
 
 

@@ -93,15 +93,18 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
     KP, VP = padded(K), padded(V)
     sums = Tile(64, 64, 4, 3)
     if KP > 32 or VP > 64:  # shared memory and registers are short
-        tile, sums = Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)
+        tile = Tile(64, 32, 4, 3)
         if chunk is None:
-            return Plan(None, tile, tile, tile, sums, group)
+            if KP + VP > 192:
+                return Plan(None, tile, tile, tile, sums, group)
+            return Plan(None, tile, Tile(64, 64, 4, 3, 168), replace(tile, registers=168), sums, group)
         if KP > 16:
-            tile = replace(tile, stages=2)
+            tile, sums = Tile(64, 32, 4, 2), sums if KP == VP == 64 else tile
             either = tile if VP > 32 else TWO_WARPS
-            return Plan(chunk, either, tile, either, sums, group)
-        queries = Tile(64, 32, 4, 2, 168)
-        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), sums, group)
+            keys = Tile(64, 32, 4, 1, 168) if KP == VP == 64 else either
+            return Plan(chunk, either, tile, keys, sums, group)
+        queries = Tile(64, 64, 4, 1, 168)
+        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), tile, group)
     keys = Tile(64, 64, 4, 1, 168)
     if chunk is None:
         if VP == 16:
@@ -112,6 +115,8 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
             return Plan(None, Tile(64, 64, 4, 2, 128), Tile(64, 64, 4, 1, 128), keys, sums, group)
         if VP > 16:
             keys = replace(keys, stages=2 if KP == 16 else 3)
+        if KP == 32 and VP == 64:
+            keys = Tile(64, 32, 4, 3, 128)
         queries = Tile(64, 64, 4, 3, 128)
         return Plan(None, queries, queries, keys, sums, group)
     queries = Tile(64, 64, 4, 1, 128)
@@ -125,6 +130,8 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
         return Plan(chunk, Tile(64, 64, 4, 1, 96), Tile(64, 32, 4, 1, 96), keys, Tile(64, 32, 2, 4))
     if low:
         return Plan(chunk, queries, queries, keys, sums, group, Tile(64, 32, 4, 3))
+    if V == VP:
+        keys = replace(keys, stages=2)
     return Plan(chunk, queries, queries, keys, Tile(64, 32, 4, 5, 168), group, sums)
 
 
