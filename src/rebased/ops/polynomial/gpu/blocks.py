@@ -1,31 +1,32 @@
 """Sequences cut into blocks of tokens, one or more a sequence: what programs are counted by."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Blocks of `size` tokens that never straddle two sequences."""
+class Blocks(NamedTuple):
+    """How many blocks there are (of packed documents at most), none of which straddles two sequences."""
 
-    count: int  # how many there are, or for packed documents at most
-    per_sequence: int
-    first: Tensor | None  # [N+1] packed: the number of each document's first block
-    owner: Tensor | None  # [count] packed: the document a block belongs to
+    total: int
+    per_sequence: int  # 0 for packed documents
 
 
-def cut(B: int, T: int, size: int, cu_seqlens: Tensor | None) -> Blocks:
-    if cu_seqlens is None:
+def count_blocks(B: int, T: int, size: int, documents: int | None) -> Blocks:
+    """Of B sequences of T tokens, or of T tokens that `documents` share."""
+    if documents is None:
         per_sequence = -(-T // size)
-        return Blocks(B * per_sequence, per_sequence, None, None)
-    N = cu_seqlens.shape[0] - 1
+        return Blocks(B * per_sequence, per_sequence)
+    return Blocks(T // size + documents, 0)  # each wastes at most one; the exact number would cost a host sync
+
+
+def find_documents(cu_seqlens: Tensor, size: int, total: int) -> tuple[Tensor, Tensor]:
+    """(the number of each document's first block [N+1], the document that a block belongs to [total])."""
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
     ends = torch.cumsum((lengths + size - 1) // size, 0)
     first = functional.pad(ends, (1, 0)).to(torch.int32)
-    count = T // size + N  # no document wastes more than one block; the exact number would cost a host sync
-    numbers = torch.arange(count, device=cu_seqlens.device)
-    owner = torch.searchsorted(ends, numbers, right=True).clamp_(max=N - 1).to(torch.int32)
-    return Blocks(count, 0, first, owner)
+    numbers = torch.arange(total, device=cu_seqlens.device)
+    owner = torch.searchsorted(ends, numbers, right=True).clamp_(max=len(lengths) - 1).to(torch.int32)
+    return first, owner

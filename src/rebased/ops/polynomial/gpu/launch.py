@@ -1,16 +1,20 @@
-"""Launches the kernels: forward, backward and decode as plain functions, which know nothing of autograd."""
+"""Launches the kernels: forward, backward and decode as plain functions, which know nothing of autograd.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+Python takes longer than the kernels of a short sequence. So whatever sizes settle is made once and found again: a Call,
+and for each kernel a Launch that wants only tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import Launch, launch
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
-from rebased.ops.polynomial.gpu.blocks import Blocks, cut
+from rebased.ops.polynomial.gpu.blocks import Blocks, count_blocks, find_documents
 from rebased.ops.polynomial.gpu.decode import decode_kernel
 from rebased.ops.polynomial.gpu.forward import EARLY, forward_kernel
 from rebased.ops.polynomial.gpu.layout import monomials
@@ -31,8 +35,11 @@ DECODE = {"BF": 32, "STAGES": 3, "num_warps": 1}
 TOTALS = {"SPAN": 256, "STAGES": 8, "num_warps": 2}  # SPAN: numbers of a state that a program takes
 
 
+Strides = tuple[tuple[int, ...], ...]  # of each input
 States = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # kv and z before each chunk, and at the end
 NO_STATES: States = (None, None, None, None)
+Documents = tuple[Tensor | None, Tensor | None, Tensor | None]  # cu_seqlens, and which blocks belong to which
+NO_DOCUMENTS: Documents = (None, None, None)
 
 
 def kept(q: Tensor) -> torch.dtype:
@@ -50,9 +57,9 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return torch.empty(shape, device=like.device, dtype=dtype or like.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
-    """What every launch of one call shares."""
+    """What the sizes of a call settle; the same sizes find the same one again."""
 
     B: int
     T: int
@@ -62,12 +69,11 @@ class Call:
     low: bool
     plan: Plan
     products: Products
-    cu_seqlens: Tensor | None
-    chunks: Blocks
+    documents: int | None  # that share the T tokens, or None
 
     @property
     def sequences(self) -> int:
-        return self.B if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+        return self.B if self.documents is None else self.documents
 
     @property
     def precision(self) -> str:
@@ -95,13 +101,29 @@ class Call:
             return (self.B, self.T, self.H, self.V)
         return (self.sequences, self.H, EARLY.value, self.V)
 
-    def is_even(self, tile: Tile) -> bool:
-        """Whether tiles are all full."""
-        return self.cu_seqlens is None and self.T % max(tile.rows, tile.step) == 0
+    @property
+    def chunk(self) -> int:
+        """Tokens between states; all where there are none."""
+        return self.plan.chunk or self.T
 
-    @cached_property
-    def widths(self) -> dict[str, int]:
-        return {"K": self.K, "KP": padded(self.K), "V": self.V, "VP": padded(self.V)}
+    def blocks(self, size: int) -> Blocks:
+        return count_blocks(self.B, self.T, size, self.documents)
+
+    def find(self, cu_seqlens: Tensor | None, size: int) -> Documents:
+        """With blocks of so many tokens."""
+        if cu_seqlens is None:
+            return NO_DOCUMENTS
+        cu_seqlens = cu_seqlens.to(torch.int32)
+        return cu_seqlens, *find_documents(cu_seqlens, size, self.blocks(size).total)
+
+    def constants(self, tile: Tile, strides: Strides) -> dict[str, Any]:
+        """Of a kernel that meets queries and keys, or sums over either."""
+        return {
+            "K": self.K, "V": self.V, "VP": padded(self.V), **self.features, "PACKED": self.documents is not None,
+            "EVEN": self.documents is None and self.T % max(tile.rows, tile.step) == 0,
+            "WIDE": self.T * max(self.H * max(self.K, self.V), *(abs(s[1]) for s in strides)) >= 2**31,
+            "PRECISION": self.precision, **tile.options,
+        }  # fmt: skip
 
 
 def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, c0: float, c1: float, has_state: bool) -> Call:
@@ -110,21 +132,26 @@ def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, c0: float, c1: floa
         products = "bf16"
     elif q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         products = "tf32x3"
-    sizes = (*q.shape, v.shape[-1])
-    make = _call if all(type(size) is int for size in sizes) else _call.__wrapped__  # symbols cannot be looked up
-    call = make(make_plan, *sizes, c0 != 0 or c1 != 0, products, has_state)
-    if cu_seqlens is None:
-        return call
-    cu_seqlens = cu_seqlens.to(torch.int32)
-    return replace(call, cu_seqlens=cu_seqlens, chunks=cut(call.B, call.T, call.plan.chunk or call.T, cu_seqlens))
+    sizes = (*q.shape, v.shape[-1], None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+    make = _call if all(size is None or type(size) is int for size in sizes) else _call.__wrapped__  # no symbols
+    return make(make_plan, *sizes, c0 != 0 or c1 != 0, products, has_state)
 
 
 @lru_cache(maxsize=1024)
 def _call(
-    planner: Callable[..., Plan], B: int, T: int, H: int, K: int, V: int, low: bool, products: Products, has_state: bool
+    planner: Callable[..., Plan],
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    documents: int | None,
+    low: bool,
+    products: Products,
+    has_state: bool,
 ) -> Call:
     plan = planner(T, K, V, low=low, products=products, has_state=has_state)
-    return Call(B, T, H, K, V, low, plan, products, None, cut(B, T, plan.chunk or T, None))
+    return Call(B, T, H, K, V, low, plan, products, documents)
 
 
 def _or_zeros(x: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -136,13 +163,43 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    return [stride for x in tensors for stride in x.stride()[:3]]
+def _strides(*tensors: Tensor) -> Strides:
+    return tuple([x.stride() for x in tensors])
 
 
-def _wide(call: Call, strides: Sequence[int]) -> bool:
-    """Whether an offset inside one batch row, of inputs or of what the kernels write, may not fit into 32 bits."""
-    return call.T * max(call.H * max(call.K, call.V), *map(abs, strides[1::3])) >= 2**31
+def _numbers(strides: Strides) -> list[int]:
+    return [number for stride in strides for number in stride[:3]]
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _sums_launch(
+    kernel: Any, call: Call, strides: Strides, tile: Tile, weighted: bool, backward: bool, want_final: bool
+) -> Launch:
+    chunks, blocks = call.blocks(call.chunk), call.features["BLOCKS"]
+    group = min(blocks, call.plan.group)
+    return Launch(
+        kernel, (chunks.total * call.H, -(-blocks // group)),
+        *_numbers(strides), call.T, call.H, chunks.per_sequence,
+        **call.constants(tile, strides), GROUP=group, CHUNK=call.chunk, BT=tile.step,
+        WEIGHTED=weighted, BACKWARD=backward, ALL=want_final,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _totals_launch(
+    kernel: Any, call: Call, coefficients: Coefficients, has_initial: bool, want_final: bool, backward: bool
+) -> Launch:
+    width, blocks = padded(call.V), call.features["BLOCKS"]
+    parts = blocks * FEATURE_BLOCK * width // TOTALS["SPAN"] + blocks
+    return Launch(
+        kernel, (call.sequences * call.H * parts,),
+        *coefficients, call.H, call.blocks(call.chunk).per_sequence,
+        K=call.K, VP=width, **call.features, HAS_INITIAL=has_initial, WANT_FINAL=want_final, BACKWARD=backward,
+        PACKED=call.documents is not None, **TOTALS,
+    )  # fmt: skip
 
 
 def _totals(
@@ -151,46 +208,30 @@ def _totals(
     y: Tensor,
     scalars: tuple[Tensor, Tensor] | None,
     initial: tuple[Tensor, Tensor] | None,
+    documents: Documents,
     coefficients: Coefficients,
     backward: bool,
     want_final: bool,
 ) -> States:
     """(kv, z) before each chunk and (kv, z) after all tokens, of phi(x)^T [y, 1]; backward, time is turned round."""
-    chunks, packed = call.chunks, call.cu_seqlens is not None
-    blocks, tile = call.features["BLOCKS"], call.plan.sums
-    if backward and call.plan.grad_sums is not None:
-        tile = call.plan.grad_sums
 
     def empty(count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         kv, z = call.state_shapes(count)
         return _empty(*kv, like=x, dtype=dtype), _empty(*z, like=x, dtype=torch.float32)
 
-    totals = empty(chunks.count, kept(x))
-    sums = empty(chunks.count, torch.float32)
+    count = call.blocks(call.chunk).total
+    totals = empty(count, kept(x))
+    sums = empty(count, torch.float32)
     final = empty(call.sequences, torch.float32) if want_final else (None, None)
-    group, strides = min(blocks, call.plan.group), _strides(x, y)
-    launch(
-        chunk_sums_kernel, (chunks.count * call.H, -(-blocks // group)),
-        x, y, *(scalars or (None, None)), *sums,
-        call.cu_seqlens, chunks.first, chunks.owner,
-        *strides,
-        call.T, call.H, chunks.per_sequence,
-        K=call.K, V=call.V, VP=padded(call.V), **call.features, GROUP=group,
-        CHUNK=call.plan.chunk, BT=tile.step,
-        WEIGHTED=scalars is not None, BACKWARD=backward, ALL=want_final, PACKED=packed, EVEN=call.is_even(tile),
-        WIDE=_wide(call, strides), PRECISION=call.precision, **tile.options,
-    )  # fmt: skip
-    kv_numbers = blocks * FEATURE_BLOCK * padded(call.V)
-    launch(
-        running_totals_kernel, (call.sequences * call.H * (kv_numbers // TOTALS["SPAN"] + blocks),),
-        *sums, *(initial or (None, None)), *totals, *final,
-        chunks.first,
-        *coefficients,
-        call.H, chunks.per_sequence,
-        K=call.K, VP=padded(call.V), **call.features,
-        HAS_INITIAL=initial is not None, WANT_FINAL=want_final, BACKWARD=backward, PACKED=packed,
-        **TOTALS,
-    )  # fmt: skip
+    tile = call.plan.sums
+    if backward and call.plan.grad_sums is not None:
+        tile = call.plan.grad_sums
+    weighted = scalars is not None
+    run = _sums_launch(chunk_sums_kernel, call, _strides(x, y), tile, weighted, backward, want_final)
+    run(x, y, *(scalars or (None, None)), *sums, *documents)
+    has_initial = initial is not None
+    run = _totals_launch(running_totals_kernel, call, coefficients, has_initial, want_final, backward)
+    run(*sums, *(initial or (None, None)), *totals, *final, documents[1])
     return *totals, *final
 
 
@@ -214,6 +255,20 @@ def decode(
     return o, kv_after, z_after
 
 
+@lru_cache(maxsize=1024)
+def _forward_launch(
+    kernel: Any, call: Call, strides: Strides, coefficients: Coefficients, eps: float, has_initial: bool
+) -> Launch:
+    tile = call.plan.forward
+    blocks, chunks = call.blocks(tile.rows), call.blocks(call.chunk)
+    return Launch(
+        kernel, (blocks.total * call.H,),
+        *_numbers(strides), call.T, call.H, blocks.per_sequence, chunks.per_sequence, call.chunk, *coefficients, eps,
+        **call.constants(tile, strides), KP=padded(call.K), BM=tile.rows, BN=tile.step, LOW=call.low,
+        HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=has_initial, REST_LIKE_O=call.rest_like_o,
+    )  # fmt: skip
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -231,31 +286,32 @@ def forward(
     states are tiled."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     initial = None if kv_initial is None or z_initial is None else (kv_initial.contiguous(), z_initial.contiguous())
-    call = prepare(q, v, cu_seqlens, c0, c1, initial is not None or want_final)
-    if call.plan.chunk is None:
-        states = NO_STATES
-    else:
-        states = _totals(call, k, v, None, initial, (c0, c1, c2), backward=False, want_final=want_final)
+    call, coefficients = prepare(q, v, cu_seqlens, c0, c1, initial is not None or want_final), (c0, c1, c2)
+    chunks, states = NO_DOCUMENTS, NO_STATES
+    if call.plan.chunk is not None:
+        chunks = call.find(cu_seqlens, call.chunk)
+        states = _totals(call, k, v, None, initial, chunks, coefficients, backward=False, want_final=want_final)
     o, o_rest = _empty(*v.shape, like=v), None
     if keeps_rest(v):
         o_rest = _empty(*call.rest_shape, like=v)
     inverse = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
-    tile, strides = call.plan.forward, _strides(q, k, v)
-    blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    launch(
-        forward_kernel, (blocks.count * call.H,),
-        q, k, v, o, o_rest, inverse, *states[:2],
-        call.cu_seqlens, blocks.first, blocks.owner, call.chunks.first,
-        *strides,
-        call.T, call.H, blocks.per_sequence, call.chunks.per_sequence, call.plan.chunk or call.T,
-        c0, c1, c2, eps,
-        **call.widths, **call.features, BM=tile.rows, BN=tile.step,
-        LOW=call.low, HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=initial is not None,
-        PACKED=cu_seqlens is not None, EVEN=call.is_even(tile), WIDE=_wide(call, strides), PRECISION=call.precision,
-        REST_LIKE_O=call.rest_like_o,
-        **tile.options,
-    )  # fmt: skip
+    run = _forward_launch(forward_kernel, call, _strides(q, k, v), coefficients, eps, initial is not None)
+    blocks = call.find(cu_seqlens, call.plan.forward.rows)
+    run(q, k, v, o, o_rest, inverse, *states[:2], *blocks, chunks[1])
     return o, o_rest, inverse, *states
+
+
+@lru_cache(maxsize=1024)
+def _gradient_launch(
+    kernel: Any, call: Call, strides: Strides, tile: Tile, coefficients: Coefficients, **constants: Any
+) -> Launch:
+    blocks, chunks = call.blocks(tile.rows), call.blocks(call.chunk)
+    return Launch(
+        kernel, (blocks.total * call.H,),
+        *_numbers(strides), call.T, call.H, blocks.per_sequence, chunks.per_sequence, call.chunk, *coefficients,
+        **call.constants(tile, strides), KP=padded(call.K), LOW=call.low, HAS_STATES=call.plan.chunk is not None,
+        **constants,
+    )  # fmt: skip
 
 
 def backward(
@@ -279,45 +335,33 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """(dq, dk, dv, gradients of the initial state's kv and z); d_kv and d_z are those of the final one."""
     q, k, v, do = _rows(q), _rows(k), _rows(v), _rows(do)
-    call = prepare(q, v, cu_seqlens, c0, c1, has_initial or has_final)
+    call, coefficients = prepare(q, v, cu_seqlens, c0, c1, has_initial or has_final), (c0, c1, c2)
     has_states = call.plan.chunk is not None
     dq = _empty(*q.shape, like=q)
     dk, dv = _empty(*k.shape, like=k), _empty(*v.shape, like=v)
     deltas = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
-    strides = _strides(q, k, v, do)
-    common: dict[str, Any] = {
-        **call.widths, **call.features, "LOW": call.low, "HAS_STATES": has_states, "PACKED": cu_seqlens is not None,
-        "WIDE": _wide(call, strides), "PRECISION": call.precision,
-    }  # fmt: skip
-
-    def where(blocks: Blocks) -> tuple[Any, ...]:
-        return (
-            call.cu_seqlens, blocks.first, blocks.owner, call.chunks.first,
-            *strides,
-            call.T, call.H, blocks.per_sequence, call.chunks.per_sequence, call.plan.chunk or call.T,
-            c0, c1, c2,
-        )  # fmt: skip
+    strides, chunks = _strides(q, k, v, do), call.find(cu_seqlens if has_states else None, call.chunk)
 
     tile = call.plan.query_grad
-    blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    launch(
-        query_grad_kernel, (blocks.count * call.H,),
-        q, k, v, o, o_rest if keeps_rest(v) else None, do, inverse, dq, deltas,
-        *((kv, z) if has_states else (None, None)), *where(blocks),
-        BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, EVEN=call.is_even(tile), REST_LIKE_O=call.rest_like_o,
-        **common, **tile.options,
+    run = _gradient_launch(
+        query_grad_kernel, call, strides, tile, coefficients,
+        BM=tile.rows, BN=tile.step, HAS_INITIAL=has_initial, REST_LIKE_O=call.rest_like_o,
     )  # fmt: skip
+    before, rest = (kv, z) if has_states else (None, None), o_rest if keeps_rest(v) else None
+    run(q, k, v, o, rest, do, inverse, dq, deltas, *before, *call.find(cu_seqlens, tile.rows), chunks[1])
+
     d_final, states = None, NO_STATES
     if has_states:
         if d_kv is not None or d_z is not None:
             kv_shape, z_shape = call.state_shapes(call.sequences)
             d_final = (_or_zeros(d_kv, kv_shape, q), _or_zeros(d_z, z_shape, q))
-        states = _totals(call, q, do, (inverse, deltas), d_final, (c0, c1, c2), backward=True, want_final=has_initial)
+        scalars = (inverse, deltas)
+        states = _totals(call, q, do, scalars, d_final, chunks, coefficients, backward=True, want_final=has_initial)
+
     tile = call.plan.key_grad
-    blocks = cut(call.B, call.T, tile.rows, call.cu_seqlens)
-    launch(
-        key_grad_kernel, (blocks.count * call.H,),
-        q, k, v, do, inverse, deltas, dk, dv, *states[:2], *where(blocks),
-        BM=tile.step, BN=tile.rows, HAS_FINAL=d_final is not None, EVEN=call.is_even(tile), **common, **tile.options,
+    run = _gradient_launch(
+        key_grad_kernel, call, strides, tile, coefficients,
+        BM=tile.step, BN=tile.rows, HAS_FINAL=d_final is not None,
     )  # fmt: skip
+    run(q, k, v, do, inverse, deltas, dk, dv, *states[:2], *call.find(cu_seqlens, tile.rows), chunks[1])
     return dq, dk, dv, states[2], states[3]

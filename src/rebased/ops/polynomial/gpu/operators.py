@@ -164,7 +164,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *rest: Any) ->
         o_rest = v.new_empty(call.rest_shape)
     kv = z = kv_final = z_final = None
     if call.plan.chunk is not None:
-        kv_shape, z_shape = call.state_shapes(call.chunks.count)
+        kv_shape, z_shape = call.state_shapes(call.blocks(call.chunk).total)
         kv, z = q.new_empty(kv_shape, dtype=kept(q)), q.new_empty(z_shape, dtype=torch.float32)
     if want_final:
         kv_final, z_final = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
