@@ -1,14 +1,14 @@
 """Where bf16's errors come from: the kernels' roundings redone in fp32 on the CPU, each changed in turn.
 
     PYTHONPATH=src python benchmarks/rounding.py            T = 256 (quadratic) and T = 4,096 (chunked)
-    PYTHONPATH=src python benchmarks/rounding.py 1024
+    PYTHONPATH=src python benchmarks/rounding.py 1024 8192 -K 32
 
-ReBased with keys of 16 and values of 64, random bf16 inputs; relative errors of o, dq, dk, dv in thousandths, and those
-of softmax attention as FlashAttention rounds it. The first line can be held against what benchmarks/ops.py measures;
+ReBased with keys of 16, or K, and values of 64, random bf16 inputs; relative errors of o, dq, dk, dv in thousandths,
+and those of softmax attention as FlashAttention rounds it. The first line can be held against what benchmarks/ops.py measures;
 below it what the kernels keep is rounded, and what they round is kept.
 """
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rebased.ops.polynomial.gpu.plan import make_plan
 
-K, V, TOKENS = 16, 64, 32_768
+V, TOKENS = 64, 32_768
 TILE = 64  # queries and keys that meet at a time
 Round = Callable[[Tensor], Tensor]
 
@@ -30,11 +30,6 @@ def exact(x: Tensor) -> Tensor:
     return x
 
 
-def tf32(x: Tensor) -> Tensor:
-    """As the tensor cores read it: cut off."""
-    return (x.view(torch.int32) & -0x2000).view(torch.float32)
-
-
 def but_the_first(round: Round) -> Round:
     """Of outputs [H,T,V]: those of the first tile are kept whole."""
     return lambda x: torch.cat([x[:, :TILE], round(x[:, TILE:])], 1)
@@ -45,7 +40,9 @@ class Roundings(NamedTuple):
 
     near: Round = exact  # similarities in the tile of the diagonal
     similarities: Round = bf16  # others, before they are multiplied with values, or with do
-    slopes: Round = tf32  # gradients at scores, before they are multiplied with keys or queries
+    near_slopes: Round = exact  # gradients at scores in that tile, before they are multiplied with keys or queries
+    query_slopes: Round = bf16  # others, for dq; in chunks kept too
+    key_slopes: Round = bf16  # others, for dk
     output: Round = but_the_first(bf16)  # o, of which delta = -(do . o) is taken
     features: Round = bf16  # products of two columns, in sums and where queries meet a state
     grad_features: Round = exact  # the same in the backward pass
@@ -54,7 +51,7 @@ class Roundings(NamedTuple):
 
 
 NOTHING = Roundings(*[exact] * len(Roundings._fields))
-PLAIN = Roundings(bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16)
+PLAIN = Roundings(*[bf16] * len(Roundings._fields))
 
 
 class Inputs(NamedTuple):
@@ -65,15 +62,15 @@ class Inputs(NamedTuple):
     seen: Tensor  # [T,T]
 
 
-def make_inputs(T: int, seed: int, heads: int) -> Inputs:
+def make_inputs(T: int, seed: int, heads: int, K: int = 16) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, do = (bf16(torch.randn(heads, T, width, generator=generator)) for width in (K, K, V, V))
-    return Inputs(q / 2, k / 2, v, do, torch.ones(T, T, dtype=torch.bool).tril())
+    return Inputs(q / K**0.25, k / K**0.25, v, do, torch.ones(T, T, dtype=torch.bool).tril())
 
 
 def features(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x_i x_j for i <= j [...,F], and the i and the j of each."""
-    i, j = torch.triu_indices(K, K)
+    i, j = torch.triu_indices(x.shape[-1], x.shape[-1])
     return x[..., i] * x[..., j], i, j
 
 
@@ -110,10 +107,10 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     tile = torch.arange(T) // TILE
     diagonal = tile[:, None] == tile[None, :]
 
-    def rounded(x: Tensor) -> Tensor:
-        return torch.where(diagonal, rounding.near(x), rounding.similarities(x))
+    def rounded(x: Tensor, near: Round, others: Round) -> Tensor:
+        return torch.where(diagonal, near(x), others(x))
 
-    similarities = rounded(s * s)
+    similarities = rounded(s * s, rounding.near, rounding.similarities)
     kv = rounding.states(before(cut(rounded_k).mT @ cut(v)) * twice[:, None])
     z = before(cut(rounded_k).sum(2)) * twice
     far = (cut(rounded_q) @ kv).view(H, T, V)
@@ -124,14 +121,17 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     delta = -(do * rounding.output(o)).sum(-1, keepdim=True)
     slope = (do @ v.mT + delta) * s
     gradient = cut(do) @ kv.mT + cut(delta) * z[:, :, None]
-    dq = (2 * rounding.slopes(slope) @ k + fold(gradient.reshape(H, T, -1), q)) * scale
+    slopes = rounded(slope, rounding.near_slopes, rounding.query_slopes)
+    dq = (2 * slopes @ k + fold(gradient.reshape(H, T, -1), q)) * scale
 
     weighted = rounding.grad_features((q * scale)[..., i] * q[..., j])
     d_kv = rounding.states(before(cut(weighted).mT @ cut(do), backward=True) * twice[:, None])
     d_z = before((cut(weighted) * cut(delta)).sum(2), backward=True) * twice
     gradient = cut(v) @ d_kv.mT + d_z[:, :, None]
-    dk = 2 * rounding.slopes(slope * scale).mT @ q + fold(gradient.reshape(H, T, -1), k)
-    dv = rounded(s * s * scale).mT @ do + (cut(rounding.grad_features(phi_k)) @ d_kv).view(H, T, V)
+    slopes = rounded(slope * scale, rounding.near_slopes, rounding.key_slopes)
+    dk = 2 * slopes.mT @ q + fold(gradient.reshape(H, T, -1), k)
+    weights = rounded(s * s * scale, rounding.near, rounding.similarities)
+    dv = weights.mT @ do + (cut(rounding.grad_features(phi_k)) @ d_kv).view(H, T, V)
     return [rounding.results(x) for x in (o, dq, dk, dv)]
 
 
@@ -142,23 +142,28 @@ def softmax(inputs: Inputs, rounding: Roundings) -> list[Tensor]:
     top = s.amax(-1, keepdim=True)
     o = rounding.similarities(torch.exp(s - top)) @ v / torch.exp(s - top).sum(-1, keepdim=True)
     slope = weights * (do @ v.mT - (do * rounding.output(o)).sum(-1, keepdim=True))
-    slope, weights = rounding.slopes(slope), rounding.similarities(weights)
+    slope, weights = rounding.key_slopes(slope), rounding.similarities(weights)
     return [rounding.results(x) for x in (o, slope @ k, slope.mT @ q, weights.mT @ do)]
 
 
-def main(lengths: Sequence[int] = (256, 4096)) -> dict[tuple[int, str], list[float]]:
-    found: dict[tuple[int, str], list[float]] = {}
-    for T in lengths:
+def main(words: Sequence[str] | None = None) -> dict[tuple[int, str], list[float]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lengths", nargs="*", type=int, default=[256, 4096], metavar="T")
+    parser.add_argument("-K", type=int, default=16, help="width of keys")
+    args = parser.parse_args(words)
+    K, found = args.K, dict[tuple[int, str], list[float]]()
+    for T in args.lengths:
         chunk = make_plan(T, K, V, low=False, products="bf16", has_state=False).chunk
-        cases = {"as the kernels do": Roundings()}
-        for name, kept in Roundings._field_defaults.items():
-            change = {name: bf16 if kept is not bf16 else exact}
-            cases[f"{name} {'in bf16' if kept is not bf16 else 'exact'}"] = Roundings(**change)
+        usual = Roundings() if chunk is None else Roundings(query_slopes=exact)
+        cases = {"as the kernels do": usual}
+        for name, kept in usual._asdict().items():
+            change, how = (exact, "exact") if kept is bf16 else (bf16, "in bf16")
+            cases[f"{name} {how}"] = usual._replace(**{name: change})
         cases["all in bf16"] = PLAIN
         errors, norms = dict[str, Tensor](), dict[str, Tensor]()
         heads = max(1, 2048 // T)
         for seed in range(TOKENS // T // heads):
-            inputs = make_inputs(T, seed, heads)
+            inputs = make_inputs(T, seed, heads, K)
             law = rebased(inputs, NOTHING, chunk)
             for name, case in cases.items():
                 add(errors, norms, name, rebased(inputs, case, chunk), law)
@@ -180,4 +185,4 @@ def add(
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]] or (256, 4096))
+    main()

@@ -232,15 +232,23 @@ def gradient_errors(got: list[list[Tensor]], want: list[list[Tensor]]) -> list[f
     return [relative_error(a, b) for a, b in zip(*stacked, strict=True)][1:]
 
 
-@pytest.mark.parametrize(("T", "K", "slack"), [(256, 16, 1.02), (1024, 16, 1.02), (4096, 16, 1.02), (1024, 64, 1.05)])
-def test_gradient_errors_in_bf16_beside_those_of_softmax_attention(T: int, K: int, slack: float) -> None:
-    """No larger, on inputs of the same scale; with wide keys scores' gradients are rounded, which costs a little."""
+def softmax_law(tensors: list[Tensor]) -> list[Tensor]:
+    """In fp64, head by head: all at once would not fit at long T."""
+    heads = [softmax(exact([x[:, :, h : h + 1] for x in tensors])) for h in range(tensors[0].shape[2])]
+    return [torch.cat(parts, dim=2) for parts in zip(*heads, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("T", "K"), [(256, 16), (1024, 16), (4096, 16), (1024, 32), (8192, 32), (1024, 64), (16_384, 64)]
+)
+def test_gradient_errors_in_bf16_are_no_larger_than_those_of_softmax_attention(T: int, K: int) -> None:
+    """On inputs of the same scale, in the regime that the cost model chooses; 36 heads, since a few decide."""
     draws = [made(1, T, 12, K, 64, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
     ours = gradient_errors([attend(x) for x in draws], [law(x) for x in draws])
     draws = [made(1, T, 12, 64, 64, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
-    theirs = gradient_errors([softmax(x) for x in draws], [softmax(exact(x)) for x in draws])
+    theirs = gradient_errors([softmax(x) for x in draws], [softmax_law(x) for x in draws])
     for name, mine, other in zip(NAMES[1:], ours, theirs, strict=True):
-        assert mine <= slack * other, f"{name}: {mine:.3e}, SDPA's {other:.3e}"
+        assert mine <= other, f"{name}: {mine:.3e}, SDPA's {other:.3e}"
 
 
 @pytest.mark.parametrize("K", [16, 64])

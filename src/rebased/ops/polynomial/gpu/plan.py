@@ -92,19 +92,8 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
 def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group: int) -> Plan:
     KP, VP = padded(K), padded(V)
     sums = Tile(64, 64, 4, 3)
-    if KP > 32 or VP > 64:  # shared memory and registers are short
-        tile = Tile(64, 32, 4, 3)
-        if chunk is None:
-            if KP + VP > 192:
-                return Plan(None, tile, tile, tile, sums, group)
-            return Plan(None, tile, Tile(64, 64, 4, 3, 168), replace(tile, registers=168), sums, group)
-        if KP > 16:
-            tile, sums = Tile(64, 32, 4, 2), sums if KP == VP == 64 else tile
-            either = tile if VP > 32 else TWO_WARPS
-            keys = Tile(64, 32, 4, 1, 168) if KP == VP == 64 else either
-            return Plan(chunk, either, tile, keys, sums, group)
-        queries = Tile(64, 64, 4, 1, 168)
-        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), tile, group)
+    if KP > 32 or VP > 64:
+        return _plan_of_wide(chunk, KP, VP, group)
     keys = Tile(64, 64, 4, 1, 168)
     if chunk is None:
         if VP == 16:
@@ -133,6 +122,24 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
     if V == VP:
         keys = replace(keys, stages=2)
     return Plan(chunk, queries, queries, keys, Tile(64, 32, 4, 5, 168), group, sums)
+
+
+def _plan_of_wide(chunk: int | None, KP: int, VP: int, group: int) -> Plan:
+    """In 16 bits, where shared memory and registers are short."""
+    sums, most = Tile(64, 64, 4, 3), KP + VP > 192
+    if chunk is None:
+        tile = Tile(64, 32, 4, 3)
+        if most:
+            return Plan(None, tile, tile, tile, sums, group)
+        return Plan(None, tile, Tile(64, 64, 4, 3, 168), replace(tile, registers=168), sums, group)
+    if KP == 16:
+        queries = Tile(64, 64, 4, 1, 168)
+        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), Tile(64, 32, 4, 3), group)
+    tile, small = Tile(64, 32, 4, 2), Tile(64, 32, 4, 1, 168)
+    if VP < 64:
+        return Plan(chunk, TWO_WARPS, tile, TWO_WARPS, sums, group)
+    queries = Tile(64, 64, 4, 1, 168) if KP + VP == 128 else small
+    return Plan(chunk, tile, queries, tile if most else small, sums, group)
 
 
 def _plan_in_32_bits(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
