@@ -4,8 +4,8 @@
     PYTHONPATH=src python benchmarks/rounding.py 1024 8192 -K 32
 
 ReBased with keys of 16, or K, and values of 64, random bf16 inputs; relative errors of o, dq, dk, dv in thousandths,
-and those of softmax attention as FlashAttention rounds it. The first line can be held against what benchmarks/ops.py measures;
-below it what the kernels keep is rounded, and what they round is kept.
+and those of softmax attention as FlashAttention rounds it. The first line can be held against what benchmarks/ops.py
+measures; below it what the kernels keep is rounded, and what they round is kept.
 """
 
 import argparse

@@ -136,9 +136,9 @@ def _plan_of_wide(chunk: int | None, KP: int, VP: int, group: int) -> Plan:
         queries = Tile(64, 64, 4, 1, 168)
         return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), Tile(64, 32, 4, 3), group)
     tile, small = Tile(64, 32, 4, 2), Tile(64, 32, 4, 1, 168)
+    queries = replace(small, step=64) if KP + VP <= 128 else small
     if VP < 64:
-        return Plan(chunk, TWO_WARPS, tile, TWO_WARPS, sums, group)
-    queries = Tile(64, 64, 4, 1, 168) if KP + VP == 128 else small
+        return Plan(chunk, TWO_WARPS, queries, TWO_WARPS, sums, group)
     return Plan(chunk, tile, queries, tile if most else small, sums, group)
 
 
