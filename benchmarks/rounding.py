@@ -45,7 +45,8 @@ class Roundings(NamedTuple):
     key_slopes: Round = bf16  # others, for dk
     output: Round = but_the_first(bf16)  # o, of which delta = -(do . o) is taken
     features: Round = bf16  # products of two columns, in sums and where queries meet a state
-    grad_features: Round = exact  # the same in the backward pass
+    weighted: Round = bf16  # those of queries over their denominators, in the sums of the backward pass
+    key_features: Round = exact  # those of keys where they meet such a sum
     states: Round = bf16  # running totals, and their gradients
     results: Round = bf16  # what is handed out
 
@@ -124,14 +125,14 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     slopes = rounded(slope, rounding.near_slopes, rounding.query_slopes)
     dq = (2 * slopes @ k + fold(gradient.reshape(H, T, -1), q)) * scale
 
-    weighted = rounding.grad_features((q * scale)[..., i] * q[..., j])
+    weighted = rounding.weighted((q * scale)[..., i] * q[..., j])
     d_kv = rounding.states(before(cut(weighted).mT @ cut(do), backward=True) * twice[:, None])
     d_z = before((cut(weighted) * cut(delta)).sum(2), backward=True) * twice
     gradient = cut(v) @ d_kv.mT + d_z[:, :, None]
     slopes = rounded(slope * scale, rounding.near_slopes, rounding.key_slopes)
     dk = 2 * slopes.mT @ q + fold(gradient.reshape(H, T, -1), k)
     weights = rounded(s * s * scale, rounding.near, rounding.similarities)
-    dv = weights.mT @ do + (cut(rounding.grad_features(phi_k)) @ d_kv).view(H, T, V)
+    dv = weights.mT @ do + (cut(rounding.key_features(phi_k)) @ d_kv).view(H, T, V)
     return [rounding.results(x) for x in (o, dq, dk, dv)]
 
 

@@ -14,7 +14,6 @@ from rebased.ops.polynomial.gpu.features import (
     load_tile_across,
     locate,
     outer_across,
-    outer_rest_across,
     pair_of,
     positions,
     rounded,
@@ -41,16 +40,10 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
         else:
             xa = x0 if a == 0 else x1
             xb = x0 if b == 0 else x1
-        if WEIGHTED:
-            whole = xb * scale[None, :]
-            xb = rounded(whole, values.dtype)
-            xb_rest = (whole - xb).to(values.dtype)
-            xb = xb.to(values.dtype)
-        across = outer_across(xa, xb, BT, values.dtype)
-        if WEIGHTED and values.dtype == tl.bfloat16:  # or gradients of values would lose too much
-            rest = outer_rest_across(xa, xb, xb_rest, across, BT)
-            acc = tl.dot(rest, values, acc)
-            z = tl.dot(rest, ones, z)
+        if WEIGHTED:  # one rounding of a product of three
+            across = outer_across(xa, xb * scale[None, :], BT, tl.float32).to(values.dtype)
+        else:
+            across = outer_across(xa, xb, BT, values.dtype)
     acc = tl.dot(across, values, acc, input_precision=PRECISION)
     z = tl.dot(across, ones, z, input_precision=PRECISION)
     return acc, z
