@@ -198,7 +198,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-K", nargs="+", type=int, default=[16, 32, 64], help="widths of keys")
     parser.add_argument("-V", nargs="+", type=int, default=[5, 21, 64, 128], help="widths of values")
-    parser.add_argument("-T", nargs="+", type=int, default=[256, 300, 1024, 4096], help="lengths; above 1,024, chunks")
+    parser.add_argument(
+        "-T", nargs="+", type=int, default=[256, 300, 1024, 4096, 16_384], help="lengths; above 1,024, chunks"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(words)

@@ -44,9 +44,9 @@ class Roundings(NamedTuple):
     query_slopes: Round = bf16  # others, for dq; in chunks kept too
     key_slopes: Round = bf16  # others, for dk
     output: Round = but_the_first(bf16)  # o, of which delta = -(do . o) is taken
-    features: Round = bf16  # products of two columns, in sums and where queries meet a state
-    weighted: Round = bf16  # those of queries over their denominators, in the sums of the backward pass
-    key_features: Round = exact  # those of keys where they meet such a sum
+    sums: Round = bf16  # products of two columns that are summed over chunks; in long sequences kept
+    features: Round = bf16  # where queries meet such a sum
+    grad_features: Round = exact  # where keys do, in the backward pass
     states: Round = bf16  # running totals, and their gradients
     results: Round = bf16  # what is handed out
 
@@ -103,7 +103,7 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
 
     phi_q, i, j = features(q)
     phi_k, twice = features(k)[0], torch.where(i == j, 1.0, 2.0)
-    rounded_q, rounded_k = rounding.features(phi_q), rounding.features(phi_k)
+    rounded_q, rounded_k = rounding.features(phi_q), rounding.sums(phi_k)
     s = (q @ k.mT).masked_fill(~seen, 0)
     tile = torch.arange(T) // TILE
     diagonal = tile[:, None] == tile[None, :]
@@ -125,14 +125,14 @@ def rebased(inputs: Inputs, rounding: Roundings, chunk: int | None) -> list[Tens
     slopes = rounded(slope, rounding.near_slopes, rounding.query_slopes)
     dq = (2 * slopes @ k + fold(gradient.reshape(H, T, -1), q)) * scale
 
-    weighted = rounding.weighted((q * scale)[..., i] * q[..., j])
+    weighted = rounding.sums((q * scale)[..., i] * q[..., j])
     d_kv = rounding.states(before(cut(weighted).mT @ cut(do), backward=True) * twice[:, None])
     d_z = before((cut(weighted) * cut(delta)).sum(2), backward=True) * twice
     gradient = cut(v) @ d_kv.mT + d_z[:, :, None]
     slopes = rounded(slope * scale, rounding.near_slopes, rounding.key_slopes)
     dk = 2 * slopes.mT @ q + fold(gradient.reshape(H, T, -1), k)
     weights = rounded(s * s * scale, rounding.near, rounding.similarities)
-    dv = weights.mT @ do + (cut(rounding.key_features(phi_k)) @ d_kv).view(H, T, V)
+    dv = weights.mT @ do + (cut(rounding.grad_features(phi_k)) @ d_kv).view(H, T, V)
     return [rounding.results(x) for x in (o, dq, dk, dv)]
 
 
@@ -154,8 +154,10 @@ def main(words: Sequence[str] | None = None) -> dict[tuple[int, str], list[float
     args = parser.parse_args(words)
     K, found = args.K, dict[tuple[int, str], list[float]]()
     for T in args.lengths:
-        chunk = make_plan(T, K, V, low=False, products="bf16", has_state=False).chunk
-        usual = Roundings() if chunk is None else Roundings(query_slopes=exact)
+        plan = make_plan(T, K, V, low=False, products="bf16", has_state=False)
+        chunk, usual = plan.chunk, Roundings(sums=exact if plan.whole else bf16)
+        if chunk is not None:
+            usual = usual._replace(query_slopes=exact)
         cases = {"as the kernels do": usual}
         for name, kept in usual._asdict().items():
             change, how = (exact, "exact") if kept is bf16 else (bf16, "in bf16")

@@ -22,7 +22,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 CASES = [  # chosen so that all together take a minute of two cores: key gradients in fp32 alone take eight seconds each
     (90, Call(BF16, 16, 64, 256, REBASED, "quadratic")),
     (90, Call(BF16, 16, 64, 4096, REBASED, "chunked")),
-    (90, Call(BF16, 16, 64, 4096, BASED, "chunked", "extend")),
+    (90, Call(BF16, 16, 64, 16_384, BASED, "chunked", "extend")),
     (90, Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)),
     (90, Call(FP32, 16, 10, 4096, REBASED, "chunked", gradients=False)),
     (90, Call(BF16, 128, 96, 256, REBASED, "quadratic")),

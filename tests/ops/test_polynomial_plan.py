@@ -82,6 +82,12 @@ def test_one_crossing(K: int, low: bool, products: Products) -> None:
     assert crossing(K) <= crossing(min(128, 2 * K))
 
 
+def test_only_long_sequences_in_bf16_pay_for_whole_features() -> None:
+    for T in (plan.LONG, plan.LONG + 1):
+        whole = {p: make_plan(T, 16, 64, low=False, products=p, has_state=False).whole for p in PRODUCTS}
+        assert whole == {"bf16": T > plan.LONG, "tf32": False, "tf32x3": False}
+
+
 def newest_result() -> dict[str, Any]:
     results = sorted(RESULTS.glob("ops-*.json"))
     records = [json.loads(path.read_text()) for path in results]

@@ -184,7 +184,7 @@ def _sums_launch(
         kernel, (chunks.total * call.H, -(-blocks // group)),
         *_numbers(strides), call.T, call.H, chunks.per_sequence,
         **call.constants(tile, strides), GROUP=group, CHUNK=call.chunk, BT=tile.step,
-        WEIGHTED=weighted, BACKWARD=backward, ALL=want_final,
+        WEIGHTED=weighted, WHOLE=call.plan.whole, BACKWARD=backward, ALL=want_final,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
+LONG = 8192  # tokens beyond which sums lose more than softmax attention does, unless features go in whole
 BLOCK_KEYS, LOOPED_BLOCK_KEYS = 155, 260
 
 Products = Literal["bf16", "tf32", "tf32x3"]
@@ -49,6 +50,7 @@ class Plan:
     sums: Tile
     group: int = 4  # feature blocks that a program of the sums takes, at most four
     grad_sums: Tile | None = None  # of the backward pass, where they differ
+    whole: bool = False  # features go into sums as two numbers of bf16
 
 
 TWO_WARPS = Tile(64, 32, 2, 3)  # where four are miscompiled (docs/kernels.md, benchmarks/compiled.py)
@@ -86,7 +88,7 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
     group = 4 if K <= 2 * FEATURE_TILE else 2
     if products != "bf16":
         return _plan_in_32_bits(chunk, K, V, products, group)
-    return _plan_in_16_bits(chunk, T, K, V, low, group)
+    return replace(_plan_in_16_bits(chunk, T, K, V, low, group), whole=T > LONG)
 
 
 def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group: int) -> Plan:

@@ -14,6 +14,7 @@ from rebased.ops.polynomial.gpu.features import (
     load_tile_across,
     locate,
     outer_across,
+    outer_rest_across,
     pair_of,
     positions,
     rounded,
@@ -22,8 +23,8 @@ from rebased.ops.polynomial.gpu.features import (
 
 @triton.jit
 def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, block, WEIGHTED: tl.constexpr,
-               K: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, LOW: tl.constexpr, BT: tl.constexpr,
-               EVEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+               WHOLE: tl.constexpr, K: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, LOW: tl.constexpr,
+               BT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """acc [64, VP] and z [64, 16] plus one feature block of these tokens."""
     if LOW and block >= PAIRS:
         across = load_linear_across(x, stride, rows, n_rows, block - PAIRS, K)
@@ -40,10 +41,21 @@ def _add_block(acc, z, x, stride, scale, rows, n_rows, x0, x1, values, ones, blo
         else:
             xa = x0 if a == 0 else x1
             xb = x0 if b == 0 else x1
-        if WEIGHTED:  # one rounding of a product of three
-            across = outer_across(xa, xb * scale[None, :], BT, tl.float32).to(values.dtype)
+        xb_rest = None
+        if WEIGHTED:
+            scaled = xb * scale[None, :]
+            if WHOLE:
+                xb = rounded(scaled, values.dtype)
+                xb_rest = (scaled - xb).to(values.dtype)
+                xb = xb.to(values.dtype)
+        if WEIGHTED and not WHOLE:  # one rounding of a product of three
+            across = outer_across(xa, scaled, BT, tl.float32).to(values.dtype)
         else:
             across = outer_across(xa, xb, BT, values.dtype)
+        if WHOLE:
+            rest = outer_rest_across(xa, xb, xb_rest, across, BT)
+            acc = tl.dot(rest, values, acc)
+            z = tl.dot(rest, ones, z)
     acc = tl.dot(across, values, acc, input_precision=PRECISION)
     z = tl.dot(across, ones, z, input_precision=PRECISION)
     return acc, z
@@ -78,15 +90,15 @@ def chunk_sums_kernel(
     K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr,
-    WEIGHTED: tl.constexpr, BACKWARD: tl.constexpr, ALL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr, WHOLE: tl.constexpr, BACKWARD: tl.constexpr, ALL: tl.constexpr, PACKED: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """kv [chunk,h,F,VP] and z [chunk,h,F] = sums over a chunk's tokens of phi(x)^T [y, 1]; if not ALL, less the last
     chunk in time, which no running total needs.
 
-    WEIGHTED: phi is multiplied by `scale` [B,H,T], and in place of 1 stands `weight` [B,H,T]. A program takes GROUP of
-    the BLOCKS feature blocks (at most four), so that x and y are read once for all of them. What the running totals
-    read first is written last, and may still be in the cache then.
+    WEIGHTED: phi is multiplied by `scale` [B,H,T], and in place of 1 stands `weight` [B,H,T]. WHOLE: features go in as
+    two numbers of bf16. A program takes GROUP of the BLOCKS feature blocks (at most four), so that x and y are read
+    once for all of them. What the running totals read first is written last, and may still be in the cache then.
     """
     pid = tl.program_id(0)
     if not BACKWARD:
@@ -131,16 +143,16 @@ def chunk_sums_kernel(
         if TILES == 2:
             x1 = load_tile_across(x, x_token, rows, length, 1, K, not EVEN)
         acc0, z0 = _add_block(acc0, z0, x, x_token, factor, rows, length, x0, x1, values, ones, block, WEIGHTED,
-                              K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
+                              WHOLE, K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
         if GROUP > 1:
             acc1, z1 = _add_block(acc1, z1, x, x_token, factor, rows, length, x0, x1, values, ones, block + 1, WEIGHTED,
-                                  K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
+                                  WHOLE, K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
         if GROUP > 2:
             acc2, z2 = _add_block(acc2, z2, x, x_token, factor, rows, length, x0, x1, values, ones, block + 2, WEIGHTED,
-                                  K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
+                                  WHOLE, K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
         if GROUP > 3:
             acc3, z3 = _add_block(acc3, z3, x, x_token, factor, rows, length, x0, x1, values, ones, block + 3, WEIGHTED,
-                                  K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
+                                  WHOLE, K, TILES, PAIRS, LOW, BT, EVEN, PRECISION)  # fmt: skip
 
     to = (chunk.to(tl.int64) * H + h) * (BLOCKS * BLOCK)
     kv += to * VP
