@@ -17,7 +17,7 @@ MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
 LONG = 8192  # tokens beyond which sums lose more than softmax attention does, unless features go in whole
-BLOCK_KEYS, LOOPED_BLOCK_KEYS = 155, 260
+BLOCK_KEYS, LOOPED_BLOCK_KEYS = 180, 260
 
 Products = Literal["bf16", "tf32", "tf32x3"]
 """What the tensor cores multiply; three products of TF32 make one of fp32."""
