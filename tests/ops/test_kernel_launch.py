@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rebased.ops import REBASED, kernel_launch, poly_attention
 from rebased.ops.backend import Backend
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import Launch, launch
 from tolerances import assert_small_error
 
 
@@ -71,6 +71,26 @@ def test_the_second_launch_goes_straight_to_the_compiled_kernel() -> None:
     assert kernel.again == [((9, 2, 1), (X, other, 64, 2.5, False, 16))]  # constants in the kernel's own order
 
 
+def test_a_launch_that_is_kept_wants_only_tensors() -> None:
+    kernel = Kernel()
+    kept = Launch(kernel, (7,), 64, 0.5, BLOCK=16, WIDE=False, num_warps=4)
+    for x in (X, Memory(2048)):
+        kept(x, Y)
+    assert (kernel.searches, kernel.again) == (1, [((7, 1, 1), (x, Y, 64, 0.5, False, 16))])
+    kept(X, Memory(1028, torch.bfloat16))  # not aligned
+    assert kernel.searches == 2
+
+
+def test_launches_that_differ_in_their_grid_share_kernels() -> None:
+    """As of packed documents, whose number changes from batch to batch."""
+    kernel, constants = Kernel(), {"BLOCK": 16, "WIDE": False}
+    for blocks in (7, 8, 9):
+        Launch(kernel, (blocks,), 64, 0.5, **constants)(X, Y)
+    assert [grid for grid, _ in kernel.again] == [(8, 1, 1), (9, 1, 1)]
+    Launch(kernel, (7,), 65, 0.5, **constants)(X, Y)
+    assert kernel.searches == 2
+
+
 @pytest.mark.parametrize(
     ("args", "constants"),
     [
@@ -123,7 +143,9 @@ def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     for size in range(10):
         launch(kernel, (1,), X, Y, size, 0.5, BLOCK=16, WIDE=False)
+        launch(kernel, (1,), X, Y, 64, 0.5, BLOCK=size, WIDE=False)
         assert len(kernel_launch._remembered) <= 3
+        assert max(map(len, kernel_launch._remembered.values())) <= 3
 
 
 @pytest.mark.gpu

@@ -5,25 +5,19 @@ microseconds, and a short sequence takes less on the GPU. Here a kernel is found
 all constants, whole numbers as they are, of a tensor its dtype and whether its address is aligned.
 """
 
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-LARGEST = 4096  # launches that are remembered, and of each as many kernels
+LARGEST = 4096  # ways to launch a kernel that are remembered, and kernels of each
 ALIGNED = 16  # bytes; Triton loads more at once from such addresses
 
-Found = TypeVar("Found")
-_remembered: dict[tuple[Any, ...], "Launch"] = {}
+_remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """kernel[grid](*args, **constants), where the first argument is a tensor."""
-    key = (kernel, tuple(constants), *constants.values())
-    found = _remembered.get(key)
-    if found is None:
-        found = _keep(_remembered, key, Launch(kernel, grid, **constants))
-    found.on(grid, args)
+    Launch(kernel, grid, **constants)(*args)
 
 
 class Launch:
@@ -32,35 +26,30 @@ class Launch:
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: float, **constants: Any) -> None:
         self._kernel, self._grid, self._numbers, self._constants = kernel, grid, numbers, constants
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        key = (kernel, numbers, tuple(constants), *constants.values())  # another grid makes no other kernel
+        found = _remembered.get(key)
+        self._compiled = _keep(_remembered, key, {}) if found is None else found
 
     def __call__(self, *args: Any) -> None:
-        self.on(self._grid, args)
-
-    def on(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """Another grid makes no other kernel."""
         if not args[0].is_cuda:  # the interpreter
-            self._search(grid, args)
+            self._search(args)
             return
         device = args[0].get_device()
         if device != torch.cuda.current_device():  # Triton launches on the current one, wherever the data is
             with torch.cuda.device(device):
-                self.on(grid, args)
+                self(*args)
             return
         key = (device, *map(_kind, args))
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            _keep(self._compiled, key, self._search(grid, args))
-        else:
-            compiled[(*grid, 1, 1)[:3]](*args, *self._rest)
+        found = self._compiled.get(key)
+        if found is None:
+            constants = [self._constants[name] for name in self._kernel.arg_names if name in self._constants]
+            _keep(self._compiled, key, (self._search(args), [*self._numbers, *constants]))
+            return
+        compiled, rest = found
+        compiled[(*self._grid, 1, 1)[:3]](*args, *rest)
 
-    def _search(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> Any:
-        return self._kernel[grid](*args, *self._numbers, **self._constants)
-
-    @cached_property
-    def _rest(self) -> list[Any]:
-        """What follows: numbers, and constants in the kernel's order."""
-        return [*self._numbers, *(self._constants[name] for name in self._kernel.arg_names if name in self._constants)]
+    def _search(self, args: tuple[Any, ...]) -> Any:
+        return self._kernel[self._grid](*args, *self._numbers, **self._constants)
 
 
 def _kind(x: Any) -> Any:
@@ -70,7 +59,7 @@ def _kind(x: Any) -> Any:
     return float if type(x) is float else (x.dtype, x.data_ptr() % ALIGNED == 0)
 
 
-def _keep(memory: dict[tuple[Any, ...], Found], key: tuple[Any, ...], found: Found) -> Found:
+def _keep(memory: dict[tuple[Any, ...], Any], key: tuple[Any, ...], found: Any) -> Any:
     if len(memory) >= LARGEST:
         memory.clear()
     memory[key] = found

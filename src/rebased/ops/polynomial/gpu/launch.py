@@ -110,7 +110,7 @@ class Call:
         return count_blocks(self.B, self.T, size, self.documents)
 
     def find(self, cu_seqlens: Tensor | None, size: int) -> Documents:
-        """With blocks of so many tokens."""
+        """Where kernels look documents up that are cut into blocks of so many tokens."""
         if cu_seqlens is None:
             return NO_DOCUMENTS
         cu_seqlens = cu_seqlens.to(torch.int32)
@@ -133,7 +133,8 @@ def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, c0: float, c1: floa
     elif q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         products = "tf32x3"
     sizes = (*q.shape, v.shape[-1], None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
-    make = _call if all(size is None or type(size) is int for size in sizes) else _call.__wrapped__  # no symbols
+    known = all(size is None or type(size) is int for size in sizes)  # torch.compile's symbols cannot be looked up
+    make = _call if known else _call.__wrapped__
     return make(make_plan, *sizes, c0 != 0 or c1 != 0, products, has_state)
 
 
