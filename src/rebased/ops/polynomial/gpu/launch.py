@@ -117,12 +117,13 @@ class Call:
         return cu_seqlens, *find_documents(cu_seqlens, size, self.blocks(size).total)
 
     def constants(self, tile: Tile, strides: Strides) -> dict[str, Any]:
-        """Of a kernel that meets queries and keys, or sums over either."""
+        """Of a kernel that meets queries and keys, or sums over either. EVEN: all tiles are full. WIDE: an offset in
+        one batch row, of inputs or of what the kernels write, may not fit into 32 bits."""
+        packed, token = self.documents is not None, max(self.H * max(self.K, self.V), *(abs(s[1]) for s in strides))
         return {
-            "K": self.K, "V": self.V, "VP": padded(self.V), **self.features, "PACKED": self.documents is not None,
-            "EVEN": self.documents is None and self.T % max(tile.rows, tile.step) == 0,
-            "WIDE": self.T * max(self.H * max(self.K, self.V), *(abs(s[1]) for s in strides)) >= 2**31,
-            "PRECISION": self.precision, **tile.options,
+            "K": self.K, "V": self.V, "VP": padded(self.V), **self.features, "PRECISION": self.precision,
+            "PACKED": packed, "EVEN": not packed and self.T % max(tile.rows, tile.step) == 0,
+            "WIDE": self.T * token >= 2**31, **tile.options,
         }  # fmt: skip
 
 
@@ -170,9 +171,6 @@ def _strides(*tensors: Tensor) -> Strides:
 
 def _numbers(strides: Strides) -> list[int]:
     return [number for stride in strides for number in stride[:3]]
-
-
-# --- states ----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
