@@ -10,7 +10,7 @@ import torch
 from rebased.ops import REBASED, poly_attention
 from rebased.ops.backend import has_gpu
 
-LENGTHS = (200, 2100)  # quadratic, chunked
+LENGTHS = (200, 2100, 8300)  # quadratic; chunked; chunked, with features summed as two numbers
 
 
 def main(device: str = "cuda") -> None:

@@ -29,7 +29,7 @@ def test_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
     one_pass.main("cpu")
-    assert capsys.readouterr().out == "T = 200: finite\nT = 2,100: finite\n"
+    assert capsys.readouterr().out == "T = 200: finite\nT = 2,100: finite\nT = 8,300: finite\n"
 
 
 class WrongGradient(torch.autograd.Function):

@@ -23,3 +23,14 @@ def test_is_the_equation(chunk: int | None) -> None:
         rounding.add(errors, norms, "it", rounding.rebased(inputs, case, chunk), law)
         found = (errors["it"] / norms["it"]).sqrt()
         assert ((found >= least) & (found < most)).all(), found
+
+
+def test_the_command_changes_each_rounding_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rounding, "TOKENS", 2048)
+    found = rounding.main(["64", "-K", "8"])
+    assert {name for _, name in found} >= {"as the kernels do", "near_slopes in bf16", "all in bf16", "softmax"}
+    for kept, plain in zip(found[64, "as the kernels do"], found[64, "all in bf16"], strict=True):
+        assert 1e-3 < kept < plain
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(found)

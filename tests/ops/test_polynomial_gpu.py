@@ -68,6 +68,7 @@ CASES = [  # every dtype, every length, width and coefficient once: each line is
     (torch.bfloat16, REBASED, (1, 1000, 2, 64, 21)),
     (torch.bfloat16, REBASED, (1, 2000, 2, 32, 64)),
     (torch.bfloat16, REBASED, (1, 2048, 2, 16, 128)),
+    (torch.bfloat16, BASED, (1, 9000, 2, 16, 42)),  # so long that features are summed as two numbers
     (torch.float16, BASED, (2, 1000, 3, 16, 64)),
     (torch.float16, REBASED, (1, 256, 2, 64, 42)),
     (torch.float32, REBASED, (1, 4096, 2, 16, 64)),

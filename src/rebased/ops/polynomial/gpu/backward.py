@@ -126,7 +126,8 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
                 BN: tl.constexpr, DIAGONAL: tl.constexpr, WHOLE: tl.constexpr, LOW: tl.constexpr,
                 EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """dq plus half of what the keys n .. n+BN send, the scale of each query left out."""
+    """dq plus half of what the keys n .. n+BN send, the scale of each query left out. WHOLE, as on the diagonal:
+    where dq comes through states too, and loses there, gradients at scores keep all digits."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)

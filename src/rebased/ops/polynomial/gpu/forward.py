@@ -48,7 +48,8 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
     first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
     first, values = first.to(dtype), values.to(dtype)
-    # A product too: of what values are weighed with, so that a single key gives back its value, and fewer instructions.
+    # The total is a product too: of what values are weighed with, so that a single key gives back its value, and fewer
+    # instructions. Whole on the diagonal, where the largest weights are of queries that have few keys.
     total = add_product(total, sim, first, DIAGONAL, PRECISION, dtype)
     acc = add_product(acc, sim, values, DIAGONAL, PRECISION, dtype)
     return acc, total

@@ -16,7 +16,7 @@ FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
 CHUNK = 256
-LONG = 8192  # tokens beyond which sums lose more than softmax attention does, unless features go in whole
+LONG = 8192  # tokens up to which features are rounded in sums, and gradients lose no more than softmax attention's
 BLOCK_KEYS, LOOPED_BLOCK_KEYS = 180, 260
 
 Products = Literal["bf16", "tf32", "tf32x3"]
@@ -128,10 +128,10 @@ def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group
 
 def _plan_of_wide(chunk: int | None, KP: int, VP: int, group: int) -> Plan:
     """In 16 bits, where shared memory and registers are short."""
-    sums, most = Tile(64, 64, 4, 3), KP + VP > 192
+    sums, widest = Tile(64, 64, 4, 3), KP + VP > 192
     if chunk is None:
         tile = Tile(64, 32, 4, 3)
-        if most:
+        if widest:
             return Plan(None, tile, tile, tile, sums, group)
         return Plan(None, tile, Tile(64, 64, 4, 3, 168), replace(tile, registers=168), sums, group)
     if KP == 16:
@@ -141,7 +141,7 @@ def _plan_of_wide(chunk: int | None, KP: int, VP: int, group: int) -> Plan:
     queries = replace(small, step=64) if KP + VP <= 128 else small
     if VP < 64:
         return Plan(chunk, TWO_WARPS, queries, TWO_WARPS, sums, group)
-    return Plan(chunk, tile, queries, tile if most else small, sums, group)
+    return Plan(chunk, tile, queries, tile if widest else small, sums, group)
 
 
 def _plan_in_32_bits(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:

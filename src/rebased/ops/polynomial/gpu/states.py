@@ -96,9 +96,9 @@ def chunk_sums_kernel(
     """kv [chunk,h,F,VP] and z [chunk,h,F] = sums over a chunk's tokens of phi(x)^T [y, 1]; if not ALL, less the last
     chunk in time, which no running total needs.
 
-    WEIGHTED: phi is multiplied by `scale` [B,H,T], and in place of 1 stands `weight` [B,H,T]. WHOLE: features go in as
-    two numbers of bf16. A program takes GROUP of the BLOCKS feature blocks (at most four), so that x and y are read
-    once for all of them. What the running totals read first is written last, and may still be in the cache then.
+    WEIGHTED: phi is multiplied by `scale` [B,H,T], and in place of 1 stands `weight` [B,H,T]. WHOLE: features x_i x_j
+    go in as two numbers of bf16. A program takes GROUP of the BLOCKS feature blocks (at most four), so that x and y are
+    read once for all of them. What the running totals read first is written last, and may still be in the cache then.
     """
     pid = tl.program_id(0)
     if not BACKWARD:
