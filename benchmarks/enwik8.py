@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
-from rebased.report.collect import collect, is_text, write_bundle
+from rebased.models.weights import WEIGHTS
 from rebased.report.language_models import compare_language_models
-from rebased.train.loop import Diverged
-from rebased.train.text import TextRunConfig, TextSink, train_text
-from rebased.train.weights import WEIGHTS
+from rebased.runs.collect import collect, is_text, write_bundle
+from rebased.runs.lm_config import TextRunConfig
+from rebased.train.lm import TextSink, train_text
+from rebased.train.synthetic.loop import Diverged
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "lm"
 MODELS = ("rebased", "attention", "based")

@@ -4,7 +4,7 @@
     PYTHONPATH=src python benchmarks/lm.py --lengths 4096 --models attention paper-text
     PYTHONPATH=src python benchmarks/lm.py --profile --lengths 4096 --models paper-text
 
-A step is what `rebased lm train` does in one (train/text/step.py), fed from the host: forward, backward, clipping and
+A step is what `rebased lm train` does in one (train/lm/step.py), fed from the host: forward, backward, clipping and
 AdamW, bf16 products and fp32 weights, 32,768 tokens (T where T is longer), compiled block by block unless --compile
 says otherwise. Learned positions are as many as T. Each case is compiled and warmed up, then timed. `attention` takes
 the kernel that torch chooses, `attention-cudnn` cuDNN's.
@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 from benchmarks.lm_report import draw, profile_table, ratios, speed_table
 from benchmarks.ops import machine
 
-from rebased.atomic import replacing
+from rebased.data import TextBatch
+from rebased.files import replacing
 from rebased.models import LanguageModel, LMConfig, preset
 from rebased.ops.backend import has_gpu
-from rebased.tasks.text import TextBatch
-from rebased.train.text import TextTrain
-from rebased.train.text.flops import flops_per_token, peak_flops
-from rebased.train.text.step import TextStep
-from rebased.train.text.world import World
+from rebased.runs.lm_config import TextTrain
+from rebased.train.lm.flops import flops_per_token, peak_flops
+from rebased.train.lm.step import TextStep
+from rebased.train.lm.world import World
 
 TOKENS = 32_768
 LENGTHS = (4096, 16_384, 65_536, 1024, 8192, 2048, 32_768)  # the ones with a target first

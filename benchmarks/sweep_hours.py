@@ -21,8 +21,8 @@ from typing import Any
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
+from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import Segment
-from rebased.train import RunConfig
 from rebased.train.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]

@@ -21,11 +21,11 @@ os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # before 
 import numpy as np
 import torch
 
-from rebased.tasks.text import PrepareConfig, prepare
-from rebased.tasks.text.parts import PART, read_parts
-from rebased.tasks.text.sources import open_text
-from rebased.tasks.text.tokenizer import JsonTokenizer, load_tokenizer
-from rebased.train.provenance import describe_code, describe_machine
+from rebased.data import PrepareConfig, prepare
+from rebased.data.encode_chunks import PART, read_parts
+from rebased.data.sources import open_text
+from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
+from rebased.runs.provenance import describe_code, describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARY_BYTES = 10 * 10**6  # the library is slow, and its speed does not change on the way

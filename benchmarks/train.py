@@ -47,14 +47,14 @@ from rebased.models import LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.ops import cross_entropy, linear_cross_entropy
 from rebased.ops.backend import has_gpu
+from rebased.runs.synthetic_config import Precision, RunConfig, TrainConfig
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
-from rebased.train import RunConfig, RunResult, Sink, TrainConfig
-from rebased.train.captured import WARM_UP, CapturedStep, own_stream
-from rebased.train.config import Precision
+from rebased.train import RunResult, Sink
+from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
 from rebased.train.executors.jobs import Job
 from rebased.train.executors.local import LocalExecutor
-from rebased.train.optimiser import build_optimiser
-from rebased.train.step import Step, matmul_precision
+from rebased.train.synthetic.optimiser import build_optimiser
+from rebased.train.synthetic.step import Step, matmul_precision
 
 SECTIONS = ("targets", "presets", "profile", "head", "data", "together", "processes", "pairs")
 TARGETS = {(256, 64): 6, (512, 128): 12, (2048, 64): 40, (2048, 512): 130}  # (T, D): milliseconds that ReBased may take

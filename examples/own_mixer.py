@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rebased import register_mixer
-from rebased.train import RunConfig, train
+from rebased.runs.synthetic_config import RunConfig
+from rebased.train import train
 
 
 @register_mixer("running_mean")

@@ -16,7 +16,7 @@ TORCH_ALONE = find_spec("pydantic") is None
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
 CONTRACT = "test_contract.py"
-SERVER_HAS = ("rebased.train.executors", "rebased.train.text", "rebased.tasks.text.preparation", "torch._dynamo")
+SERVER_HAS = ("rebased.train.executors", "rebased.train.lm", "rebased.data.preparation", "torch._dynamo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import enwik8, lm
 from benchmarks.lm_report import ratios
 
-from rebased.tasks.text import write_corpus
+from rebased.data import write_corpus
 
 
 def test_steps_and_where_their_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
 from rebased.models import LMConfig, preset
-from rebased.train import RunConfig
+from rebased.runs.synthetic_config import RunConfig
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 QUICK = CONFIGS / "mqar" / "quick.yaml"

@@ -61,7 +61,7 @@ def test_commands_exist(command: str) -> None:
 def test_the_training_commands_make_a_config() -> None:
     from rebased.cli.imports import import_user_code
     from rebased.config import load_config
-    from rebased.train import RunConfig
+    from rebased.runs.synthetic_config import RunConfig
 
     trains = [shlex.split(command)[2:] for command in SHELL if command.startswith("rebased train")]
     assert len(trains) == 2

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from rebased.analysis.perplexity import summarise
-from rebased.tasks import TextScores
-from rebased.tasks.perplexity import ALL, AR, NON_AR
+from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores
 
 
 def test_kinds_of_tokens() -> None:

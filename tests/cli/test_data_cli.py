@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rebased.cli import main
-from rebased.tasks.text import Corpus
+from rebased.data import Corpus
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 

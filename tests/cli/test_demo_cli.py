@@ -14,7 +14,7 @@ import yaml
 
 from rebased.cli import main
 from rebased.cli.demo import MODELS, demo_configs
-from rebased.train import read_record
+from rebased.runs.record import read_record
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {

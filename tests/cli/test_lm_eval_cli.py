@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from rebased.cli import main
+from rebased.data import Corpus, write_corpus
+from rebased.evaluate.ar import ar_mask
+from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel, LMConfig
-from rebased.tasks import ar_mask
-from rebased.tasks.text import Corpus, write_corpus
-from rebased.train import load_model, read_record, save_model
-from rebased.train.record import RECORD
-from rebased.train.text import TextRunConfig, train_text
-from rebased.train.text.evaluate import evaluate_text
+from rebased.models.weights import load_model, save_model
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.record import RECORD, read_record
+from rebased.train.lm import train_text
 
 LENGTH = 96
 WORDS = ["the", "port", "of", "a", "town", "by", "sea", "and", "hill", "has", "one", "old", "gate", "but", "no", "wall"]

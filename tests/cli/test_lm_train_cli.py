@@ -16,10 +16,11 @@ import yaml
 
 from rebased.cli import main
 from rebased.config import load_config
+from rebased.data import write_corpus
 from rebased.models.paper import count_parameters
-from rebased.tasks.text import write_corpus
-from rebased.train import load_model, read_record
-from rebased.train.text import TextRunConfig
+from rebased.models.weights import load_model
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.record import read_record
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
 TINY: dict[str, Any] = {
@@ -128,7 +129,7 @@ def test_a_damaged_text_is_told_before_anything_begins(
     assert rebased("--config", config, "--out", "run") == 2
     assert "valid-00000.bin is damaged: its sha256" in capsys.readouterr().err
     assert not Path("run").exists()
-    monkeypatch.setattr("rebased.tasks.text.corpus.SOON", 100)  # to read the Pile once takes longer than one may wait
+    monkeypatch.setattr("rebased.data.corpus.SOON", 100)  # to read the Pile once takes longer than one may wait
     assert rebased("--config", config, "--out", "run") == 0
 
 

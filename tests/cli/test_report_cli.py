@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from made_up import made_up, write_record
+from fake_records import fake_run, write_record
 from rebased.cli import main
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for seed in (42, 43):
                 for lr in (1e-3, 1e-2):
                     best = level + d_model / 1000 + seed / 1e4 - lr
-                    write_record(made_up(model, [0.1, best], seed=seed, lr=lr, d_model=d_model), Path("sweep"))
+                    write_record(fake_run(model, [0.1, best], seed=seed, lr=lr, d_model=d_model), Path("sweep"))
 
 
 def rebased(*words: str) -> int:

@@ -19,8 +19,8 @@ from rich.console import Console
 from rebased.cli import main
 from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.mixers import contract
-from rebased.train import read_record
-from rebased.train.folder import locked
+from rebased.runs.folder import locked
+from rebased.runs.record import read_record
 from rebased.train.sweep import Estimate, make_plan, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +272,7 @@ def test_two_sweeps_in_one_folder_are_one_too_many(capsys: pytest.CaptureFixture
 PYTHON = (
     MOODY
     + """
-from rebased.train import RunConfig
+from rebased.runs.synthetic_config import RunConfig
 segment = {"seq_len": 12, "kv_pairs": 2, "examples": 16}
 run = {
     "task": {"vocab_size": 24, "train": [segment], "test": [segment]},

@@ -20,8 +20,10 @@ import yaml
 from rebased.cli import main
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
-from rebased.train import RunConfig, load_model, read_record
-from rebased.train.folder import run_folder
+from rebased.models.weights import load_model
+from rebased.runs.folder import run_folder
+from rebased.runs.record import read_record
+from rebased.runs.synthetic_config import RunConfig
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {

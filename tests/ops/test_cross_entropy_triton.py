@@ -8,7 +8,7 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
-from rebased.train.step import matmul_precision
+from rebased.train.synthetic.step import matmul_precision
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])

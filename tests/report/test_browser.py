@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from made_up import made_up
-from rebased.report import Collection, Lab
+from fake_records import fake_run
+from rebased.report import Lab
+from rebased.runs.collect import Collection
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -68,7 +69,7 @@ def browse(page: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
 @pytest.fixture(scope="module")
 def page() -> str:
     runs = [
-        made_up(model, [0.1, level - 5 * lr + seed / 1000], seed=seed, lr=lr, d_model=d_model)
+        fake_run(model, [0.1, level - 5 * lr + seed / 1000], seed=seed, lr=lr, d_model=d_model)
         for model, level in (("rebased", 0.9), ("based", 0.6))
         for d_model in (24, 48)
         for seed in (42, 43)

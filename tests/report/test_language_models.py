@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from made_up import CODE, MACHINE
+from fake_records import CODE, MACHINE
 from rebased.cli import main
 from rebased.config import load_config
-from rebased.report import Run, write_bundle
 from rebased.report.language_models import TABLE_2, compare_language_models
-from rebased.train.text import TextRunConfig
+from rebased.runs.collect import write_bundle
+from rebased.runs.finished import Run
+from rebased.runs.lm_config import TextRunConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
 T_3_SEEDS = 4.302653  # the 97.5 % quantile of Student's t with two degrees of freedom
 
 
-def made_up(
+def fake_run(
     model: str,
     perplexities: Sequence[float] = (20.0, 4.0, 60.0),
     *,
@@ -54,7 +55,7 @@ ALL = {"attention": (20.0, 20.4, 20.2), "based": (21.0, 21.6, 21.2), "rebased": 
 
 def nine() -> list[Run]:
     return [
-        made_up(model, (value, value / 5, value * 3), seed=42 + i)
+        fake_run(model, (value, value / 5, value * 3), seed=42 + i)
         for model, values in ALL.items()
         for i, value in enumerate(values)
     ]
@@ -85,18 +86,18 @@ def test_means_with_intervals_and_paired_differences() -> None:
 
 
 def test_one_seed_has_no_interval_and_seeds_of_one_model_alone_are_not_paired() -> None:
-    runs = [made_up("rebased"), made_up("based", (23.0, 5.0, 70.0)), made_up("based", (90.0, 9.0, 90.0), seed=43)]
+    runs = [fake_run("rebased"), fake_run("based", (23.0, 5.0, 70.0)), fake_run("based", (90.0, 9.0, 90.0), seed=43)]
     table = compare_language_models(runs).to_markdown()
     assert cells(table, "ReBased")[2:5] == ["20.000", "4.000", "60.000"]
     assert cells(table, "ReBased - Based")[:4] == ["1", "-3.000", "-1.000", "-10.000"]
-    alone = compare_language_models([made_up("rebased"), made_up("based", seed=7)]).differences()
+    alone = compare_language_models([fake_run("rebased"), fake_run("based", seed=7)]).differences()
     assert list(alone.rows) == []
 
 
 def test_what_is_not_done_or_there_twice_is_left_out_and_named() -> None:
-    again = Run("again", made_up("rebased", (99.0, 9.0, 99.0)).lines)
-    torn = made_up("based", (float("inf"), 4.0, 60.0), seed=44)
-    found = compare_language_models([made_up("rebased"), made_up("based", status="diverged"), again, torn])
+    again = Run("again", fake_run("rebased", (99.0, 9.0, 99.0)).lines)
+    torn = fake_run("based", (float("inf"), 4.0, 60.0), seed=44)
+    found = compare_language_models([fake_run("rebased"), fake_run("based", status="diverged"), again, torn])
     assert list(found.models) == ["ReBased"]
     assert "Left out, not done or there twice: based-42, based-44, again." in found.to_markdown()
     with pytest.raises(ValueError, match="none of 1 run"):
@@ -104,12 +105,12 @@ def test_what_is_not_done_or_there_twice_is_left_out_and_named() -> None:
 
 
 def test_settings_that_set_models_apart_are_told() -> None:
-    other = made_up("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
-    table = compare_language_models([made_up("rebased"), other]).to_markdown()
+    other = fake_run("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
+    table = compare_language_models([fake_run("rebased"), other]).to_markdown()
     assert cells(table, "ReBased (n_heads 6)")[-1] == "-"
     assert "| ReBased (n_heads 12) |" in table
-    slow = made_up("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
-    table = compare_language_models([made_up("rebased"), slow]).to_markdown()
+    slow = fake_run("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
+    table = compare_language_models([fake_run("rebased"), slow]).to_markdown()
     assert "Not all were trained alike: lr 0.0003 and 0.001." in table
 
 
@@ -123,7 +124,7 @@ def test_settings_that_set_models_apart_are_told() -> None:
 )
 def test_what_cannot_be_compared_is_refused(other: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        compare_language_models([made_up("rebased"), made_up("based", **other)])
+        compare_language_models([fake_run("rebased"), fake_run("based", **other)])
 
 
 def rebased(*words: str) -> int:

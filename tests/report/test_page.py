@@ -10,15 +10,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from made_up import made_up
+from fake_records import fake_run
 from page_reader import Reader, assert_self_contained
 from rebased.report import Page, Section, demo_page, learning_curves, state_growth, write_page
 from rebased.report.demo import findings
 
 RUNS = [
-    *(made_up("rebased", [0.2, 0.6 + seed / 10000], seed=seed) for seed in (42, 43)),
-    *(made_up("based", [0.1, 0.3 + seed / 10000], seed=seed) for seed in (42, 43)),
-    *(made_up("conv_attention", [0.5, 0.995], seed=seed) for seed in (42, 43)),
+    *(fake_run("rebased", [0.2, 0.6 + seed / 10000], seed=seed) for seed in (42, 43)),
+    *(fake_run("based", [0.1, 0.3 + seed / 10000], seed=seed) for seed in (42, 43)),
+    *(fake_run("conv_attention", [0.5, 0.995], seed=seed) for seed in (42, 43)),
 ]
 
 
@@ -36,7 +36,7 @@ def test_the_demo_page_is_whole() -> None:
 
 def test_pairs_have_a_section_where_they_vary() -> None:
     assert "By number of pairs" not in demo_page(RUNS, "").to_html()
-    assert "By number of pairs" in demo_page([made_up(pairs=[4, 8]), made_up("based")], "").to_html()
+    assert "By number of pairs" in demo_page([fake_run(pairs=[4, 8]), fake_run("based")], "").to_html()
 
 
 def test_findings_keep_to_the_runs() -> None:
@@ -44,9 +44,9 @@ def test_findings_keep_to_the_runs() -> None:
     assert "ReBased recalled 60.4% of what it was asked." in text
     assert "ConvAttention recalled 99.5% of what it was asked, and was done after 2 epochs." in text
     assert "In these runs ReBased is ahead of Based" in text
-    overlap = [made_up("rebased", [0.3]), made_up("rebased", [0.6], seed=43), made_up("based", [0.5])]
+    overlap = [fake_run("rebased", [0.3]), fake_run("rebased", [0.6], seed=43), fake_run("based", [0.5])]
     assert "these runs do not decide" in " ".join(findings(overlap))
-    near = [made_up("rebased", [0.992]), made_up("based", [0.991])]
+    near = [fake_run("rebased", [0.992]), fake_run("based", [0.991])]
     assert "these runs do not decide" in " ".join(findings(near))
 
 
@@ -71,7 +71,7 @@ def test_figures(draw: Any) -> None:
 
 def test_curves_are_the_records() -> None:
     """The line of a run rises where its accuracies do: in SVG the ratio of heights is that of accuracies."""
-    svg = learning_curves([made_up(accuracies=[0.0, 0.5, 1.0])])
+    svg = learning_curves([fake_run(accuracies=[0.0, 0.5, 1.0])])
     path = re.search(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--series-0\)', svg)
     assert path is not None
     heights = [float(point.split()[1]) for point in re.findall(r"[ML] ([\d.]+ [\d.]+)", path[1])]

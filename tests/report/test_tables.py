@@ -4,16 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from made_up import made_up
-from rebased.report import accuracy_by_pairs, by_model, read_run, summary
+from fake_records import fake_run
+from rebased.report import accuracy_by_pairs, summary
+from rebased.runs.finished import by_model, read_run
 from rebased.train import train
 
 RUNS = [
-    made_up("rebased", [0.2, 0.75, 0.7]),
-    made_up("rebased", [0.2, 0.25], seed=43),
-    made_up("based", [0.1]),
-    made_up("conv_attention", [0.5, 0.995]),
-    made_up("hyena", [0.3]),
+    fake_run("rebased", [0.2, 0.75, 0.7]),
+    fake_run("rebased", [0.2, 0.25], seed=43),
+    fake_run("based", [0.1]),
+    fake_run("conv_attention", [0.5, 0.995]),
+    fake_run("hyena", [0.3]),
 ]
 
 
@@ -45,7 +46,7 @@ def test_models_are_grouped_in_order() -> None:
 
 def test_by_pairs_is_the_reported_epochs() -> None:
     assert accuracy_by_pairs(RUNS) is None
-    table = accuracy_by_pairs([made_up(accuracies=[0.2, 0.8, 0.4], pairs=[4, 8])])
+    table = accuracy_by_pairs([fake_run(accuracies=[0.2, 0.8, 0.4], pairs=[4, 8])])
     assert table is not None
     assert table.head == ("model", "4 pairs", "8 pairs")
     assert table.rows == [("ReBased", "0.800", "0.400")]
@@ -57,7 +58,7 @@ def test_cells_are_escaped() -> None:
 
 
 def test_a_real_run_is_read(tmp_path: Path) -> None:
-    config = made_up().config
+    config = fake_run().config
     config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2, "device": "cpu"})})
     result = train(config, tmp_path / "run")
     run = read_run(tmp_path / "run")

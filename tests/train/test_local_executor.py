@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tiny_run import tiny
 
-from rebased.train import RunResult, RunStart, Sink, StepReport, read_record
+from rebased.runs.record import read_record
+from rebased.train import RunResult, RunStart, Sink, StepReport
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 from rebased.train.executors.local import visible_gpu
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tiny_run import tiny
 
-from rebased.train import RunResult, Sink, read_record
+from rebased.runs.record import read_record
+from rebased.train import RunResult, Sink
 from rebased.train.executors import Job, Outcome, RayExecutor
 
 EPOCHS = (40, 3)  # the first run is long enough to be killed in the middle

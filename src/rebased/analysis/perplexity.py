@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.analysis.intervals import Interval, bootstrap_means
-from rebased.tasks.perplexity import TextScores, perplexity
+from rebased.analysis.text_scores import TextScores, perplexity
 
 
 class Measured(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rebased.cli.going_on import being_saved
+from rebased.cli.interruption import being_saved
 from rebased.train import RunStart, Sink, StepReport
 
 

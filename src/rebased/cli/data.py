@@ -16,10 +16,10 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from rebased.cli import INTERRUPTED
-from rebased.tasks.text import Corpus, PrepareConfig, Progress
-from rebased.tasks.text import prepare as run_prepare
-from rebased.tasks.text.dealing import DEFAULT_SPLIT, parse_size
-from rebased.tasks.text.manifest import Manifest
+from rebased.data import Corpus, PrepareConfig, Progress
+from rebased.data import prepare as run_prepare
+from rebased.data.manifest import Manifest
+from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.train.executors.local import usable_cores
 
 

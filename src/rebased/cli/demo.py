@@ -8,13 +8,14 @@ from rich.console import Console
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
-from rebased.cli.going_on import AT_ONCE
+from rebased.cli.interruption import AT_ONCE
 from rebased.cli.rich_table import rich_table
 from rebased.config import load_config
-from rebased.report import check_replaceable, demo_page, read_run, summary, write_page
-from rebased.train import RunConfig, read_record
+from rebased.report import check_replaceable, demo_page, summary, write_page
+from rebased.runs.finished import read_run
+from rebased.runs.record import RECORD, read_record
+from rebased.runs.synthetic_config import RunConfig
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
-from rebased.train.record import RECORD
 
 MODELS = ("rebased", "based", "conv_attention")
 OUT, SEEDS = Path("runs") / "demo", 2

@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rebased.cli.rich_table import rich_table
-from rebased.report.collect import collect, is_text
 from rebased.report.language_models import compare_language_models
+from rebased.runs.collect import collect, is_text
 
 
 def lm_compare(runs: tuple[Path, ...], /) -> int:

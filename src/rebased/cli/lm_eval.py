@@ -13,14 +13,14 @@ from rich.table import Table
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.results import check_new, steps, write_json
-from rebased.tasks.ar import ARRule
-from rebased.tasks.ngrams import count_stream
-from rebased.tasks.text import Corpus
-from rebased.train.loop import choose_device
-from rebased.train.provenance import describe_code, describe_machine
-from rebased.train.text.corpus import describe_corpus
-from rebased.train.text.evaluate import evaluate_text
-from rebased.train.text.trained import Trained, open_trained
+from rebased.data import Corpus
+from rebased.evaluate.ar import ARRule
+from rebased.evaluate.ngrams import count_stream
+from rebased.evaluate.text import evaluate_text
+from rebased.runs.load import Trained, open_trained
+from rebased.runs.provenance import describe_code, describe_machine
+from rebased.train.lm.corpus import describe_corpus
+from rebased.train.synthetic.loop import choose_device
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 

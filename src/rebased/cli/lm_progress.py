@@ -6,8 +6,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rebased.cli.going_on import being_saved
-from rebased.train.text import TextSink, TextStart
+from rebased.cli.interruption import being_saved
+from rebased.train.lm import TextSink, TextStart
 
 
 class TextProgress(TextSink):

@@ -7,14 +7,15 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED, USER_ERROR
-from rebased.cli.going_on import ended_at_once, go_on_with
 from rebased.cli.imports import import_user_code
+from rebased.cli.interruption import ended_at_once, go_on_with
 from rebased.cli.lm_progress import text_progress
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
-from rebased.train.record import read_record
-from rebased.train.text import TextResult, TextRunConfig, TextSink, TextTrain, ToldElsewhere, train_text
-from rebased.train.text.dashboards import TensorBoard, WeightsAndBiases
+from rebased.runs.lm_config import TextRunConfig, TextTrain
+from rebased.runs.record import read_record
+from rebased.train.lm import TextResult, TextSink, ToldElsewhere, train_text
+from rebased.train.lm.dashboards import TensorBoard, WeightsAndBiases
 
 OPTIONS = (
     "--config",

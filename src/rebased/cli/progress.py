@@ -7,7 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rebased.cli.going_on import being_saved
+from rebased.cli.interruption import being_saved
 from rebased.train import RunStart, Sink, StepReport
 
 

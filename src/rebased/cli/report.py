@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from rebased.atomic import replacing
 from rebased.cli.imports import import_user_code
-from rebased.report import Lab, Table, check_bundle_name, check_replaceable, collect, write_bundle, write_page
+from rebased.files import replacing
+from rebased.report import Lab, Table, check_replaceable, write_page
+from rebased.runs.collect import check_bundle_name, collect, write_bundle
 
 PAGE = Path("report.html")
 FORMATS = {".md": Table.to_markdown, ".tex": Table.to_latex, ".csv": Table.to_csv}

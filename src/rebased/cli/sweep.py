@@ -10,28 +10,17 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.going_on import AT_ONCE
 from rebased.cli.imports import import_all, import_user_code
+from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.quiet import each_warning_once
 from rebased.cli.sweep_board import Tally, plan_table, sweep_board, words_for
-from rebased.train import TrainConfig
+from rebased.cli.warn_once import each_warning_once
+from rebased.runs.record import lines_so_far
+from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
+from rebased.runs.synthetic_config import TrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
-from rebased.train.memory import OUT_OF_MEMORY
-from rebased.train.record import lines_so_far
-from rebased.train.sweep import (
-    LOG,
-    Plan,
-    Point,
-    SweepLog,
-    check_folder,
-    estimate,
-    from_python,
-    make_plan,
-    read_sweep,
-    sweep_folder,
-    train_runs,
-)
+from rebased.train.oom import OUT_OF_MEMORY
+from rebased.train.sweep import Plan, Point, estimate, from_python, make_plan, read_sweep, train_runs
 
 OPTIONS = (
     "--out",

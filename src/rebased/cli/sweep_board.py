@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.going_on import being_saved
+from rebased.cli.interruption import being_saved
+from rebased.runs.record import read_record
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
-from rebased.train.record import read_record
 from rebased.train.sweep import Estimate, Plan, PlannedRun, breakdown
 
 SHOWN = 8  # runs under way that a terminal shows

@@ -7,14 +7,16 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.going_on import ended_at_once, go_on_with
 from rebased.cli.imports import import_user_code
+from rebased.cli.interruption import ended_at_once, go_on_with
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
-from rebased.train import RunConfig, RunResult, TrainConfig, read_record
+from rebased.runs.record import read_record
+from rebased.runs.synthetic_config import RunConfig, TrainConfig
+from rebased.train import RunResult
 from rebased.train import train as run_training
-from rebased.train.memory import OUT_OF_MEMORY
+from rebased.train.oom import OUT_OF_MEMORY
 
 OPTIONS = (
     "--config",

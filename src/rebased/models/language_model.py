@@ -67,7 +67,7 @@ class LanguageModel(nn.Module):
 
         `cu_seqlens` [n+1] is where documents begin in the B*T tokens (every row begins one), and B*T. Given it, each
         document is computed as if it were alone: none sees another, and positions count from its own first token.
-        With `part` the tokens are a part of longer sequences, shared among processes (train/text/context_parallel.py).
+        With `part` the tokens are a part of longer sequences, shared among processes (train/lm/context_parallel.py).
         """
         if part is not None:
             self._check_divisible(cu_seqlens)

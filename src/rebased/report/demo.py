@@ -6,8 +6,8 @@ from statistics import mean
 
 from rebased.report.figures import learning_curves, state_growth
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
-from rebased.report.runs import Run, by_model
 from rebased.report.tables import accuracy_by_pairs, summary
+from rebased.runs.finished import Run, by_model
 
 CLOSE = 0.01  # accuracies nearer than this are called equal
 SUMMARY_NOTE = (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import nan
 
 from rebased.report.drawing import INK, Axes, FuncFormatter, MaxNLocator, draw_panels, looks
-from rebased.report.runs import Run, by_model
+from rebased.runs.finished import Run, by_model
 
 
 def learning_curves(runs: Sequence[Run]) -> str:

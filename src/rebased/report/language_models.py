@@ -8,10 +8,10 @@ from statistics import fmean, median
 from typing import Any
 
 from rebased.analysis.intervals import t_interval
-from rebased.report.runs import Run
 from rebased.report.tables import Table
-from rebased.train.names import ModelName, flatten, kind_of, tell_apart
-from rebased.train.text import TextRunConfig
+from rebased.runs.finished import Run
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.run_names import ModelName, flatten, kind_of, tell_apart
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # as records and as tables call them
 TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "ReBased": (16.45, 3.67, 56.31)}

@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from rebased.atomic import replacing
-from rebased.report.runs import Run
+from rebased.files import replacing
+from rebased.runs.finished import Run
 
 GENERATOR = "rebased report"
 

@@ -7,7 +7,7 @@ from html import escape
 from statistics import mean
 from typing import NamedTuple
 
-from rebased.report.runs import Run, by_model
+from rebased.runs.finished import Run, by_model
 
 LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "β": r"$\beta$",

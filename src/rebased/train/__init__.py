@@ -1,27 +1,6 @@
-"""Training: a run is data, one loop trains it, and it can be ended and resumed at any moment."""
+"""Training: one lifecycle for all runs, whatever is trained; sweeps of many runs and where they are executed."""
 
-from rebased.train.config import RunConfig, TrainConfig
-from rebased.train.evaluate import evaluate
-from rebased.train.loop import Diverged, RunResult, train
-from rebased.train.protocol import Protocol, Reported, reported
-from rebased.train.record import read_record
 from rebased.train.sinks import RunStart, Sink, StepReport
-from rebased.train.weights import load_model, save_model
+from rebased.train.synthetic.loop import Diverged, RunResult, train
 
-__all__ = [
-    "Diverged",
-    "Protocol",
-    "Reported",
-    "RunConfig",
-    "RunResult",
-    "RunStart",
-    "Sink",
-    "StepReport",
-    "TrainConfig",
-    "evaluate",
-    "load_model",
-    "read_record",
-    "reported",
-    "save_model",
-    "train",
-]
+__all__ = ["Diverged", "RunResult", "RunStart", "Sink", "StepReport", "train"]

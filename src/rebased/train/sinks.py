@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from rebased.train.config import RunConfig
+from rebased.runs.synthetic_config import RunConfig
 
 
 class RunStart(NamedTuple):

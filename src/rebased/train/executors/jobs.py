@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rebased.train.config import RunConfig
-from rebased.train.loop import RunResult
+from rebased.runs.synthetic_config import RunConfig
 from rebased.train.sinks import Sink
+from rebased.train.synthetic.loop import RunResult
 
 
 class Job(NamedTuple):

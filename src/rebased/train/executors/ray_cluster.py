@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rebased.runs.record import lines_so_far
 from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, nothing, untold
 from rebased.train.executors.worker import one_line, settle, work
 from rebased.train.interrupt import stop_request
-from rebased.train.record import lines_so_far
 from rebased.train.sinks import Sink
 
 INSTALL = "pip install 'rebased[sweep]'"

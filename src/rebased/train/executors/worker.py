@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from rebased.train.config import RunConfig
+from rebased.runs.folder import FolderInUse
+from rebased.runs.synthetic_config import RunConfig
 from rebased.train.executors.jobs import Failed, Outcome, Prepare
-from rebased.train.folder import FolderInUse
-from rebased.train.loop import train
 from rebased.train.sinks import Sink
+from rebased.train.synthetic.loop import train
 
 PATIENCE = 30.0  # seconds for the process that had the run before to notice that it is no longer wanted
 

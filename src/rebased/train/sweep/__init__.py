@@ -2,25 +2,20 @@
 
 from rebased.train.sweep.cost import Estimate, estimate
 from rebased.train.sweep.grid import Point, from_python, read_sweep
-from rebased.train.sweep.log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, stand
 from rebased.train.sweep.run import Watcher, train_runs
 
 __all__ = [
-    "LOG",
     "Estimate",
     "Plan",
     "PlannedRun",
     "Point",
-    "SweepLog",
     "Watcher",
     "breakdown",
-    "check_folder",
     "estimate",
     "from_python",
     "make_plan",
     "read_sweep",
     "stand",
-    "sweep_folder",
     "train_runs",
 ]

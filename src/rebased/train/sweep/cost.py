@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
+from rebased.runs.record import lines_so_far, read_record
+from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import Segment
-from rebased.train.config import RunConfig
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
 from rebased.train.executors.worker import one_line
-from rebased.train.loop import train
-from rebased.train.record import lines_so_far, read_record
 from rebased.train.sweep.plan import PlannedRun
+from rebased.train.synthetic.loop import train
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
 Pattern = tuple[str, ...]

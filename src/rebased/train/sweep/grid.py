@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
 from rebased.models import LMConfig, shape_of
-from rebased.train.config import RunConfig
+from rebased.runs.synthetic_config import RunConfig
 
 
 class Point(NamedTuple):

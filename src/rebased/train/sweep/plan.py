@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rebased.train.checkpoint import POINTER
-from rebased.train.config import RunConfig
-from rebased.train.names import model_names, task_names
-from rebased.train.record import RECORD, read_record
+from rebased.runs.record import RECORD, read_record
+from rebased.runs.run_names import model_names, task_names
+from rebased.runs.synthetic_config import RunConfig
 from rebased.train.sweep.grid import Point
+from rebased.train.synthetic.checkpoint import POINTER
 
 Status = Literal["new", "begun", "done", "diverged", "failed"]
 

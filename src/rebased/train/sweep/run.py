@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from rebased.runs.sweep_log import SweepLog
 from rebased.train.executors import Executor, Failed, Job, Outcome
 from rebased.train.sinks import Sink
-from rebased.train.sweep.log import SweepLog
 from rebased.train.sweep.plan import PlannedRun, stand
 
 

@@ -1,0 +1,17 @@
+"""Text for language models: prepared once into memory-mapped tokens, then read in windows in a fixed order."""
+
+from rebased.data.corpus import Corpus
+from rebased.data.in_memory import write_corpus
+from rebased.data.preparation import PrepareConfig, Progress, prepare
+from rebased.data.windows import TextBatch, Windows, window_rows
+
+__all__ = [
+    "Corpus",
+    "PrepareConfig",
+    "Progress",
+    "TextBatch",
+    "Windows",
+    "prepare",
+    "window_rows",
+    "write_corpus",
+]

@@ -1,0 +1,138 @@
+"""manifest.json: what a prepared folder holds. It is written last, so a folder that has one is whole."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from rebased.config import Config, explain
+from rebased.files import replacing
+
+MANIFEST = "manifest.json"
+FORMAT = "rebased-text-1"
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+ENDS_DTYPE = np.dtype("<i8")
+
+
+class ShardFile(Config):
+    file: str
+    sha256: str
+
+
+class Shard(Config):
+    """A stretch of a split: its tokens, and where in it documents end (after which token, counted from its start)."""
+
+    tokens: int = Field(gt=0)
+    documents: int = Field(ge=0)  # that end in this shard
+    text_bytes: int | None
+    token_file: ShardFile
+    ends_file: ShardFile
+
+
+class Split(Config):
+    shards: tuple[Shard, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Bytes of UTF-8 that the tokens stand for, without what ends a document; None where that is not known."""
+        sizes = [shard.text_bytes for shard in self.shards]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+class TokenizerFile(Config):
+    name: str  # as the user gave it: `bytes`, the name of a file, a name on the Hub
+    file: ShardFile | None  # tokenizer.json; None for bytes
+    vocab_size: int = Field(gt=0)
+    end_of_text: int | None  # the token after each document
+
+
+class Manifest(Config):
+    format: str
+    dtype: str
+    tokenizer: TokenizerFile
+    splits: dict[str, Split]
+    sources: tuple[str, ...] = ()
+    invalid_utf8: int = 0  # sequences that were not UTF-8 and were replaced
+    skipped_files: int = 0  # binary or empty ones found in folders
+
+
+def dtype_for(vocab_size: int) -> str:
+    if not 0 < vocab_size <= 2**32:
+        raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be stored: 1 to {2**32} fit into uint32")
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    with replacing(folder / MANIFEST) as file:
+        file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Checked against the files beside it: each is there and as long as it must be."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; make one with: rebased data prepare SOURCE -o {folder}")
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {MANIFEST}: it is not a prepared folder, or its preparation is not done; "
+            "rebased data prepare makes one, and with --resume it goes on"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict) and content.get("format") != FORMAT:
+            raise ValueError(f"{path}: format {content.get('format')!r} is not {FORMAT!r}; prepare the text again")
+        manifest = Manifest.model_validate(content)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}; prepare the text again") from error
+    except ValidationError as error:
+        raise ValueError(f"{path}: {explain(error)}") from error
+    if manifest.dtype not in DTYPES:
+        raise ValueError(f"{path}: dtype {manifest.dtype!r} is not one of {', '.join(DTYPES)}")
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        _check_size(folder / shard.token_file.file, shard.tokens * DTYPES[manifest.dtype].itemsize)
+        _check_size(folder / shard.ends_file.file, shard.documents * ENDS_DTYPE.itemsize)
+    return manifest
+
+
+def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
+    """Read every file of these splits once and compare its checksum; the first that differs is an error."""
+    files = [manifest.tokenizer.file] if manifest.tokenizer.file else []
+    files += [
+        file
+        for split in splits
+        for shard in manifest.splits[split].shards
+        for file in (shard.token_file, shard.ends_file)
+    ]
+    for file in files:
+        verify_file(folder, file)
+
+
+def verify_file(folder: Path, file: ShardFile) -> None:
+    with open(folder / file.file, "rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != file.sha256:
+        raise ValueError(
+            f"{folder / file.file} is damaged: its sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "
+            "copy it again from where it was made, or prepare the text again"
+        )
+
+
+def _check_size(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, though {MANIFEST} names it; copy it again, or prepare the text again")
+    if path.stat().st_size != size:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes and should have {size:,}; "
+            "copy it again, or prepare the text again"
+        )

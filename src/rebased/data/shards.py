@@ -1,0 +1,116 @@
+"""Writing shards: tokens and document ends of each split, checked, hashed, and whole or not there."""
+
+import errno
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from rebased.data.manifest import (
+    DTYPES,
+    ENDS_DTYPE,
+    Shard,
+    ShardFile,
+    TokenizerFile,
+)
+from rebased.data.tokenizer import Tokenizer, digest
+from rebased.files import replacing
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Encoded(NamedTuple):
+    """A stretch of one split's tokens."""
+
+    tokens: np.ndarray  # [n] any unsigned dtype
+    ends: np.ndarray  # [documents] int64: after how many tokens of this stretch a document ends
+    text_bytes: int | None
+
+
+class ShardGroup:
+    """One shard of each split, written side by side: `train-00003.bin`, `valid-00003.bin`, ... A split to which nothing
+    was appended gets no file. Use it inside `writing_shards`, which makes all files appear together in the end."""
+
+    def __init__(self, folder: Path, index: int, dtype: str, vocab_size: int, stack: ExitStack) -> None:
+        self._folder, self._index, self._dtype, self._vocab_size = folder, index, DTYPES[dtype], vocab_size
+        self._stack = stack
+        self._open: dict[str, _OpenShard] = {}
+
+    def append(self, split: str, stretch: Encoded) -> None:
+        if not len(stretch.tokens):
+            return
+        largest = int(stretch.tokens.max())
+        if largest >= self._vocab_size:
+            raise ValueError(
+                f"token {largest} is not in a vocabulary of {self._vocab_size}; "
+                "is this the tokenizer (--tokenizer) that the tokens were made with?"
+            )
+        if split not in self._open:
+            name = f"{split}-{self._index:05}"
+            file = self._stack.enter_context(replacing(self._folder / f"{name}.bin"))
+            ends_file = self._stack.enter_context(replacing(self._folder / f"{name}.ends"))
+            self._open[split] = _OpenShard(name, file, ends_file)
+        self._open[split].append(stretch, self._dtype)
+
+    def finish(self) -> dict[str, Shard]:
+        return {split: shard.finish() for split, shard in self._open.items()}
+
+
+@contextmanager
+def writing_shards(folder: Path, index: int, dtype: str, vocab_size: int) -> Iterator[ShardGroup]:
+    """Files take their names when the block ends well, and vanish when it does not."""
+    try:
+        with ExitStack() as stack:
+            yield ShardGroup(folder, index, dtype, vocab_size, stack)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise ValueError(
+                f"{folder}: {error.strerror}; the shards finished so far are kept: "
+                "make room, then run the same command with --resume"
+            ) from error
+        raise
+
+
+class _OpenShard:
+    def __init__(self, name: str, file: BinaryIO, ends_file: BinaryIO) -> None:
+        self._name, self._file, self._ends_file = name, file, ends_file
+        self._hash = hashlib.sha256()
+        self._tokens = 0
+        self._ends: list[np.ndarray] = []
+        self._text_bytes: int | None = 0
+
+    def append(self, stretch: Encoded, dtype: np.dtype) -> None:
+        content = stretch.tokens.astype(dtype, copy=False).tobytes()
+        self._file.write(content)
+        self._hash.update(content)
+        self._ends.append(stretch.ends + self._tokens)
+        self._tokens += len(stretch.tokens)
+        if stretch.text_bytes is None or self._text_bytes is None:
+            self._text_bytes = None
+        else:
+            self._text_bytes += stretch.text_bytes
+
+    def finish(self) -> Shard:
+        ends = np.concatenate(self._ends).astype(ENDS_DTYPE)
+        self._ends_file.write(ends.tobytes())
+        return Shard(
+            tokens=self._tokens,
+            documents=len(ends),
+            text_bytes=self._text_bytes,
+            token_file=ShardFile(file=f"{self._name}.bin", sha256=self._hash.hexdigest()),
+            ends_file=ShardFile(file=f"{self._name}.ends", sha256=digest(ends.tobytes())),
+        )
+
+
+def store_tokenizer(folder: Path, tokenizer: Tokenizer) -> TokenizerFile:
+    content, file = tokenizer.to_json(), None
+    if content is not None:
+        with replacing(folder / TOKENIZER_FILE) as written:
+            written.write(content)
+        file = ShardFile(file=TOKENIZER_FILE, sha256=digest(content))
+    return TokenizerFile(
+        name=tokenizer.name, file=file, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
+    )

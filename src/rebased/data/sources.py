@@ -1,0 +1,266 @@
+"""Where text comes from: files of several kinds, folders, Hugging Face datasets, and Python's own library."""
+
+import gzip
+import io
+import json
+import lzma
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from rebased.data.encode_chunks import PART, read_parts
+from rebased.data.pile import TokenisedFile
+from rebased.data.zstd import ZstandardReader
+
+Kind = Literal["text", "jsonl", "tokens"]
+COMPRESSED = (".xz", ".gz", ".zst")
+JSON_LINES = (".jsonl", ".ndjson")
+LIBRARY = "the standard library"
+HUB = "hf:"
+SNIFF = 2**13
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as it is read: `parts` in order, once. Its size may cost a reading of its own, so it is asked for."""
+
+    kind: Kind
+    source: str  # where it is from, for messages
+    parts: Iterable[bytes]
+    size: Callable[[], int]
+    dtype: str = ""  # of tokens
+    divisible: bool = True
+
+
+class SourceFile(NamedTuple):
+    path: Path
+    kind: Kind
+    named: bool  # by the user, not found in a folder: then it must be text
+    size: int  # on disk
+    changed: int
+
+
+class Source:
+    """One SOURCE of the command line. Iterating over it gives its documents, in an order that does not change."""
+
+    def __init__(self, name: str, *, field: str, document_start: str | None) -> None:
+        self.name, self.field = name, field
+        self.done = 0  # bytes on disk that have been read
+        self.skipped: list[str] = []  # files found in folders that are empty or binary
+        self._start = _compile(document_start)
+        self.files = [] if name.startswith(HUB) else list(_find(name))
+        self.size = sum(file.size for file in self.files)
+
+    def fingerprint(self) -> list[Any]:
+        """Changes whenever a file does."""
+        return [self.name, [[str(file.path), file.size, file.changed] for file in self.files]]
+
+    def documents(self) -> Iterator[Document]:
+        self.done, self.skipped = 0, []
+        if self.name.startswith(HUB):
+            yield from dataset_documents(open_dataset(self.name), self.name, self.field)
+        for file in self.files:
+            before = self.done
+            yield from self._documents_of(file)
+            self.done = before + file.size
+
+    def _documents_of(self, file: SourceFile) -> Iterator[Document]:
+        if file.kind == "tokens":
+            yield from _tokenised(file.path)
+            return
+        if problem := sniff(file.path):
+            if file.named:
+                raise ValueError(f"{file.path} {problem}; name text files")
+            self.skipped.append(str(file.path))
+            return
+        before = self.done
+        with open_text(file.path) as (stream, position):
+
+            def counted(documents: Iterable[Document]) -> Iterator[Document]:
+                for document in documents:
+                    self.done = before + position()
+                    yield document
+
+            if file.kind == "jsonl":
+                yield from counted(_json_lines(stream, file.path))
+            elif self._start is not None:
+                yield from counted(_marked(stream, file.path, self._start))
+            else:
+                parts = self._counted_parts(read_parts(stream), before, position)
+                yield Document("text", str(file.path), parts, lambda: text_size(file.path))
+
+    def _counted_parts(self, parts: Iterable[bytes], before: int, position: Callable[[], int]) -> Iterator[bytes]:
+        for part in parts:
+            self.done = before + position()
+            yield part
+
+
+def find_sources(names: Sequence[str], *, field: str, document_start: str | None) -> list[Source]:
+    """Without names, the *.py files of the running interpreter's standard library: text that is always there."""
+    return [Source(name, field=field, document_start=document_start) for name in names or [LIBRARY]]
+
+
+def _find(name: str) -> Iterator[SourceFile]:
+    if name == LIBRARY:
+        root = Path(sysconfig.get_path("stdlib"))
+        left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+        paths = [path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts)]
+        if not paths:
+            raise ValueError(f"there is no *.py file in {root}; name a SOURCE")
+        for path in sorted(paths):
+            yield _file(path, "text", named=False)
+        return
+    path = Path(name)
+    if path.is_dir():
+        found = [below for below in sorted(path.rglob("*")) if below.is_file()]
+        found = [below for below in found if not any(part.startswith(".") for part in below.relative_to(path).parts)]
+        if not found:
+            raise ValueError(f"{path} has no files in it")
+        for below in found:
+            if below.suffix == ".bin" and below.with_suffix(".idx").is_file():
+                continue  # comes with its index
+            yield _file(below, kind_of(below), named=False)
+    elif path.suffix in (".bin", ".idx") or path.with_name(path.name + ".idx").is_file():
+        pair = path if path.suffix in (".bin", ".idx") else path.with_name(path.name + ".idx")
+        yield _file(Path(TokenisedFile(pair).index_path), "tokens", named=True)
+    elif path.is_file():
+        file = _file(path, kind_of(path), named=True)
+        if problem := sniff(path):  # now, not after hours with other sources
+            raise ValueError(f"{path} {problem}; name text files")
+        yield file
+    else:
+        raise ValueError(f"there is no file or folder {path}; a dataset of the Hugging Face Hub is {HUB}NAME[:CONFIG]")
+
+
+def _file(path: Path, kind: Kind, *, named: bool) -> SourceFile:
+    state = path.stat()
+    size = path.with_suffix(".bin").stat().st_size if kind == "tokens" else state.st_size
+    return SourceFile(path, kind, named, size, state.st_mtime_ns)
+
+
+def kind_of(path: Path) -> Kind:
+    bare = path.with_suffix("") if path.suffix in COMPRESSED else path
+    if path.suffix == ".idx":
+        return "tokens"
+    return "jsonl" if bare.suffix in JSON_LINES else "text"
+
+
+def sniff(path: Path) -> str | None:
+    """What keeps a file from being text: nothing in it, or a zero byte near its beginning."""
+    with open_text(path) as (stream, _):
+        begin = stream.read(SNIFF)
+    if not begin:
+        return "is empty"
+    if b"\0" in begin:
+        return f"is not text: byte {begin.index(0)} is zero"
+    return None
+
+
+def text_size(path: Path) -> int:
+    if path.suffix not in COMPRESSED:
+        return path.stat().st_size
+    with open_text(path) as (stream, _):
+        return sum(map(len, iter(lambda: stream.read(PART), b"")))
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+    """(the unpacked bytes, how far the file on disk has been read)."""
+    with open(path, "rb") as raw:
+        try:
+            if path.suffix == ".xz":
+                with lzma.LZMAFile(raw) as unpacked:
+                    yield io.BufferedReader(unpacked, PART), raw.tell
+            elif path.suffix == ".gz":
+                with gzip.GzipFile(fileobj=raw) as unzipped:
+                    yield io.BufferedReader(unzipped, PART), raw.tell
+            elif path.suffix == ".zst":
+                yield io.BufferedReader(ZstandardReader(raw, path), PART), raw.tell
+            else:
+                yield raw, raw.tell
+        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ValueError(f"{path} cannot be unpacked near byte {raw.tell():,}: {error}") from error
+
+
+def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:
+    """One document a line, still JSON: the processes that encode it parse it."""
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield Document("jsonl", f"{path}, line {number}", [line], line.__len__, divisible=False)
+
+
+def _marked(stream: BinaryIO, path: Path, start: re.Pattern[bytes]) -> Iterator[Document]:
+    """Documents that begin with a line in which `start` is found."""
+    held, searched = bytearray(), 0
+    for part in read_parts(stream):
+        held += part
+        begins = [match.start() for match in start.finditer(held, searched) if match.start()]
+        for first, last in pairwise([0, *begins]):
+            yield _whole(bytes(held[first:last]), path)
+        del held[: begins[-1] if begins else 0]
+        searched = held.rfind(b"\n") + 1  # the line that is not whole yet will be searched again
+    if held:
+        yield _whole(bytes(held), path)
+
+
+def _whole(text: bytes, path: Path) -> Document:
+    return Document("text", str(path), read_parts(io.BytesIO(text)), lambda: len(text))
+
+
+def _compile(document_start: str | None) -> re.Pattern[bytes] | None:
+    if document_start is None:
+        return None
+    try:
+        return re.compile(rb"^[^\n]*?(?:" + document_start.encode() + rb")", re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"--document-start {document_start!r} is not a regular expression: {error}") from error
+
+
+def _tokenised(path: Path) -> Iterator[Document]:
+    file = TokenisedFile(path)
+    step = PART - PART % file.dtype.itemsize
+    for index in range(len(file)):
+        content = file.document(index)
+        parts = [content[at : at + step].tobytes() for at in range(0, len(content), step)]
+        yield Document("tokens", f"{path}, document {index}", parts, content.__len__, file.dtype.str)
+
+
+def open_dataset(name: str) -> Iterable[dict[str, Any]]:
+    """hf:NAME[:CONFIG][@SPLIT], streamed."""
+    spec, _, split = name.removeprefix(HUB).partition("@")
+    dataset, _, config = spec.partition(":")
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ImportError(f"{name} needs the datasets library: pip install 'rebased[data]'") from error
+    try:
+        return load_dataset(dataset, config or None, split=split or "train", streaming=True)
+    except Exception as error:  # of many kinds: no network, no such dataset, no such config
+        raise ValueError(f"{name} could not be opened: {str(error)[:300]}") from error
+
+
+def dataset_documents(rows: Iterable[dict[str, Any]], name: str, field: str) -> Iterator[Document]:
+    for number, row in enumerate(rows):
+        line = json.dumps({field: text_of(row, field, f"{name}, row {number}")}).encode()
+        yield Document("jsonl", f"{name}, row {number}", [line], line.__len__, divisible=False)
+
+
+def text_of(row: Any, field: str, where: str) -> str:
+    if not isinstance(row, dict) or field not in row:
+        has = (
+            f"has the fields {', '.join(map(repr, row))}"
+            if isinstance(row, dict)
+            else f"is no object: {str(row)[:30]!r}"
+        )
+        raise ValueError(f"{where} {has}; it needs a field {field!r} (--field names another)")
+    if not isinstance(row[field], str):
+        raise ValueError(
+            f"{where}: {field!r} is {type(row[field]).__name__} and should be text (--field names another)"
+        )
+    return row[field]

@@ -1,0 +1,21 @@
+"""Associative recall in real words: facts in a context, some of them asked for again."""
+
+from rebased.evaluate.facts.answers import Answer, Tally, tally, tally_by_distance
+from rebased.evaluate.facts.episodes import CONDITIONS, Asked, Condition, Episode, Recall, build_recall
+from rebased.evaluate.facts.sources import Fact, read_facts, read_squad
+
+__all__ = [
+    "CONDITIONS",
+    "Answer",
+    "Asked",
+    "Condition",
+    "Episode",
+    "Fact",
+    "Recall",
+    "Tally",
+    "build_recall",
+    "read_facts",
+    "read_squad",
+    "tally",
+    "tally_by_distance",
+]

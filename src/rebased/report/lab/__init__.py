@@ -1,5 +1,0 @@
-"""The page of `rebased report`: results and statistics of any number of runs, beside the paper's."""
-
-from rebased.report.lab.page import Lab
-
-__all__ = ["Lab"]

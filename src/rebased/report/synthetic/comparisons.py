@@ -1,0 +1,99 @@
+"""One model against each of the others on the same seeds: at every width, and over all widths together."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from rebased.analysis import Comparison, compare_all
+from rebased.config import did_you_mean
+from rebased.report.synthetic.cells import Cell, Results
+from rebased.report.synthetic.paper import deviations
+from rebased.runs.run_names import ModelName
+
+
+class Contrast(NamedTuple):
+    task: str
+    widths: tuple[int, ...]
+    reference: str
+    other: str
+    split: str  # that accuracies are of
+    same_code: bool  # or a difference may be the code's
+    found: Comparison  # of reference with other
+
+    @property
+    def at(self) -> str:
+        return f"D = {', '.join(map(str, self.widths))}"
+
+
+class Family(NamedTuple):
+    """Comparisons that are corrected together, because they are asked together."""
+
+    title: str
+    reference: str  # the kind of model that others are compared with
+    contrasts: Sequence[Contrast]
+
+
+def choose_references(results: Results, wanted: str | None) -> dict[ModelName, ModelName]:
+    """For each model the one that it is compared with.
+
+    `wanted` names one, or a kind. By default the kind is ReBased, or else that with most results. Of a kind it is the
+    one with the same settings as the model where there is such a one, or with settings nearest to the paper's.
+    """
+    counts = Counter(cell.model.kind for cell in results.cells)
+    named = {str(model): model for model in results.models}
+    if wanted in named:
+        return {model: named[wanted] for model in results.models if model != named[wanted]}
+    if wanted is not None and wanted not in counts:
+        raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, [*counts, *named])}")
+    kind = wanted or max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
+    alike = {model.apart: model for model in results.models if model.kind == kind}
+    departures = {model: len(deviations(results.any_cell(model).any_run)) for model in alike.values()}
+    usual = min(departures, key=lambda model: departures[model])
+    return {
+        model: usual if model.kind == kind else alike.get(model.apart, usual)
+        for model in results.models
+        if model != usual
+    }
+
+
+def compare_models(results: Results, reference: str | None = None) -> list[Family]:
+    """Two families: where a task has several widths, each seed's mean over them; and cell by cell."""
+    references = choose_references(results, reference)
+    single, pooled = [], []
+    for task in results.tasks:
+        for other, chosen in references.items():
+            both = [
+                (ours, theirs)
+                for d_model in results.widths
+                if (ours := results.find(task, chosen, d_model)) and (theirs := results.find(task, other, d_model))
+            ]
+            single += [[pair] for pair in both]
+            pooled += [both] if len(both) > 1 else []
+    named = (("Over all widths together", pooled), ("At each width", single))
+    chosen_ones = list(dict.fromkeys(references.values()))
+    name = str(chosen_ones[0]) if len(chosen_ones) == 1 else chosen_ones[0].kind if chosen_ones else ""
+    families = [Family(title, name, _contrasts(groups)) for title, groups in named]
+    return [family for family in families if family.contrasts]
+
+
+def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
+    about, pairs = [], []
+    for group in groups:
+        held_out = all(cell.held_out for pair in group for cell in pair)
+        ours, theirs = (mean_by_seed([pair[side] for pair in group], held_out) for side in (0, 1))
+        if ours.keys() & theirs.keys():
+            codes = {run.code for pair in group for cell in pair for run in cell.chosen.values()}
+            first, second = group[0]
+            widths = tuple(cell.d_model for cell, _ in group)
+            split = "held out" if held_out else "test"
+            about.append((first.task, widths, str(first.model), str(second.model), split, len(codes) == 1))
+            pairs.append((ours, theirs))
+    return [Contrast(*what, found) for what, found in zip(about, compare_all(pairs), strict=True)]
+
+
+def mean_by_seed(cells: Sequence[Cell], held_out: bool) -> Mapping[int, float]:
+    """Over cells, of seeds that all of them have."""
+    accuracies = [cell.accuracies(held_out) for cell in cells]
+    seeds = set.intersection(*(set(one) for one in accuracies))
+    return {seed: fmean(one[seed] for one in accuracies) for seed in sorted(seeds)}

@@ -1,0 +1,263 @@
+"""The figures of `rebased report`: the paper's Figures 1, 3, 4 and 7 from one's own records, and some more."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil, floor, isnan, log2
+from statistics import fmean
+from typing import Any
+
+from rebased.analysis import expected_validation_performance
+from rebased.report.drawing import (
+    INK,
+    SERIES,
+    Axes,
+    Draw,
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    draw_panels,
+    looks,
+)
+from rebased.report.synthetic.cells import Cell, Results, SliceKind
+from rebased.report.synthetic.heads import HeadsByPlace
+
+ACCURACY = (-0.03, 1.03)
+
+
+def accuracy_by_width(results: Results) -> str:
+    """Mean over seeds with the sample's standard deviation, a panel a task; the paper's means as crosses."""
+    styles = line_looks(results)
+
+    def panel(cells: Sequence[Cell]) -> Draw:
+        def draw(axes: Axes) -> None:
+            lines = dict(lines_of(results, cells))
+            aside = dodge([cell.d_model for cell in cells], list(lines))
+            for name, line in lines.items():
+                widths, means = [cell.d_model * aside[name] for cell in line], [cell.test.mean for cell in line]
+                axes.plot(widths, means, **styles[name], marker="o", label=name)
+                bars(axes, widths, line, styles[name]["color"])
+                mark_paper(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
+            if any(cell.paper for cell in cells):
+                axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="paper")
+            powers_of_two(axes, [cell.d_model for cell in cells])
+            axes.set(xlabel="width D", ylabel="test accuracy", ylim=ACCURACY)
+
+        return draw
+
+    panels = {where: panel(cells) for where, cells in by_task(results).items()}
+    return draw_panels(panels, "by-width", "Test accuracy by model width", columns(results, panels))
+
+
+def accuracy_by_state(results: Results) -> str:
+    """What is recalled by what is remembered: a point a width, at the length of the task."""
+    styles = line_looks(results)
+
+    def panel(cells: Sequence[Cell]) -> Draw:
+        def draw(axes: Axes) -> None:
+            for name, line in lines_of(results, cells):
+                sized = [(cell.state_bytes, cell.test.mean) for cell in line]
+                axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
+            axes.set_xscale("log", base=2)
+            axes.set(xlabel="bytes of state a sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
+            axes.xaxis.set_major_locator(FixedLocator(byte_ticks([cell.state_bytes or 1 for cell in cells])))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+            axes.minorticks_off()
+
+        return draw
+
+    sized = {where: [cell for cell in cells if cell.state_bytes] for where, cells in by_task(results).items()}
+    panels = {where: panel(cells) for where, cells in sized.items() if cells}
+    return draw_panels(panels, "by-state", "Test accuracy by bytes of state", columns(results, panels))
+
+
+def budgets(results: Results, replacement: bool) -> str:
+    """Expected best accuracy by number of learning rates tried, a panel a task and width."""
+    styles = line_looks(results)
+
+    def panel(cells: Sequence[Cell]) -> Draw:
+        def draw(axes: Axes) -> None:
+            for cell in (cell for cell in cells if len(cell.lr_means) > 1):
+                best = expected_validation_performance(cell.lr_means, replacement)
+                name = line_name(results, cell)
+                axes.plot(range(1, len(best) + 1), best, **styles[name], marker=".", label=name)
+            axes.set(xlabel="learning rates tried", ylabel="expected accuracy", ylim=ACCURACY)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+        return draw
+
+    panels = {where: panel(cells) for where, cells in by_place(results).items() if tunable(cells)}
+    name = "budget" if replacement else "budget-without"
+    return draw_panels(panels, name, "Expected accuracy by number of learning rates tried", columns(results, panels))
+
+
+def tunable(cells: Sequence[Cell]) -> bool:
+    return any(len(cell.lr_means) > 1 for cell in cells)
+
+
+def mean_curves(results: Results) -> str:
+    """Test accuracy by epoch at the chosen rate: the mean over seeds, and between which values they lie."""
+    styles = line_looks(results)
+
+    def panel(cells: Sequence[Cell]) -> Draw:
+        def draw(axes: Axes) -> None:
+            for cell in cells:
+                curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
+                if curves:
+                    columns = list(zip(*extended(curves), strict=True))
+                    epochs, name = range(1, len(columns) + 1), line_name(results, cell)
+                    look = styles[name]
+                    axes.plot(epochs, [fmean(values) for values in columns], **look | {"lw": 1.5}, label=name)
+                    lows, highs = [min(values) for values in columns], [max(values) for values in columns]
+                    axes.fill_between(epochs, lows, highs, color=look["color"], alpha=0.15, lw=0)
+            axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+        return draw
+
+    panels = {where: panel(cells) for where, cells in by_place(results).items()}
+    return draw_panels(panels, "curves", "Test accuracy by epoch, mean over seeds", columns(results, panels))
+
+
+def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
+    """A run that stopped because it had solved the task stays where it was while others go on."""
+    longest = max(map(len, curves))
+    return [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves]
+
+
+def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
+    """Accuracy on parts of the test data, beyond what was trained on too. None where there is one part only."""
+    styles = line_looks(results)
+    key = "kv_pairs" if kind == "by_pairs" else "seq_len"
+
+    def panel(cells: Sequence[Cell]) -> Draw:
+        def draw(axes: Axes) -> None:
+            for cell in cells:
+                parts, name = cell.slices(kind), line_name(results, cell)
+                axes.plot(list(parts), list(parts.values()), **styles[name], marker="o", label=name)
+            trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
+            axes.axvline(trained, color=INK, lw=1, ls=":", label="most in training")
+            powers_of_two(axes, [part for cell in cells for part in cell.slices(kind)])
+            label = "pairs to remember" if kind == "by_pairs" else "tokens T"
+            axes.set(xlabel=label, ylabel="accuracy", ylim=ACCURACY)
+
+        return draw
+
+    places = by_place(results).items()
+    panels = {where: panel(cells) for where, cells in places if any(len(cell.slices(kind)) > 1 for cell in cells)}
+    name, title = kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}"
+    return draw_panels(panels, name, title, columns(results, panels)) if panels else None
+
+
+def accuracy_by_heads(places: HeadsByPlace) -> str:
+    """A panel a task and width, a line a model; the paper's value, whose heads are not told, as a dotted line."""
+    kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
+    styles = named_looks(kinds)
+
+    def panel(cells: Sequence[tuple[int, Cell]]) -> Draw:
+        def draw(axes: Axes) -> None:
+            aside = dodge([heads for heads, _ in cells], kinds)
+            for kind in kinds:
+                line = [(heads, cell) for heads, cell in cells if cell.model.kind == kind]
+                if line:
+                    counts, means = [heads * aside[kind] for heads, _ in line], [cell.test.mean for _, cell in line]
+                    axes.plot(counts, means, **styles[kind], marker="o", label=kind)
+                    bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
+                    if line[0][1].paper:
+                        axes.axhline(line[0][1].paper.mean, color=styles[kind]["color"], lw=1, ls=":")
+            powers_of_two(axes, [heads for heads, _ in cells])
+            axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
+
+        return draw
+
+    return draw_panels({where: panel(cells) for where, cells in places.items()}, "by-heads", "Test accuracy by heads")
+
+
+def columns(results: Results, panels: Mapping[str, Draw]) -> int | None:
+    """A row a task, where a row is not too long."""
+    each, rest = divmod(len(panels), len(results.tasks))
+    return each if rest == 0 and 2 <= each <= 4 else None
+
+
+def crowded(results: Results) -> bool:
+    """More models than colours: then those that differ in settings alone are drawn in panels of their own."""
+    return len(results.models) > len(SERIES)
+
+
+def line_name(results: Results, cell: Cell) -> str:
+    return cell.model.kind if crowded(results) else str(cell.model)
+
+
+def line_looks(results: Results) -> dict[str, dict[str, Any]]:
+    """One look a name in all figures of a page."""
+    return named_looks([model.kind if crowded(results) else str(model) for model in results.models])
+
+
+def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """ReBased has the first, wherever a table may list it."""
+    ordered = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("ReBased"))
+    return dict(zip(ordered, looks(), strict=False))
+
+
+def lines_of(results: Results, cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
+    for name in dict.fromkeys(line_name(results, cell) for cell in cells):
+        yield name, [cell for cell in cells if line_name(results, cell) == name]
+
+
+def by_task(results: Results) -> dict[str, list[Cell]]:
+    """What stands in one panel: the models of each task."""
+    return in_panels(results, lambda cell: cell.task)
+
+
+def by_place(results: Results) -> dict[str, list[Cell]]:
+    """The models of each task and width."""
+    return in_panels(results, lambda cell: f"{cell.task}, D = {cell.d_model}")
+
+
+def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+    panels: dict[str, list[Cell]] = {}
+    order = {task: place for place, task in enumerate(results.tasks)}
+    for cell in sorted(results.cells, key=lambda cell: (order[cell.task], cell.d_model)):
+        apart = f", {cell.model.apart}" if crowded(results) and cell.model.apart else ""
+        panels.setdefault(f"{where(cell)}{apart}", []).append(cell)
+    return panels
+
+
+def dodge(places: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    """By what factor each line is moved aside, so that bars at one place of a logarithmic axis do not hide each
+    other."""
+    each = 0.012 * log2(max(places) / min(places))
+    return {name: 2 ** (each * (i - (len(names) - 1) / 2)) for i, name in enumerate(names)}
+
+
+def bars(axes: Axes, places: Sequence[float], cells: Sequence[Cell], colour: str) -> None:
+    """The sample standard deviation of each cell; of a single seed there is none."""
+    means, sds = [cell.test.mean for cell in cells], [0 if isnan(cell.test.sd) else cell.test.sd for cell in cells]
+    axes.errorbar(places, means, sds, ecolor=colour, fmt="none", capsize=2, elinewidth=1)
+
+
+def mark_paper(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) -> None:
+    known = [(x, cell.paper.mean) for x, cell in points if cell.paper]
+    if known:
+        axes.plot(*zip(*known, strict=True), color=colour, ls="none", marker="x", ms=8, mew=2)
+
+
+def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
+    axes.minorticks_off()
+
+
+def byte_ticks(sizes: Sequence[int]) -> list[float]:
+    """At most five round sizes between the least and the most; where they are near each other, the sizes themselves."""
+    low, high = log2(min(sizes)), log2(max(sizes))
+    powers = range(ceil(low), floor(high) + 1)
+    if len(powers) < 2:
+        return sorted({float(min(sizes)), float(max(sizes))})
+    return [2.0**power for power in powers[:: ceil(len(powers) / 5)]]
+
+
+def bytes_text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024 or unit == "MiB":
+            break
+        size /= 1024
+    return f"{size:.3g} {unit}"

@@ -1,0 +1,66 @@
+"""With how many heads does it recall what the paper reports? It does not tell; measurements do."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from rebased.analysis import Spread
+from rebased.report.synthetic.cells import Cell, Results, order_of
+from rebased.report.synthetic.paper import Reading, agrees
+
+HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
+"""For each task and width: cells by their number of heads."""
+
+
+def cells_by_heads(results: Results) -> HeadsByPlace:
+    """Only places where some model was run with several numbers of heads."""
+    places: dict[str, list[tuple[int, Cell]]] = {}
+    for cell in results.cells:
+        heads = heads_of(cell.any_run.settings["model"])
+        if heads is not None:
+            places.setdefault(f"{cell.task}, D = {cell.d_model}", []).append((heads, cell))
+    varied: dict[str, list[tuple[int, Cell]]] = {}
+    for where, cells in places.items():
+        counts: dict[str, set[int]] = {}
+        for heads, cell in cells:
+            counts.setdefault(cell.model.kind, set()).add(heads)
+        kept = [(heads, cell) for heads, cell in cells if len(counts[cell.model.kind]) > 1]
+        if kept:
+            varied[where] = sorted(kept, key=lambda pair: (order_of(pair[1].model)[0], pair[1].model.kind, pair[0]))
+    return varied
+
+
+def heads_of(model: Mapping[str, Any]) -> int | None:
+    """Of the last mixer that has any: the one that is compared."""
+    counts = [mixer["n_heads"] for mixer in model["mixers"] if "n_heads" in mixer]
+    return counts[-1] if counts else None
+
+
+class Nearness(NamedTuple):
+    """How near ours is to the paper with one number of heads."""
+
+    distances: Sequence[float]  # of the means, cell by cell, the same cells for every number of heads
+    agree: int  # of them
+
+    @property
+    def distance(self) -> float:
+        return fmean(self.distances)
+
+
+def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
+    """By number of heads; only over what was run with every number."""
+    numbers = {heads for cells in places.values() for heads, _ in cells}
+    compared: dict[int, list[tuple[Spread, Reading]]] = {heads: [] for heads in sorted(numbers)}
+    for cells in places.values():
+        for kind in dict.fromkeys(cell.model.kind for _, cell in cells):
+            known = {heads: (cell.test, cell.paper) for heads, cell in cells if cell.model.kind == kind and cell.paper}
+            if known.keys() == numbers:
+                for heads, pair in known.items():
+                    compared[heads].append(pair)
+    return {
+        heads: Nearness(
+            [abs(ours.mean - paper.mean) for ours, paper in pairs], sum(agrees(ours, paper) for ours, paper in pairs)
+        )
+        for heads, pairs in compared.items()
+        if pairs
+    }

@@ -1,0 +1,215 @@
+"""The tables of `rebased report`."""
+
+import re
+from collections.abc import Sequence
+from math import isnan
+from statistics import fmean
+
+from rebased.analysis import Spread, expected_validation_performance
+from rebased.report.synthetic.cells import Cell, Results, SliceKind
+from rebased.report.synthetic.comparisons import Contrast
+from rebased.report.synthetic.heads import HeadsByPlace
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+
+NONE = "–"
+
+
+def width_table(results: Results, task: str) -> Table:
+    """As the paper's Table 1: models by width, mean ± sample sd over seeds; its own values beside ours where known."""
+    cells = results.of_task(task)
+    widths = sorted({cell.d_model for cell in cells})
+    known = {cell.d_model for cell in cells if cell.paper}
+    head = ["model"]
+    for d_model in widths:
+        head += [f"D = {d_model}", "paper"] if d_model in known else [f"D = {d_model}"]
+    rows = []
+    for model in (model for model in results.models if any(cell.model == model for cell in cells)):
+        row, means = [str(model)], []
+        for d_model in widths:
+            cell = results.find(task, model, d_model)
+            row.append(plus_minus(cell.test) if cell else NONE)
+            means += [cell.test.mean] if cell else []
+            if d_model in known:
+                row.append(str(cell.paper) if cell and cell.paper else NONE)
+        mean = f"{fmean(means):.3f}" if len(means) == len(widths) else NONE
+        rows.append((*row, mean) if len(widths) > 1 else tuple(row))
+    return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
+
+
+def results_table(results: Results) -> Table:
+    """Every cell: the chosen rate, what was recalled by both ways of reporting, and the paper's value."""
+    head = (
+        *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
+        *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
+    )
+    return task_last(Table(head, [_result(cell) for cell in results.cells]))
+
+
+def task_last(table: Table) -> Table:
+    """The second column is the task. Where it is always the same it tells nothing, and stands last."""
+    if len({row[1] for row in table.rows}) > 1:
+        return table
+    head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
+    return Table(head, rows)
+
+
+def _result(cell: Cell) -> tuple[str, ...]:
+    run = cell.any_run
+    held_out = cell.held_out
+    return (
+        str(cell.model),
+        cell.task,
+        str(cell.d_model),
+        f"{cell.choice.lr:g}",
+        str(len(cell.runs)),
+        str(cell.test.n),
+        *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
+        number(held_out.mean) if held_out else NONE,
+        number(held_out.sd) if held_out else NONE,
+        str(sum(run.status == "diverged" for run in cell.all_runs)),
+        str(run.parameters),
+        NONE if cell.state_bytes is None else str(cell.state_bytes),
+        str(cell.paper or NONE),
+    )
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    head = (
+        "run",
+        "model",
+        "T",
+        "D",
+        "lr",
+        "seed",
+        "accuracy",
+        "held out",
+        "epoch",
+        "epochs",
+        "precision",
+        "seconds",
+        "status",
+        "code",
+        "device",
+    )
+    return Table(head, [_run(run) for run in runs])
+
+
+def _run(run: Run) -> tuple[str, ...]:
+    return (
+        run.digest,
+        run.model,
+        str(run.seq_len),
+        str(run.d_model),
+        f"{run.lr:g}",
+        str(run.seed),
+        f"{run.best.accuracy:.4f}",
+        NONE if run.held_out is None else f"{run.held_out:.4f}",
+        str(run.best.epoch),
+        str(len(run.epochs)),
+        str(run.settings["train"].get("precision", NONE)),
+        f"{run.seconds:.1f}",
+        run.status,
+        run.code,
+        run.device,
+    )
+
+
+def comparison_table(contrasts: Sequence[Contrast]) -> Table:
+    """Paired differences and what the tests make of them. p* is p after Holm's correction."""
+    head = (
+        *(
+            "comparison",
+            "task",
+            "D",
+            "difference",
+            "sd",
+            "t test p*",
+            "Cohen's d",
+            "95% from",
+            "to",
+            "t test p",
+            "Wilcoxon p",
+        ),
+        *("Wilcoxon p*", "rank-biserial", "of", "pairs", "unpaired runs", "code"),
+    )
+    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts]))
+
+
+def difference_of(one: str, other: str) -> str:
+    """What sets both apart from others of their kind is said once: 'ReBased − Based (n_heads 2)'."""
+    apart = re.search(r" \([^()]*\)$", one)
+    return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
+
+
+def _contrast(contrast: Contrast) -> tuple[str, ...]:
+    found, spread = contrast.found, contrast.found.difference
+    return (
+        difference_of(contrast.reference, contrast.other),
+        contrast.task,
+        ", ".join(map(str, contrast.widths)),
+        number(spread.mean),
+        number(spread.sd),
+        p_text(found.t_holm),
+        NONE if isnan(found.d) else f"{found.d:.2f}",
+        number(spread.low),
+        number(spread.high),
+        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
+        f"{found.rank_biserial:.2f}",
+        contrast.split,
+        str(spread.n),
+        str(found.unpaired),
+        "same" if contrast.same_code else "differs",
+    )
+
+
+def budget_table(results: Results) -> Table:
+    """Expected accuracy of the best of 1, 2, ... learning rates, by both estimators."""
+    most = max(len(cell.lr_means) for cell in results.cells)
+    budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
+    rows = []
+    for cell in results.cells:
+        row = [str(cell.model), cell.task, str(cell.d_model)]
+        for replacement in (True, False):
+            best = expected_validation_performance(cell.lr_means, replacement)
+            row += [*(f"{value:.3f}" for value in best), *[NONE] * (most - len(best))]
+        rows.append(tuple(row))
+    return task_last(Table(("model", "task", "D", *budgets), rows))
+
+
+def slice_table(results: Results, kind: SliceKind) -> Table:
+    """Accuracy by number of pairs or by length, mean over seeds at the chosen rate."""
+    cells = [cell for cell in results.cells if len(cell.slices(kind)) > 1]
+    parts = sorted({part for cell in cells for part in cell.slices(kind)})
+    heads = [f"{part} pairs" if kind == "by_pairs" else f"T = {part}" for part in parts]
+    rows = []
+    for cell in cells:
+        found = cell.slices(kind)
+        values = (f"{found[part]:.3f}" if part in found else NONE for part in parts)
+        rows.append((str(cell.model), cell.task, str(cell.d_model), *values))
+    return task_last(Table(("model", "task", "D", *heads), rows))
+
+
+def heads_table(places: HeadsByPlace) -> Table:
+    """The same model with other numbers of heads, and the paper's value, whose heads are not told."""
+    rows = []
+    for cells in places.values():
+        for heads, cell in cells:
+            off = NONE if cell.paper is None else f"{abs(cell.test.mean - cell.paper.mean):.3f}"
+            place = (cell.model.kind, cell.task, str(cell.d_model), str(heads))
+            rows.append((*place, plus_minus(cell.test), str(cell.paper or NONE), off))
+    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "apart"), rows))
+
+
+def p_text(p: float) -> str:
+    if isnan(p):
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def plus_minus(spread: Spread) -> str:
+    return f"{spread.mean:.3f}" if isnan(spread.sd) else f"{spread.mean:.3f} ± {spread.sd:.3f}"
+
+
+def number(value: float) -> str:
+    return NONE if isnan(value) else f"{value:.3f}"

@@ -1,0 +1,218 @@
+"""Runs from wherever they lie: folders of runs and of sweeps, single records, compressed bundles of many.
+
+A bundle is records end to end, each after a line of type "folder" that names the run's folder; `.xz` or `.gz` says how
+it is compressed. What is damaged is left out and counted, never guessed at.
+"""
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rebased.files import replacing
+from rebased.runs import sweep_log
+from rebased.runs.finished import Run
+from rebased.runs.record import RECORD
+
+OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
+SEGMENT = ("seq_len", "kv_pairs", "examples")
+MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
+BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
+TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
+@dataclass
+class Collection:
+    """The runs of one report, each digest once, and what was left out on the way."""
+
+    runs: list[Run] = field(default_factory=list)
+    files: int = 0
+    damaged_lines: int = 0
+    damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
+    nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
+    other: int = 0  # records of another kind of runs than the wanted one
+    repeated: int = 0  # records of runs that others tell of, too
+    failures: dict[str, str] = field(default_factory=dict)  # by digest: errors that sweeps have written down
+    asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps were asked for
+
+
+def collect(
+    paths: Sequence[Path],
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    wanted: Callable[[dict[str, Any]], bool] | None = None,
+) -> Collection:
+    """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read; `wanted`
+    says of a record's first line whether it is of the right kind (is_mqar, which is the default, or is_text)."""
+    wanted = wanted or is_mqar
+    files = [file for path in paths for file in record_files(path)]
+    files = list(dict.fromkeys(file.resolve() for file in files))
+    found, runs = Collection(files=len(files)), dict[str, Run]()
+    for n, file in enumerate(files, start=1):
+        for run in read_file(file, found, wanted):
+            known = runs.get(run.digest)
+            found.repeated += known is not None
+            if known is None or completeness(run) > completeness(known):
+                runs[run.digest] = run
+        tell(n, len(files))
+    for path in paths:
+        for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
+            read_sweep(log, found)
+    found.runs = list(runs.values())
+    if not found.runs:
+        raise ValueError(nothing_found(paths, found, wanted is is_text))
+    return found
+
+
+def completeness(run: Run) -> tuple[bool, int, int]:
+    return run.status == "done", len(run.epochs), len(run.lines)
+
+
+def nothing_found(paths: Sequence[Path], found: Collection, text: bool) -> str:
+    where = ", ".join(map(str, paths))
+    if not found.files:
+        return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
+    kind, others = ("a language model's", "rebased report") if text else ("an MQAR", "rebased lm compare")
+    return (
+        f"none of the {found.files} record(s) in {where} tells of {kind} run: {found.nameless} without a readable "
+        f"first line, {found.other} of another kind" + (f" (for which there is {others})" if found.other else "")
+    )
+
+
+def record_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for pattern in (RECORD, *BUNDLES) for file in path.rglob(pattern))
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder")
+    if path.suffix not in OPENERS:
+        raise ValueError(f"{path} is no record; give folders, {RECORD} files, or bundles ({', '.join(BUNDLES)})")
+    return [path]
+
+
+def read_file(path: Path, found: Collection, wanted: Callable[[dict[str, Any]], bool]) -> Iterator[Run]:
+    """The runs of one record or bundle; what is wrong with it is added to `found`."""
+    damaged = found.damaged_lines + found.nameless
+    with OPENERS[path.suffix](path, "rb") as file:
+        for name, lines in split_runs(whole_lines(file, found), path):
+            if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
+                found.nameless += 1
+            elif not wanted(lines[0]):
+                found.other += 1
+            else:
+                kept = [line for line in lines if line["type"] != "epoch" or is_mqar_epoch(line)]
+                found.damaged_lines += len(lines) - len(kept)
+                yield Run(name, kept)
+    if found.damaged_lines + found.nameless > damaged:
+        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+
+
+def read_sweep(path: Path, found: Collection) -> None:
+    """What a sweep's folder was asked for, and which of its runs failed."""
+    damaged = found.damaged_lines
+    with open(path, "rb") as file:
+        for line in whole_lines(file, found):
+            if not sweep_log.is_whole(line):
+                found.damaged_lines += 1
+            elif line["type"] == "sweep":
+                found.asked |= set(line["runs"])
+            elif line["type"] == "failed":
+                found.failures[line["digest"]] = line["error"]
+            elif line["type"] == "retry":
+                found.failures.pop(line["digest"], None)
+    if found.damaged_lines > damaged:
+        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+
+
+def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
+    """Line by line, less those that are no record. A last line without its end is one that is being written."""
+    try:
+        for text in file:
+            if not text.endswith(b"\n"):
+                return
+            try:
+                line = json.loads(text)
+                whole = is_whole(line)
+            except (ValueError, TypeError, KeyError):
+                whole = False
+            if whole:
+                yield line
+            else:
+                found.damaged_lines += 1
+    except TORN:
+        found.damaged_lines += 1  # how many more there were, a torn archive does not tell
+
+
+def is_whole(line: dict[str, Any]) -> bool:
+    """Whether it is what its type says; KeyError or TypeError say no, too."""
+    if line["type"] in ("run", "resume"):
+        code, machine = line["code"], line["machine"]
+        return all(key in code for key in ("version", "commit", "dirty")) and all(key in machine for key in MACHINE)
+    return isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
+
+
+def is_mqar_epoch(line: dict[str, Any]) -> bool:
+    try:
+        splits = [line[split] for split in ("test", "held_out") if split == "test" or split in line]
+        numbers = [line["epoch"], line["seconds"], line["test_seconds"], *(split["accuracy"] for split in splits)]
+        slices = [part for split in splits for part in (split["by_pairs"], split["by_length"])]
+        return all(isfinite(number) for number in (*numbers, *(value for part in slices for value in part.values())))
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_mqar(run: dict[str, Any]) -> bool:
+    """Whether a record's first line has what tables and figures take from it."""
+    try:
+        config = run["config"]
+        named = all(mixer["name"] for mixer in config["model"]["mixers"]) and config["train"]["protocol"]
+        numbers = (config["model"]["d_model"], config["train"]["lr"], config["train"]["seed"], run["parameters"])
+        sizes = [part[key] for split in ("train", "test") for part in config["task"][split] for key in SEGMENT]
+        return bool(named and sizes) and all(isfinite(number) for number in (*numbers, *sizes))
+    except (KeyError, TypeError):
+        return False
+
+
+def is_text(run: dict[str, Any]) -> bool:
+    """Whether it is the first line of a language model's run, with what is compared of it."""
+    try:
+        config = run["config"]
+        known = all(mixer["name"] for mixer in config["model"]["mixers"]) and run["corpus"]["sha256"]
+        return bool(known) and all(isfinite(n) for n in (config["data"]["seq_len"], config["train"]["seed"]))
+    except (KeyError, TypeError):
+        return False
+
+
+def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(folder name, lines) of each run. A record of its own has no line that names its folder: it lies in it."""
+    name, run = path.parent.name, list[dict[str, Any]]()
+    began = False
+    for line in lines:
+        if line["type"] == "folder":
+            if began:
+                yield name, run
+            name, run, began = str(line.get("folder")), [], True
+        else:
+            run.append(line)
+            began = True
+    if began:
+        yield name, run
+
+
+def check_bundle_name(path: Path) -> None:
+    if path.suffixes[-2:] not in ([".jsonl", ".xz"], [".jsonl", ".gz"]):
+        raise ValueError(f"{path}: a bundle's name ends in .jsonl.xz or .jsonl.gz")
+
+
+def write_bundle(runs: Sequence[Run], path: Path) -> None:
+    """All runs in one compressed file, which `collect` reads like their folders."""
+    check_bundle_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (line for run in runs for line in ({"type": "folder", "folder": run.folder}, *run.lines))
+    text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
+    compressed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else lzma.compress(text)
+    with replacing(path) as file:
+        file.write(compressed)

@@ -1,0 +1,66 @@
+"""A trained language model and the text that it is measured on: found, and held against each other."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rebased.data import Corpus
+from rebased.models import LanguageModel
+from rebased.models.weights import WEIGHTS, load_model
+from rebased.runs.folder import CONFIG
+from rebased.runs.record import RECORD, read_record
+
+SPARE_ROWS = 1024
+
+
+class Trained(NamedTuple):
+    model: LanguageModel  # in eval mode
+    corpus: Corpus
+    seq_len: int  # what it was trained with, where its run says so; else all positions it has
+    isolate_documents: bool  # whether it was trained so
+
+
+def open_trained(path: Path, data: Path | None = None, device: torch.device | str = "cpu") -> Trained:
+    """The model of a run's folder or of one safetensors file, and prepared text: `data`, or what the run read."""
+    if not path.exists():
+        raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
+    if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
+        raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
+    run = _run_line(path)
+    if run and "corpus" not in run:
+        raise ValueError(
+            f"{path} was not trained on text: it is a run of `rebased train`; measure one of `rebased lm train`"
+        )
+    trained_on = run.get("config", {}).get("data", {})
+    model = load_model(path, device)
+    folder = data or trained_on.get("folder")
+    if folder is None:
+        raise ValueError(f"{path} does not say which text it belongs to; name a prepared folder with --data")
+    if data is None and not Path(folder).exists():
+        raise ValueError(f"{path} was trained on {folder}, which is not here; name where it is now with --data")
+    corpus = Corpus(folder)
+    _check_tokenizer(model, corpus, run.get("corpus"))
+    seq_len = int(trained_on.get("seq_len", model.config.max_len))
+    return Trained(model, corpus, seq_len, bool(trained_on.get("isolate_documents", False)))
+
+
+def _run_line(path: Path) -> dict[str, Any]:
+    """The first line of the record beside the weights; empty where there is none."""
+    folder = path if path.is_dir() else path.parent
+    lines = read_record(folder) if (folder / RECORD).is_file() else []
+    return lines[0] if lines else {}
+
+
+def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
+    """The vocabulary that the run saw where its record tells, else the rows of the embedding: there may be some more of
+    them than tokens (round numbers are fast), but not many."""
+    name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
+    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
+    remedy = "prepare the text with the tokenizer that the model was trained with"
+    if trained_on is not None and trained_on["vocab_size"] != size:
+        raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
+    if trained_on is not None and trained_on.get("vocabulary", corpus.vocabulary) != corpus.vocabulary:
+        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, whose tokens are others; {remedy}")
+    if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
+        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")

@@ -1,0 +1,138 @@
+"""What runs are called: a task by its lengths and pairs, a model by its mixers, each with what else sets it apart.
+
+Names are made of settings as a record keeps them, which other code than today's, or mixers of a user's own, may have
+made; and of many runs at once: what all have in common tells none apart.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rebased.runs.synthetic_config import TrainConfig
+
+PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
+    ("short_conv", "rebased"): "ReBased",
+    ("short_conv", "based"): "Based",
+    ("short_conv", "attention"): "ConvAttention",
+    ("attention", "attention"): "Attention",
+    ("attention",): "Attention",
+    ("short_conv", "rwkv"): "ConvRWKV",
+    ("rwkv", "rwkv"): "RWKV",
+    ("mamba", "mamba"): "Mamba",
+    ("hyena", "hyena"): "Hyena",
+}
+KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
+
+# Settings that name no model: axes of their own, how the work was done, or what follows from the task.
+AXES = ("train.seed", "train.lr", "model.d_model")
+MEANS = (
+    "train.protocol",
+    "train.device",
+    "train.micro_batch",
+    "train.checkpoint_seconds",
+    "train.capture",
+    "train.compile",
+    "backend",
+)
+USUAL = TrainConfig().model_dump(mode="json")  # what a record means that was written before there was such a setting
+PARTS = ("train", "test")
+FOLLOWS = ("model.max_len", "model.vocab_size")
+
+
+class ModelName(NamedTuple):
+    kind: str  # "ReBased": by its mixers
+    apart: str = ""  # "n_heads 2": in what it differs from others of its kind
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.apart})" if self.apart else self.kind
+
+
+def kind_of(model: dict[str, Any]) -> str:
+    """The paper's name for a pattern of mixers, where it has one."""
+    mixers = model["mixers"]
+    pattern = tuple(mixer["name"] for mixer in mixers)
+    name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
+    return KERNELS.get(mixers[-1].get("qk_transform"), name) if name == "ReBased" else name
+
+
+def flatten(tree: Any, at: str = "") -> dict[str, Any]:
+    """{"model": {"mixers": [{"name": "rebased"}]}} -> {"model.mixers.0.name": "rebased"}"""
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, dict):
+        return {at: tree}
+    return {
+        path: leaf for key, value in tree.items() for path, leaf in flatten(value, f"{at}.{key}".lstrip(".")).items()
+    }
+
+
+def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """One a run: "T = 256, 64 pairs". Tasks that differ in more than that are told apart by it."""
+    tasks = [run["task"] for run in runs]
+    sizes = [sizes_of(task) for task in tasks]
+    apart = tell_apart(sizes, [task_settings(task) for task in tasks], [()] * len(runs))
+    return [f"{size} ({more})" if more else size for size, more in zip(sizes, apart, strict=True)]
+
+
+def task_settings(task: dict[str, Any]) -> dict[str, Any]:
+    """Segments as two settings: how many examples, and of what. Held-out data change neither training nor choice."""
+    leaves = {key: value for key, value in task.items() if key not in (*PARTS, "held_out", "held_out_seed")}
+    for part in PARTS:
+        segments = task[part]
+        leaves[f"{part}_examples"] = sum(segment["examples"] for segment in segments)
+        leaves[part] = " + ".join(f"{segment['kv_pairs']} in {segment['seq_len']}" for segment in segments)
+    return leaves
+
+
+def sizes_of(task: dict[str, Any]) -> str:
+    trained, tested = (describe_segments(task[part]) for part in ("train", "test"))
+    return trained if trained == tested else f"{trained} → {tested}"
+
+
+def describe_segments(segments: Sequence[dict[str, Any]]) -> str:
+    lengths, pairs = ({segment[key] for segment in segments} for key in ("seq_len", "kv_pairs"))
+    return f"T = {span(lengths)}, {span(pairs)} pairs"
+
+
+def span(numbers: set[int]) -> str:
+    return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)}–{max(numbers)}"
+
+
+def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:
+    """One a run: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ in that."""
+    kinds = [kind_of(run["model"]) for run in runs]
+    places = [(task, run["model"]["d_model"]) for run, task in zip(runs, tasks, strict=True)]
+    apart = tell_apart(kinds, [own_settings(run) for run in runs], places)
+    return [ModelName(*name) for name in zip(kinds, apart, strict=True)]
+
+
+def own_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """What a model and its training could be told apart by."""
+    model = run["model"]
+    leaves = flatten({"model": model, "train": USUAL | run["train"]})
+    for i, mixer in enumerate(model["mixers"]):  # the default written out, or not
+        if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):
+            leaves[f"model.mixers.{i}.value_width"] = None
+    ignored = (*AXES, *MEANS, *FOLLOWS)
+    return {path: leaf for path, leaf in leaves.items() if not path.endswith(ignored)}
+
+
+def tell_apart(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
+    """For each run those settings in which runs of its name and place differ, "n_heads 2, epochs 8". A setting that
+    only some records have is not compared: other code wrote them, which is said elsewhere."""
+    added: dict[str, dict[str, None]] = {}
+    seen: dict[tuple[str, Hashable], dict[str, Any]] = {}
+    for name, leaves, place in zip(names, settings, places, strict=True):
+        first = seen.setdefault((name, place), leaves)
+        differ = [path for path in first if path in leaves and first[path] != leaves[path]]
+        added.setdefault(name, {}).update(dict.fromkeys(differ))
+    return [
+        ", ".join(f"{shorten(path, added[name])} {leaves.get(path)}" for path in added[name])
+        for name, leaves in zip(names, settings, strict=True)
+    ]
+
+
+def shorten(path: str, paths: Iterable[str]) -> str:
+    """The last word of a path, or all of it where another path ends alike."""
+    last = path.rsplit(".", 1)[-1]
+    return path if Counter(other.rsplit(".", 1)[-1] for other in paths)[last] > 1 else last

@@ -1,0 +1,97 @@
+"""A run as data: the task, the model and how the one is trained on the other."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from rebased.config import Config
+from rebased.models import LMConfig
+from rebased.runs.model_section import finish_model
+from rebased.runs.protocol import Protocol
+from rebased.tasks import MQARData
+
+Precision = Literal["fp32", "tf32", "bf16"]
+"""fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
+
+
+def _below_one(betas: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.999]; got {list(betas)}")
+    return betas
+
+
+Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
+"""How slowly AdamW's two moments forget."""
+
+
+class TrainConfig(Config):
+    """The paper's settings by default."""
+
+    protocol: Protocol = "paper"
+    seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of examples")
+    epochs: int = Field(64, ge=1)
+    batch_size: int = Field(512, ge=1, description="sequences a step, however many are computed at once")
+    micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
+    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False, description="of every parameter, as in the paper")
+    betas: Betas = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "fp32"
+    capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
+    compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
+    checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
+
+
+class RunConfig(Config):
+    """Finished before step 0 and never rewritten; its digest names the run."""
+
+    task: MQARData
+    model: LMConfig
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_this_kind(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "data" in values and "task" not in values:
+            raise ValueError("it has a section data instead of task: it is for `rebased lm train`")
+        return values
+
+    @field_validator("model", mode="wrap")
+    @classmethod
+    def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if "task" not in info.data:  # it has an error of its own, which is the one to show
+            return LMConfig()
+        task = info.data["task"]
+        return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
+
+    @model_validator(mode="after")
+    def _fits(self) -> "RunConfig":
+        if self.model.vocab_size < self.task.vocab_size:
+            raise ValueError(
+                f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "
+                "leave it out to take the task's"
+            )
+        if self.model.max_len < longest(self.task):
+            raise ValueError(
+                f"model.max_len {self.model.max_len} is below the task's longest sequence, {longest(self.task)}; "
+                "leave it out to take the task's"
+            )
+        if self.train.protocol == "held_out" and not self.task.held_out:
+            raise ValueError(
+                "train.protocol held_out reports on a split of its own, and task.held_out is empty; give it segments, "
+                "such as [{seq_len: 256, kv_pairs: 64, examples: 3000}]"
+            )
+        return self
+
+
+def longest(task: MQARData) -> int:
+    return max(segment.seq_len for segment in task.train + task.test + task.held_out)

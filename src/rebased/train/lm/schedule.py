@@ -1,0 +1,14 @@
+"""The learning rate of a step: up in a line, then down along half a cosine."""
+
+import math
+
+from rebased.runs.lm_config import TextTrain
+
+
+def learning_rate(config: TextTrain, step: int) -> float:
+    """Of a step counted from 0. The last step of the warm-up has the full rate; the one after the last would have
+    final_lr times it."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)  # 0 .. 1
+    return config.lr * (config.final_lr + (1 - config.final_lr) * (1 + math.cos(math.pi * done)) / 2)

@@ -1,0 +1,46 @@
+"""How many heads the paper may have used: only what was run with every number of them tells."""
+
+import pytest
+
+from fake_records import fake_run
+from rebased.report.synthetic.cells import build_results
+from rebased.report.synthetic.heads import cells_by_heads, nearness
+from rebased.report.synthetic.narrative import heads_verdict
+
+
+def run(heads: int, accuracy: float, d_model: int = 24, model: str = "rebased"):  # type: ignore[no-untyped-def]
+    changes = {"model": {"mixers": {1: {"n_heads": heads}}}}
+    return fake_run(model, [accuracy], seq_len=256, pairs=(32,), d_model=d_model, changes=changes)
+
+
+def test_distances() -> None:
+    # Table 1 has 0.59 for ReBased and 0.45 for Based at D = 24, and 0.99 at D = 48
+    runs = [run(1, 0.79), run(12, 0.58), run(1, 0.35, model="based"), run(12, 0.45, model="based"), run(1, 0.5, 48)]
+    places = cells_by_heads(build_results(runs))
+    assert list(places) == ["T = 256, 32 pairs, D = 24"]
+    near = nearness(places)
+    assert {heads: one.distance for heads, one in near.items()} == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
+    assert {heads: (one.agree, len(one.distances)) for heads, one in near.items()} == {1: (1, 2), 12: (2, 2)}
+    assert heads_verdict(places) == (
+        "Nearest to the paper on average: 12 heads. Mean distance from it, and cells within two standard errors of it: "
+        "1 head 0.150, 1 of 2; 12 heads 0.005, 2 of 2. It is nearer than 1 head by 0.145 (Holm p = 0.19): paired t "
+        "tests over cells, which are not independent, so p is too small. Where p is not below 0.05, these cells do not "
+        "decide."
+    )
+    assert heads_verdict(cells_by_heads(build_results(runs[:2]))).endswith(
+        "1 head 0.200, 0 of 1; 12 heads 0.010, 1 of 1."
+    )
+
+
+def test_many_cells_decide() -> None:
+    levels = {16: 0.09, 24: 0.59, 32: 0.86, 48: 0.99}  # Table 1's for ReBased
+    runs = [run(n, level - (n == 1) * (0.09 + d / 1e4), d) for d, level in levels.items() for n in (1, 12)]
+    verdict = heads_verdict(cells_by_heads(build_results(runs)))
+    assert "It is nearer than 1 head by 0.093 (Holm p < 0.001): paired t tests over cells" in verdict
+    assert verdict.endswith("so p is too small.")
+
+
+def test_nothing_to_tell() -> None:
+    assert cells_by_heads(build_results([run(1, 0.5), run(12, 0.5, 48)])) == {}
+    unknown = cells_by_heads(build_results([run(n, 0.5, d_model=36) for n in (1, 2)]))
+    assert "The paper has no value" in heads_verdict(unknown)

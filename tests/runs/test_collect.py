@@ -1,0 +1,145 @@
+"""Records wherever they lie; what is damaged is left out, counted and said."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+
+from fake_records import fake_run, write_record
+from rebased.report import Lab
+from rebased.runs.collect import collect, write_bundle
+from rebased.train import train
+
+RUNS = [fake_run(seed=seed, lr=lr) for seed in (42, 43) for lr in (1e-3, 1e-2)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i, run in enumerate(RUNS):
+        write_record(run, tmp_path / "sweep" / f"part{i % 2}")
+    return tmp_path / "sweep"
+
+
+def lines_of(folder: Path) -> dict[str, list[dict]]:
+    return {run.digest: run.lines for run in collect([folder]).runs}
+
+
+def test_folders_are_searched_at_any_depth(folder: Path) -> None:
+    found = collect([folder])
+    assert lines_of(folder) == {run.digest: run.lines for run in RUNS}
+    assert (found.files, found.damaged_lines, found.nameless, found.other, found.repeated) == (4, 0, 0, 0, 0)
+    assert {run.folder for run in found.runs} == {run.digest for run in RUNS}
+
+
+@pytest.mark.parametrize("suffix", ["xz", "gz"])
+def test_a_bundle_is_the_same_runs(folder: Path, tmp_path: Path, suffix: str) -> None:
+    bundle = tmp_path / "results" / f"records.jsonl.{suffix}"
+    write_bundle(collect([folder]).runs, bundle)
+    assert {run.folder: run.lines for run in collect([bundle.parent]).runs} == lines_of(folder)
+    assert bundle.read_bytes()[:2] == (b"\xfd7" if suffix == "xz" else b"\x1f\x8b")
+    again = collect([folder, bundle])
+    assert len(again.runs) == 4
+    assert again.repeated == 4
+
+
+def test_damaged_lines_are_skipped_and_counted(folder: Path) -> None:
+    first, second, third, fourth = sorted(folder.rglob("record.jsonl"))
+    first.write_text(first.read_text().replace('"epoch": 1', '"epoch" 1', 1))
+    second.write_text(second.read_text() + '{"type": "epoch", "epoch": 3}\n[1]\n\x00\n')
+    third.write_text(third.read_text().split("\n", 1)[1])  # its first line is lost
+    fourth.write_bytes(fourth.read_bytes()[:-3])  # being written
+    found = collect([folder])
+    assert (found.damaged_lines, found.nameless, len(found.runs)) == (4, 1, 3)
+    assert found.damaged_files == [f"{path.parent.name}/record.jsonl" for path in (first, second, third)]
+    epochs = {run.folder: [line["epoch"] for line in run.epochs] for run in found.runs}
+    assert epochs[first.parent.name] == [2]
+    statuses = {run.folder: run.status for run in found.runs}
+    assert statuses[fourth.parent.name] == "unfinished"
+
+
+@pytest.mark.parametrize("suffix", ["xz", "gz"])
+def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
+    bundle = tmp_path / f"records.jsonl.{suffix}"
+    write_bundle([fake_run(seed=seed, accuracies=[seed / 1e3] * 50) for seed in range(200)], bundle)
+    bundle.write_bytes(bundle.read_bytes()[: bundle.stat().st_size // 2])
+    found = collect([bundle])
+    assert 10 < len(found.runs) < 200
+    assert found.damaged_lines == 1
+    bundle.write_bytes(b"not an archive")
+    with pytest.raises(ValueError, match=r"none of the 1 record\(s\) in .* tells of an MQAR run"):
+        collect([bundle])
+
+
+def test_in_a_bundle_a_lost_first_line_costs_its_run_alone(tmp_path: Path) -> None:
+    bundle = tmp_path / "records.jsonl.xz"
+    write_bundle(RUNS, bundle)
+    lines = lzma.decompress(bundle.read_bytes()).splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines) if json.loads(line)["type"] == "run"]
+    lines[starts[1]] = b"{broken\n"
+    (tmp_path / "broken.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+    found = collect([tmp_path / "broken.jsonl.gz"])
+    assert [run.lines for run in found.runs] == [RUNS[0].lines, RUNS[2].lines, RUNS[3].lines]
+    assert (found.damaged_lines, found.nameless) == (1, 1)
+
+
+def test_of_one_run_the_most_complete_record_counts(tmp_path: Path) -> None:
+    for name, run in (("a", fake_run(status=None)), ("b", fake_run()), ("c", fake_run(accuracies=[0.1], status=None))):
+        write_record(run, tmp_path / name)
+    found = collect([tmp_path])
+    assert [run.status for run in found.runs] == ["done"]
+    assert found.repeated == 2
+
+
+def test_records_of_other_kinds_are_left_out(tmp_path: Path) -> None:
+    write_record(fake_run(), tmp_path)
+    other = fake_run(seed=43)
+    other.lines[0]["config"] = {"task": "text", "model": {}}
+    write_record(other, tmp_path)
+    lacking = fake_run(seed=44)
+    del lacking.lines[0]["config"]["train"]["lr"]
+    write_record(lacking, tmp_path)
+    found = collect([tmp_path])
+    assert (found.other, len(found.runs)) == (2, 1)
+
+
+def test_what_a_sweep_wrote_down(folder: Path) -> None:
+    lines = [
+        {"type": "sweep", "file": "a.yaml", "runs": [RUNS[0].digest, "absent", "tried"]},
+        {"type": "failed", "digest": "gone", "error": "no room"},
+        {"type": "failed", "digest": "tried", "error": "no room"},
+        {"type": "retry", "digest": "tried"},
+        {"type": "failed", "digest": "lacks its error"},
+        {"type": "sweep", "runs": 5},
+    ]
+    (folder / "sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "damaged\n")
+    found = collect([folder])
+    assert found.failures == {"gone": "no room"}
+    assert found.asked == {RUNS[0].digest, "absent", "tried"}
+    assert found.damaged_lines == 3
+    assert Lab(found).warnings == [
+        "3 damaged lines skipped, in sweep/sweep.jsonl: what they told is missing here.",
+        "1 run failed, in no result; the first of them with: no room",
+        "2 runs of a sweep not begun yet.",
+    ]
+
+
+def test_a_real_run_is_collected(tmp_path: Path) -> None:
+    config = fake_run(changes={"train": {"epochs": 2, "device": "cpu"}}).config
+    result = train(config, tmp_path / "run")
+    (run,) = collect([tmp_path]).runs
+    assert (run.folder, run.digest, run.status) == ("run", config.digest(), "done")
+    assert run.best.accuracy == result.accuracy
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no record\.jsonl and no bundle .* or below; train something first"):
+        collect([tmp_path])
+    with pytest.raises(ValueError, match="there is no such file or folder"):
+        collect([tmp_path / "nowhere"])
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match=r"notes\.txt is no record; give folders"):
+        collect([tmp_path / "notes.txt"])
+    with pytest.raises(ValueError, match=r"a bundle's name ends in \.jsonl\.xz or \.jsonl\.gz"):
+        write_bundle(RUNS, tmp_path / "records.zip")

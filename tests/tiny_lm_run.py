@@ -1,0 +1,120 @@
+"""A language model's run of a second or less on made-up text, and how to start one in several processes at once."""
+
+import multiprocessing
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from rebased.config import merge
+from rebased.data import write_corpus
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.record import read_record
+from rebased.train.lm import TextResult, TextSink, train_text
+
+TIMINGS = ("seconds", "tokens_per_second", "code", "processes")
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
+
+TINY: dict[str, Any] = {
+    "data": {"folder": "text", "seq_len": 16},
+    "model": {
+        "vocab_size": 257,
+        "d_model": 8,
+        "n_layers": 2,
+        "mixers": ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}],
+        "mlp_ratio": 2,
+        "embed_dropout": 0,
+    },
+    "train": {
+        "steps": 12,
+        "batch_size": 4,
+        "lr": 0.01,
+        "warmup_steps": 3,
+        "log_every": 3,
+        "eval_every": 6,
+        "checkpoint_every": 4,
+        "device": "cpu",
+    },
+}
+
+
+def write_text(folder: Path, seed: int = 0) -> Path:
+    """61 windows of 16 bytes to train on and 11 to evaluate on, the last ones of both filled up."""
+    words = random.Random(seed)
+    text = " ".join(words.choice(WORDS) for _ in range(200))
+    write_corpus(folder, {"train": [text[:500], text[500:970]], "valid": [text[-170:]]})
+    return folder
+
+
+def tiny(text: Path, changes: dict[str, Any] | None = None) -> TextRunConfig:
+    return TextRunConfig.model_validate(merge(TINY | {"data": {"folder": text, "seq_len": 16}}, changes or {}))
+
+
+def curve(folder: Path) -> list[dict[str, Any]]:
+    """The record less what differs between two runs that are the same: times, and what was resumed where."""
+    lines = [line for line in read_record(folder) if line["type"] != "resume"]
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in curve(folder) if "loss" in line]
+
+
+def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
+    """What two runs must share to be the same run."""
+    return curve(folder), (folder / "model.safetensors").read_bytes()
+
+
+class AtStep(TextSink):
+    """Does something after a given step."""
+
+    def __init__(self, step: int, action: Callable[[], Any]) -> None:
+        self.at, self.action = step, action
+
+    def step(self, step: int) -> None:
+        if step == self.at:
+            self.action()
+
+
+# A server that has imported torch, but never computed with it, forks ready processes in milliseconds (conftest.py).
+_processes = multiprocessing.get_context("forkserver")
+
+
+def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    process = _processes.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
+    """The function in several processes, with the environment that torchrun would give each of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [start(_as_rank, rank, size, port, function, arguments) for rank in range(size)]
+
+
+def wait(processes: list[BaseProcess], seconds: float = 60) -> list[int | None]:
+    """Their exit codes; None for one that hangs, which is then ended."""
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
+    return codes
+
+
+def _as_rank(rank: int, size: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    function(*arguments)
+
+
+def run(config: TextRunConfig, folder: Path, resume: bool = False) -> TextResult:
+    return train_text(config, folder, resume=resume)

@@ -1,0 +1,136 @@
+"""Several processes train as one does, take up each other's checkpoints, and do not wait for one that is gone."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rebased.config import merge
+from rebased.models.weights import load_model
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.record import read_record
+from rebased.train.lm import ToldElsewhere, train_text
+from tiny_lm_run import AtStep, losses, run, start_world, tiny, wait, write_text
+from tolerances import assert_close
+
+SHORT: dict[str, Any] = {"train": {"steps": 6, "micro_batch": 1, "eval_every": 3, "checkpoint_every": 100}}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+def config_of(text: Path, parallel: str, changes: dict[str, Any] | None = None) -> TextRunConfig:
+    return tiny(text, merge(merge(SHORT, {"train": {"parallel": parallel}}), changes or {}))
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train_text(config_of(text, "ddp"), folder)
+    return folder
+
+
+def assert_same_run(folder: Path, alone: Path) -> None:
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
+    ours, theirs = dict(load_model(folder).named_parameters()), dict(load_model(alone).named_parameters())
+    assert_close([ours[name].detach() for name in theirs], [each.detach() for each in theirs.values()], theirs)
+    measured, expected = (read_record(path)[-1]["valid"] for path in (folder, alone))
+    assert measured["tokens"] == expected["tokens"]
+    assert measured["ar"]["loss"] == pytest.approx(expected["ar"]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "context"])
+def test_two_processes_have_the_losses_of_one(text: Path, alone: Path, tmp_path: Path, parallel: str) -> None:
+    assert wait(start_world(2, run, config_of(text, parallel), tmp_path / "run")) == [0, 0]
+    record = read_record(tmp_path / "run")
+    assert [(line["type"], line.get("step")) for line in record] == [
+        (line["type"], line.get("step")) for line in read_record(alone)
+    ]
+    assert record[0]["processes"] == 2
+    assert_same_run(tmp_path / "run", alone)
+
+
+def stopped(config: TextRunConfig, folder: Path, rank: str) -> None:
+    """One process is asked to stop in the middle of a line of the record: all of them stop where it ends."""
+    act = AtStep(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    result = train_text(config, folder, sinks=[act])
+    assert result.status == "interrupted"
+    assert result.step == 3
+    assert result.speaks == (os.environ["RANK"] == rank)
+
+
+def test_a_checkpoint_of_two_shards_goes_on_in_one_process(text: Path, alone: Path, tmp_path: Path) -> None:
+    config = config_of(text, "fsdp")
+    assert wait(start_world(2, stopped, config, tmp_path / "run", "0")) == [0, 0]
+    assert len(list((tmp_path / "run").glob("checkpoint-3/__*"))) == 2  # each process wrote its part
+    assert train_text(config, tmp_path / "run", resume=True).status == "done"
+    assert [line["processes"] for line in read_record(tmp_path / "run") if "processes" in line] == [2, 1]
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_a_checkpoint_of_one_process_goes_on_in_two_shards(text: Path, alone: Path, tmp_path: Path) -> None:
+    """Begun without a thought of several processes, which need other micro batches."""
+    config = config_of(text, "none", {"train": {"micro_batch": 4}})
+    act = AtStep(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train_text(config, tmp_path / "run", sinks=[act]).status == "interrupted"
+    assert wait(start_world(2, run, config_of(text, "fsdp"), tmp_path / "run", True)) == [0, 0]
+    how = [line["how"] for line in read_record(tmp_path / "run") if line["type"] in ("run", "resume")]
+    assert [(each["parallel"], each["micro_batch"]) for each in how] == [("none", 4), ("fsdp", 1)]
+    assert_same_run(tmp_path / "run", alone)
+
+
+def lose_one(config: TextRunConfig, folder: Path, told: Path) -> None:
+    """The second process is killed before a step; the first one says that it lost it."""
+    if os.environ["RANK"] == "1":
+        from rebased.train.lm import step
+
+        step.TextStep.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign, return-value]
+    try:
+        train_text(config, folder)
+    except OSError as error:
+        told.write_text(str(error))
+        raise SystemExit(3) from error
+
+
+def test_a_process_that_is_killed_does_not_leave_the_other_waiting(text: Path, tmp_path: Path) -> None:
+    config, told = config_of(text, "ddp"), tmp_path / "told"
+    assert wait(start_world(2, lose_one, config, tmp_path / "run", told), seconds=40) == [3, -signal.SIGKILL]
+    assert "process 0 of 2 lost another one" in told.read_text()
+    assert "start all of them again with --resume" in told.read_text()
+
+
+def refuse(config: TextRunConfig, folder: Path) -> None:
+    """An error that one process finds is raised in all of them, and told by one."""
+    with pytest.raises(ValueError, match="is not empty and not a run's") as caught:
+        train_text(config, folder)
+    assert isinstance(caught.value, ToldElsewhere) == (os.environ["RANK"] == "1")
+
+
+def test_a_mistake_ends_all_processes(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert wait(start_world(2, refuse, config_of(text, "ddp"), tmp_path)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"parallel": "none"}}, "torchrun started 2 processes and train.parallel is none; set it to ddp"),
+        ({"train": {"batch_size": 3}}, "train.batch_size 3 cannot be shared by 2 processes; choose a multiple"),
+        (
+            {"train": {"parallel": "context"}, "data": {"seq_len": 15}},
+            "data.seq_len 15 cannot be shared by 2 processes; choose a multiple",
+        ),
+    ],
+)
+def test_what_cannot_be_shared(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match=message):
+        train_text(config_of(text, "ddp", changes), tmp_path / "run")

@@ -1,0 +1,258 @@
+"""A language model's run that is killed and resumed is the same run, bit for bit; damage is not taken for whole."""
+
+import errno
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from rebased.config import merge
+from rebased.models import LanguageModel
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.record import read_record
+from rebased.train.lm import TextSink, checkpoint, train_text
+from rebased.train.lm.checkpoint import SafeReader
+from tiny_lm_run import AtStep, everything, losses, start, tiny, wait, write_text
+
+OFTEN = {"train": {"checkpoint_every": 3}, "model": {"embed_dropout": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train_text(tiny(text, OFTEN), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def at_seven(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return interrupted(tiny(text, OFTEN), tmp_path_factory.mktemp("interrupted") / "run", 7)
+
+
+def interrupted(config: TextRunConfig, folder: Path, step: int) -> Path:
+    stop = AtStep(step, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert train_text(config, folder, sinks=[stop]).status == "interrupted"
+    return folder
+
+
+def test_the_record_has_every_line_once(whole: Path) -> None:
+    lines = [(line["type"], line.get("step")) for line in read_record(whole)]
+    expected = [("run", None), ("step", 3), ("step", 6), ("eval", 6), ("step", 9), ("step", 12), ("eval", 12)]
+    assert lines == [*expected, ("end", 12)]
+
+
+class WhileMeasuring(TextSink):
+    """Asks the run to end, once, when some windows are measured."""
+
+    def __init__(self) -> None:
+        self.asked, self.heard = False, 0
+
+    def measuring(self, split: str, done: int, total: int) -> None:
+        if done and not self.asked:
+            self.asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stopping(self) -> None:
+        self.heard += 1
+
+
+def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_path: Path) -> None:
+    sink = WhileMeasuring()
+    result = train_text(tiny(text, OFTEN), tmp_path / "run", sinks=[sink])
+    assert (result.status, result.step, sink.heard) == ("interrupted", 12, 1)
+    assert not any(line["type"] == "end" for line in read_record(tmp_path / "run"))
+    result = train_text(tiny(text, OFTEN), tmp_path / "run", resume=True)
+    assert result.status == "done"
+    assert result.perplexity == read_record(whole)[-1]["valid"]["all"]["perplexity"]
+    assert everything(tmp_path / "run") == everything(whole)
+
+
+def test_how_often_is_saved_changes_nothing_but_the_seed_does(text: Path, whole: Path, tmp_path: Path) -> None:
+    no_onednn = AtStep(12, partial(torch.backends.mkldnn.set_flags, False))  # as torch on a CPU without bf16
+    train_text(tiny(text, {"model": {"embed_dropout": 0.1}}), tmp_path / "run", sinks=[no_onednn])
+    assert torch.backends.mkldnn.enabled  # a run that follows depends on it
+    assert everything(tmp_path / "run")[1] == everything(whole)[1]
+    train_text(tiny(text, OFTEN | {"train": {"seed": 43}}), tmp_path / "other")
+    assert everything(tmp_path / "other")[1] != everything(whole)[1]
+
+
+def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
+    """Train until this step (or this step's checkpoint), and be killed there."""
+    end = partial(os.kill, os.getpid(), signal.SIGKILL)
+    name = f"checkpoint-{step}"
+    finish, delete = dcp.FileSystemWriter.finish, checkpoint._delete_all_but
+
+    def die_before_contents(self: dcp.FileSystemWriter, metadata: Any, results: Any) -> None:
+        end() if name in str(self.path) else finish(self, metadata, results)
+
+    def die_after_pointer(folder: Path, keep: str) -> None:
+        end() if keep == name else delete(folder, keep)
+
+    sinks = [AtStep(step, end)] if moment == "step" else []
+    if moment == "written":
+        dcp.FileSystemWriter.finish = die_before_contents  # type: ignore[method-assign]
+    if moment == "pointed":
+        checkpoint._delete_all_but = die_after_pointer
+    train_text(config, folder, resume=True, sinks=sinks)
+
+
+def test_killed_again_and_again(text: Path, whole: Path, tmp_path: Path) -> None:
+    """Before there is a checkpoint, while one is written, between two, as one comes into force, at the end."""
+    config, folder = tiny(text, OFTEN), tmp_path / "run"
+    moments = [("step", 2), ("written", 3), ("written", 6), ("step", 8), ("pointed", 9), ("step", 12), ("pointed", 12)]
+    for moment, step in moments:
+        assert wait([start(die, config, folder, moment, step)]) == [-signal.SIGKILL], (moment, step)
+    assert len(list(folder.glob("checkpoint-*"))) > 1  # those killed had no time to remove the former
+    train_text(config, folder, resume=True)
+    assert everything(folder) == everything(whole)
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-12"]
+
+
+@pytest.mark.parametrize("step", [1, 6, 11])  # within a line of the record, and where one ends
+def test_signals_save_and_stop(text: Path, whole: Path, tmp_path: Path, step: int) -> None:
+    config = tiny(text, OFTEN | {"train": {"checkpoint_every": 100}})
+    folder = interrupted(config, tmp_path / "run", step)
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{step}"]
+    assert train_text(config, folder, resume=True).status == "done"
+    assert everything(folder)[1] == everything(whole)[1]
+    assert losses(folder) == losses(whole)
+
+
+def test_how_it_is_computed_may_change_and_what_may_not(text: Path, whole: Path, tmp_path: Path) -> None:
+    folder = interrupted(tiny(text, OFTEN), tmp_path / "run", 5)
+    changed = tiny(text, merge(OFTEN, {"train": {"recompute": True, "parallel": "fsdp"}}))
+    assert changed.digest() == tiny(text, OFTEN).digest()
+    other = tiny(text, merge(OFTEN, {"train": {"precision": "bf16"}}))
+    assert other.digest() != changed.digest()
+    with pytest.raises(ValueError, match=r"holds another run: train\.precision is 'auto' there and 'bf16' here"):
+        train_text(other, folder, resume=True)
+    train_text(changed, folder, resume=True)
+    assert everything(folder)[1] == everything(whole)[1]
+
+
+def test_a_done_run_is_left_as_it_is(text: Path, whole: Path) -> None:
+    before = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
+    assert train_text(tiny(text, OFTEN), whole, resume=True).status == "already_done"
+    assert {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()} == before
+
+
+def damage(file: str) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        path = next(folder.glob(file))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    return act
+
+
+def remove(file: str) -> Callable[[Path], None]:
+    return lambda folder: next(folder.glob(file)).unlink()
+
+
+DAMAGE = {
+    "weights": (damage("checkpoint-*/__0_0.distcp"), "__0_0.distcp is damaged: its size or checksum"),
+    "contents": (damage("checkpoint-*/.metadata"), ".metadata is damaged: its size or checksum"),
+    "missing": (remove("checkpoint-*/__0_0.distcp"), "__0_0.distcp is missing, though checkpoint.json names it"),
+    "pointer": (damage("checkpoint.json"), "checkpoint.json is damaged"),
+    "lost": (remove("checkpoint.json"), "has lost its checkpoint.json"),
+    "record": (lambda folder: os.truncate(folder / "record.jsonl", 100), "record.jsonl is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_told(text: Path, at_seven: Path, tmp_path: Path, name: str) -> None:
+    config = tiny(text, OFTEN)
+    act, message = DAMAGE[name]
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
+    act(folder)
+    with pytest.raises(ValueError, match=message):
+        train_text(config, folder, resume=True)
+
+
+def test_another_architecture_is_told(
+    text: Path, at_seven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text, OFTEN)
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
+    monkeypatch.setattr(
+        "rebased.train.lm.loop.LanguageModel",
+        lambda shape: LanguageModel(shape.model_copy(update={"mlp_ratio": 3})),
+    )
+    with pytest.raises(ValueError, match=r"another architecture.*fc1.bias is \[16\] there and \[24\] here"):
+        train_text(config, folder, resume=True)
+
+
+def test_another_text_is_told(text: Path, tmp_path: Path) -> None:
+    shutil.copytree(text, tmp_path / "text")
+    config = tiny(tmp_path / "text", OFTEN)
+    folder = interrupted(config, tmp_path / "run", 7)
+    shutil.rmtree(tmp_path / "text")
+    write_text(tmp_path / "text", seed=1)
+    with pytest.raises(ValueError, match="holds another text than this run began with"):
+        train_text(config, folder, resume=True)
+
+
+CONTENTS = "torch.distributed.checkpoint.filesystem"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("posix", "system"),
+        (CONTENTS, "os.system"),
+        (CONTENTS, "io.FileIO"),
+        (CONTENTS, "FileSystem"),
+        ("torch", "load"),
+    ],
+)
+def test_a_table_of_contents_cannot_run_code(tmp_path: Path, module: str, name: str) -> None:
+    """It names something and calls it with a path; by a dotted name it would get at what a module imports."""
+    words = [b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name, str(tmp_path / "made"))]
+    call = words[0] + words[1] + b"\x93" + words[2] + b"\x85R."  # both names, their object; path, tuple, call, end
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + call)
+    with pytest.raises(pickle.UnpicklingError, match="has no place in a checkpoint"):
+        SafeReader(tmp_path).read_metadata()
+
+
+def test_a_full_disk_is_told_and_the_former_checkpoint_stands(
+    text: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, write = tiny(text, OFTEN), dcp.FileSystemWriter.write_data
+
+    def full(self: dcp.FileSystemWriter, *arguments: object) -> object:
+        if "checkpoint-6" in str(self.path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
+    with pytest.raises(OSError, match="checkpoint-6 could not be saved: No space left on device; the one of step 3 is"):
+        train_text(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
+    monkeypatch.undo()
+    train_text(config, tmp_path / "run", resume=True)
+    assert everything(tmp_path / "run") == everything(whole)
+
+
+def test_divergence_is_told_and_its_weights_are_not_saved(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, {"train": {"lr": 1e30, "eps": 1e-30, "clip_norm": None, "weight_decay": 0}})
+    with pytest.raises(ValueError, match=r"at step \d+, where lr was .* Try a lower rate, such as --train.lr 3e\+29"):
+        train_text(config, tmp_path / "run")
+    assert read_record(tmp_path / "run")[-1]["status"] == "diverged"
+    assert not (tmp_path / "run" / "checkpoint.json").exists()
+    with pytest.raises(ValueError, match="holds a run that went no further"):
+        train_text(config, tmp_path / "run", resume=True)

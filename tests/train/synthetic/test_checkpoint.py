@@ -1,0 +1,170 @@
+"""Damaged, foreign and half-written checkpoints; a full disk."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import AtStep, everything, tiny
+
+from rebased.train import Diverged, train
+from rebased.train.synthetic.checkpoint import load_checkpoint, read_pointer, save_checkpoint
+
+CONFIG = tiny()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupted."""
+    train(CONFIG, folder := tmp_path_factory.mktemp("whole") / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    train(CONFIG, folder, sinks=[AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))])
+    return folder
+
+
+@pytest.fixture
+def folder(interrupted: Path, tmp_path: Path) -> Path:
+    """A run that was interrupted after step 10."""
+    return Path(shutil.copytree(interrupted, tmp_path / "run"))
+
+
+def forge(folder: Path, state: Any, **changes: Any) -> None:
+    """Put another checkpoint in place, with a pointer that fits it."""
+    save_checkpoint(folder, state, **({"digest": CONFIG.digest(), "epoch": 1, "step": 99} | changes))
+
+
+def resume_fails(folder: Path, match: str) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=match):
+        train(CONFIG, folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_pointer_describes_the_file(folder: Path) -> None:
+    pointer = json.loads((folder / "checkpoint.json").read_text())
+    assert pointer.keys() == {"format", "file", "sha256", "bytes", "epoch", "step", "digest"}
+    assert (pointer["file"], pointer["step"], pointer["epoch"]) == ("checkpoint-10.pt", 10, 1)
+    assert pointer["bytes"] == (folder / "checkpoint-10.pt").stat().st_size
+    assert pointer["digest"] == CONFIG.digest()
+    torch.load(folder / "checkpoint-10.pt", weights_only=True)
+
+
+def test_flipped_bit(folder: Path) -> None:
+    data = bytearray((folder / "checkpoint-10.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "checkpoint-10.pt").write_bytes(data)
+    resume_fails(folder, r"checkpoint-10\.pt is damaged: its checksum.*another folder")
+
+
+def test_truncated(folder: Path) -> None:
+    os.truncate(folder / "checkpoint-10.pt", 1000)
+    resume_fails(folder, r"checkpoint-10\.pt is damaged: it has 1000 bytes")
+
+
+def test_missing(folder: Path) -> None:
+    (folder / "checkpoint-10.pt").unlink()
+    resume_fails(folder, r"checkpoint-10\.pt is missing, though checkpoint\.json names it")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"file": "x"}', '{"file": "../x"}', "\x00\xff"])
+def test_damaged_pointer(folder: Path, text: str) -> None:
+    (folder / "checkpoint.json").write_text(text)
+    resume_fails(folder, r"checkpoint\.json is damaged")
+
+
+def test_of_another_run(folder: Path) -> None:
+    forge(folder, {}, digest="0123456789ab")
+    resume_fails(folder, r"checkpoint-99\.pt belongs to another run, 0123456789ab")
+
+
+def test_of_another_format(folder: Path) -> None:
+    forge(folder, {"format": 99})
+    resume_fails(folder, r"checkpoint-99\.pt is not a checkpoint of format 1")
+
+
+def test_of_another_architecture(folder: Path) -> None:
+    state = load_checkpoint(folder, CONFIG.digest())
+    assert state is not None
+    state["model"]["norm.weight"] = torch.ones(9)
+    forge(folder, state)
+    resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight.*resume with the code")
+
+
+def test_code_in_a_checkpoint_is_not_run(folder: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(folder / "pwned"),)
+
+    forge(folder, {"model": Evil()})
+    resume_fails(folder, r"checkpoint-99\.pt is not a checkpoint that torch can read safely")
+    assert not (folder / "pwned").exists()
+
+
+def test_lost_pointer_is_not_a_reason_to_start_over(tmp_path: Path) -> None:
+    sink = AtStep(20, lambda: os.kill(os.getpid(), signal.SIGINT))
+    train(CONFIG, tmp_path / "run", sinks=[sink])
+    (tmp_path / "run" / "checkpoint.json").unlink()
+    resume_fails(tmp_path / "run", r"has lost its checkpoint\.json")
+
+
+def test_record_shorter_than_its_checkpoint(folder: Path) -> None:
+    (folder / "record.jsonl").write_text("")
+    resume_fails(folder, r"record\.jsonl is damaged: it holds 0 bytes")
+
+
+def test_damaged_record_line(folder: Path) -> None:
+    lines = (folder / "record.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "record.jsonl").write_bytes(lines[0] + b"garbage\n" + lines[1])
+    resume_fails(folder, r"record\.jsonl is damaged in line 2")
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Whichever write meets the full disk: the error says so, the last checkpoint stays, and with room it goes on."""
+    former, real, calls = read_pointer(folder), os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"could not be (saved|written): No space left on device.*--resume"):
+        train(CONFIG, folder, resume=True)
+    monkeypatch.setattr(os, "fsync", real)
+    assert not list(folder.glob(".*.partial"))
+    pointer = read_pointer(folder)
+    assert pointer is not None
+    assert former is not None
+    assert pointer["step"] >= former["step"]
+    assert [path.name for path in folder.glob("checkpoint-*.pt")] == [pointer["file"]]
+    train(CONFIG, folder, resume=True)
+    assert everything(folder) == everything(whole)
+
+
+def test_full_disk_within_the_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own writer meets the error half-way through the file."""
+    before = (folder / "checkpoint.json").read_bytes()
+    monkeypatch.setattr(torch, "save", lambda state, file: open("/dev/full", "wb", buffering=0).write(b"x"))  # noqa: SIM115
+    with pytest.raises(
+        OSError, match=r"checkpoint-16\.pt could not be saved: No space left.*the one of step 10 is whole"
+    ):
+        train(CONFIG, folder, resume=True)
+    assert (folder / "checkpoint.json").read_bytes() == before
+    assert {path.name for path in folder.glob("*checkpoint-*")} == {"checkpoint-10.pt"}
+
+
+def test_diverged_is_a_value_error() -> None:
+    assert issubclass(Diverged, ValueError)  # the remedy is a value in the config

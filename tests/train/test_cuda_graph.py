@@ -1,0 +1,141 @@
+"""The step as a CUDA graph: which shapes are captured when, and that a captured run is the run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_run import tiny, without_timings
+from torch import Tensor
+
+from rebased.models import LanguageModel
+from rebased.runs.synthetic_config import Precision
+from rebased.tasks import Questions, find_questions
+from rebased.train import train
+from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
+from rebased.train.synthetic.optimiser import build_optimiser, set_lr
+from rebased.train.synthetic.step import Step
+
+
+class FakeGraph:
+    """Replays as a graph does: the same work, on what stands in the buffers by then."""
+
+    recording: Any = None
+
+    def replay(self) -> None:
+        self.recorded()
+
+    def pool(self) -> str:
+        return "pool"
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """torch's graphs without a GPU; the pool that each capture was given."""
+    pools: list[Any] = []
+
+    @contextmanager
+    def capture(graph: FakeGraph, pool: Any, stream: Any) -> Iterator[None]:
+        FakeGraph.recording = graph
+        pools.append(pool)
+        yield
+        FakeGraph.recording = None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    return pools
+
+
+def make_questions(N: int, T: int) -> Questions:
+    return Questions(
+        torch.zeros(N, T, dtype=torch.int64), torch.zeros(N, 1, dtype=torch.int64), torch.arange(N)[:, None]
+    )
+
+
+def test_a_shape_is_captured_when_it_comes_the_fourth_time(captures: list[Any]) -> None:
+    eager = 0
+
+    def step(questions: Questions, rows: Tensor) -> Tensor:
+        nonlocal eager
+        outcome = torch.zeros(2)
+
+        def work() -> None:
+            outcome[0] = questions.targets[rows].sum()
+
+        if FakeGraph.recording is None:
+            eager += 1
+            work()
+        else:
+            FakeGraph.recording.recorded = work
+        return outcome
+
+    captured, sets = CapturedStep(step), [make_questions(20, 4), make_questions(20, 6)]
+    for questions, size in ((sets[0], 3), (sets[0], 2), (sets[1], 3)):
+        for i in range(WARM_UP + 3):
+            rows = torch.arange(i, i + size)
+            assert captured(questions, rows)[0] == rows.sum(), (size, i)
+    assert eager == 3 * WARM_UP
+    assert captures == [None, "pool", "pool"]  # graphs share their memory
+
+
+def test_a_step_that_cannot_be_captured_says_so(captures: list[Any]) -> None:
+    def step(questions: Questions, rows: Tensor) -> Tensor:
+        if FakeGraph.recording is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+        return torch.zeros(2)
+
+    captured, questions = CapturedStep(step), make_questions(4, 4)
+    for _ in range(WARM_UP):
+        captured(questions, torch.arange(2))
+    with pytest.raises(
+        ValueError, match=r"\(CUDA error: operation not permitted .* capturing\).*--train.capture false"
+    ):
+        captured(questions, torch.arange(2))
+
+
+def gpu_losses(capture: bool, precision: Precision, micro_batch: int | None, steps: int = 12) -> list[list[float]]:
+    """The losses of some steps with dropout, of two shapes in turn, and with a rate that changes."""
+    config = tiny({"train": {"micro_batch": micro_batch}, "model": {"embed_dropout": 0.3}})
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    with own_stream(device):
+        model = LanguageModel(config.model).to(device)
+        optimiser = build_optimiser(model, config.train)
+        step: Any = Step(model, optimiser, micro_batch=micro_batch, precision=precision)
+        step = CapturedStep(step) if capture else step
+        sets = [find_questions(examples) for examples in config.task.build(0, device).train]
+        outcomes = []
+        for i in range(steps):
+            set_lr(optimiser, 0.01 / (i + 1))
+            rows = torch.arange(8, device=device) if i % 3 else torch.arange(3, device=device)
+            outcomes.append(step(sets[i % 2], rows).clone())
+        torch.cuda.synchronize()
+    return torch.stack(outcomes).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_captured_steps_are_the_steps(precision: Precision, micro_batch: int | None) -> None:
+    eager, captured = (gpu_losses(capture, precision, micro_batch, steps=60) for capture in (False, True))
+    torch.testing.assert_close(torch.tensor(captured), torch.tensor(eager), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_on_a_gpu_resumes(tmp_path: Path, precision: str) -> None:
+    import os
+    import signal
+
+    from tiny_run import AtStep
+
+    config = tiny({"train": {"device": "cuda", "precision": precision}})
+    train(config, tmp_path / "whole")
+    stopped = train(config, tmp_path / "cut", sinks=[AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))])
+    assert stopped.status == "interrupted"
+    train(config, tmp_path / "cut", resume=True)
+    whole, cut = ([line["loss"] for line in without_timings(tmp_path / name)[1:-1]] for name in ("whole", "cut"))
+    assert cut == pytest.approx(whole, rel=1e-4)  # the same batches and the same dropout
