@@ -40,14 +40,15 @@ def train(
     Parameters
     ----------
     config
-        YAML file with the sections task, model and train; configs/mqar/ has some. Any setting in it can be changed on
-        the command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
+        YAML file with the sections task, model and train; configs/mqar/ and configs/tasks/ have some. Any setting in it
+        can be changed on the command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume
         Go on where the run in that folder was ended.
     imports
-        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+        Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
+        several times.
     """
     for name in imports:
         import_user_code(name)

@@ -5,6 +5,8 @@ measure what it recalls. Two more methods, `init_state` and `extend`, let a mode
 decoding are one method, with many tokens or with one. `forward_documents` keeps packed documents apart, and
 `forward_part` lets several processes share one sequence. A constructor's signature is its schema: what a config may say
 about the mixer is exactly the keyword arguments of `__init__`, less those that the model itself supplies (CONTEXT).
+An argument that is added to a mixer of which there are runs already is named in a class attribute, `added_later =
+("gate",)`: while it has its default, the digests of those runs stay what they were.
 """
 
 import difflib

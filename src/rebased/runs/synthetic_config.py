@@ -15,7 +15,7 @@ from rebased.config import Config
 from rebased.models import LMConfig
 from rebased.runs.model_section import finish_model
 from rebased.runs.protocol import Protocol
-from rebased.tasks import MQARData
+from rebased.tasks import AnyTask, TaskData
 
 Precision = Literal["fp32", "tf32", "bf16"]
 """fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
@@ -54,7 +54,7 @@ class TrainConfig(Config):
 class RunConfig(Config):
     """Finished before step 0 and never rewritten; its digest names the run."""
 
-    task: MQARData
+    task: AnyTask
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
@@ -86,12 +86,14 @@ class RunConfig(Config):
                 "leave it out to take the task's"
             )
         if self.train.protocol == "held_out" and not self.task.held_out:
+            segment = ", ".join(f"{key}: {value}" for key, value in self.task.test[0])
             raise ValueError(
                 "train.protocol held_out reports on a split of its own, and task.held_out is empty; give it segments, "
-                "such as [{seq_len: 256, kv_pairs: 64, examples: 3000}]"
+                f"such as [{{{segment}}}]"
             )
         return self
 
 
-def longest(task: MQARData) -> int:
+def longest(task: TaskData) -> int:
+    """The length of the longest sequence in any split."""
     return max(segment.seq_len for segment in task.train + task.test + task.held_out)

@@ -20,7 +20,7 @@ from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
 from rebased.runs.record import lines_so_far, read_record
 from rebased.runs.synthetic_config import RunConfig
-from rebased.tasks import Segment
+from rebased.tasks import IGNORE, Task
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
 from rebased.train.executors.worker import one_line
@@ -28,6 +28,7 @@ from rebased.train.sweep.plan import PlannedRun
 from rebased.train.synthetic.loop import train
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
+LABELLED_ROWS = 256  # in which labels are counted: some tasks have more in one row than in another
 Pattern = tuple[str, ...]
 STEPS, EPOCHS = 3, 3  # timed are the steps of the last epoch: in the first kernels are compiled, then graphs captured
 
@@ -45,9 +46,16 @@ class Estimate(NamedTuple):
     basis: str  # where the numbers come from, and how far to trust them
 
 
-def sequence_work(model: LMConfig, segment: Segment) -> float:
-    body, states = _numbers(model, segment.seq_len)
-    return segment.seq_len * (body + states) + segment.kv_pairs * model.d_model * model.vocab_size
+def sequence_work(model: LMConfig, task: Task) -> float:
+    body, states = _numbers(model, task.seq_len)
+    return task.seq_len * (body + states) + _labels_per_row(task) * model.d_model * model.vocab_size
+
+
+@cache
+def _labels_per_row(task: Task) -> float:
+    """The mean number of labelled positions, over some training rows."""
+    labels = task.build(LABELLED_ROWS, seed=0).labels
+    return int((labels != IGNORE).sum()) / LABELLED_ROWS
 
 
 @cache
@@ -61,8 +69,10 @@ def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
 
 def epoch_work(config: RunConfig) -> float:
     task, model = config.task, config.model
-    training = sum(segment.examples * sequence_work(model, segment) for segment in task.train)
-    testing = sum(segment.examples * sequence_work(model, segment) for segment in (*task.test, *task.held_out))
+    training, testing = (
+        sum(segment.examples * sequence_work(model, task.task(segment)) for segment in segments)
+        for segments in (task.train, (*task.test, *task.held_out))
+    )
     return 3 * training + testing
 
 
@@ -127,10 +137,10 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     seconds spent on steps, multiply-adds of a step."""
     config = RunConfig.model_validate(tree)
     segment = config.task.train[0]
-    work = sequence_work(config.model, segment)
+    work = sequence_work(config.model, config.task.task(segment))
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / (3 * work))))
-    few = {"seq_len": segment.seq_len, "kv_pairs": segment.kv_pairs}
+    few = segment.settings()
     task = {"train": [{**few, "examples": STEPS * rows}], "test": [{**few, "examples": 1}], "held_out": []}
     settings = {"epochs": EPOCHS, "batch_size": rows, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
     short = RunConfig.model_validate(
@@ -169,5 +179,5 @@ def _times_more(run: PlannedRun, rate: Rate) -> float:
     unit = epoch_work(config)
     if rate.measured:
         segment = config.task.train[0]
-        unit = 3 * config.train.batch_size * sequence_work(config.model, segment)
+        unit = 3 * config.train.batch_size * sequence_work(config.model, config.task.task(segment))
     return max(unit / rate.work, rate.work / unit)

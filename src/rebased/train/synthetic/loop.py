@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rebased.evaluate.accuracy import accuracies, evaluate
+from rebased.evaluate.accuracy import evaluate
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.ops.backend import has_gpu
@@ -280,8 +280,7 @@ class Run:
     def test(self, segments: Sequence[Segment], examples: Sequence[Examples]) -> dict[str, Any]:
         batch = self.config.train.batch_size
         with autocast(self.config.train.precision, self.device):
-            meter = self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch))
-        return accuracies(meter)
+            return self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch))
 
     def save(self) -> None:
         self.state.save(self.folder, self.config.digest(), self.record.size)
