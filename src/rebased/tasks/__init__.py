@@ -2,8 +2,11 @@
 
 from rebased.tasks.batches import Batch, epoch_batches
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task, task_class, task_name, task_names
+from rebased.tasks.copying import Copying
+from rebased.tasks.forgetting_mqar import ForgettingMQAR
 from rebased.tasks.mqar import MQAR, PAIRS_BY_LENGTH
 from rebased.tasks.questions import Questions, find_questions
+from rebased.tasks.selective_copying import SelectiveCopying
 from rebased.tasks.splits import DEFAULT_TASK, AnyTask, Segment, Splits, TaskData, task_data
 
 __all__ = [
@@ -13,9 +16,12 @@ __all__ = [
     "PAIRS_BY_LENGTH",
     "AnyTask",
     "Batch",
+    "Copying",
     "Examples",
+    "ForgettingMQAR",
     "Questions",
     "Segment",
+    "SelectiveCopying",
     "Split",
     "Splits",
     "Task",

@@ -1,6 +1,7 @@
 """Multi-query associative recall: read pairs of keys and values, then say the value of each key that is asked for."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -31,8 +32,8 @@ class MQAR(Task):
         labels  . . .  . 9 . . . 12 . . .
     """
 
-    segment_fields: ClassVar = ("seq_len", "kv_pairs")
-    segment_words: ClassVar = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
+    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs")
+    segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
 
     seq_len: int = 256
     kv_pairs: int = 64
@@ -42,6 +43,10 @@ class MQAR(Task):
 
     @model_validator(mode="after")
     def _check(self) -> "MQAR":
+        self._check_sizes()
+        return self
+
+    def _check_sizes(self) -> None:
         if self.seq_len % 2:
             raise ValueError(f"seq_len must be even, got {self.seq_len}: use {self.seq_len - 1} or {self.seq_len + 1}")
         if self.kv_pairs < 1:
@@ -55,7 +60,6 @@ class MQAR(Task):
             raise ValueError(
                 f"vocab_size must exceed seq_len={self.seq_len}, got {self.vocab_size}: use at least {self.seq_len + 1}"
             )
-        return self
 
     @property
     def first_value(self) -> int:

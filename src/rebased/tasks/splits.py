@@ -2,7 +2,7 @@
 
 from copy import copy
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
@@ -21,8 +21,9 @@ _ROUND_SIZE = 1024  # at least this many candidates a round, so that small split
 class Segment(Config):
     """So many examples of one length and one load. Each task has a subclass with its own segment fields."""
 
-    seq_len: int
-    examples: int = Field(ge=1)
+    if TYPE_CHECKING:  # every subclass has both, the task's other fields between them
+        seq_len: int
+        examples: int
 
     def settings(self) -> dict[str, Any]:
         """The task's fields that this segment sets: all but `examples`."""
