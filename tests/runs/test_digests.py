@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 from torch import Tensor, nn
 
-from rebased.config import Config
+from rebased.config import Config, merge
 from rebased.mixers import contract, register_mixer
 from rebased.models import LMConfig
 from rebased.runs.collect import collect, is_synthetic, is_text
@@ -15,6 +15,8 @@ from rebased.runs.finished import Run
 from rebased.runs.folder import run_folder
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.synthetic_config import RunConfig
+from rebased.tasks import MQAR, register_task
+from rebased.tasks import contract as task_contract
 from rebased.train import train
 from tiny_run import TINY, tiny
 
@@ -127,6 +129,17 @@ def test_a_mixers_added_argument(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert digest(Plain) == digest(Gated) == digest(Gated, gate=False)
     assert len({digest(Plain), digest(Gated, gate=True), digest(Gated, width=4)}) == 3
+
+
+def test_the_name_of_a_task_counts_unless_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of two names may have the same settings; only MQAR was recorded before tasks had names."""
+    monkeypatch.setattr(task_contract, "_REGISTER", dict(task_contract._REGISTER))
+    for name in ("one", "other"):
+        register_task(name)(type(name, (MQAR,), {}))
+    plain = RunConfig.model_validate(TINY)
+    named = [RunConfig.model_validate(merge(TINY, {"task": {"name": name}})) for name in ("mqar", "one", "other")]
+    assert named[0].digest() == plain.digest()
+    assert len({config.digest() for config in named}) == 3
 
 
 def test_a_run_written_before_tasks_had_names_is_resumed(tmp_path: Path) -> None:

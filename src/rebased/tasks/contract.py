@@ -6,7 +6,6 @@ rows with one generator, so for every task the same seed gives the same rows, an
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -21,12 +20,15 @@ BLOCK_ROWS = 1024  # rows are drawn so many at a time: it bounds the scratch mem
 Split = Literal["train", "test", "held_out"]
 
 
+_NO_SLICES: Mapping[str, Tensor] = {}
+
+
 class Examples(NamedTuple):
     """Rows of a task. A slice names positions [N,T] or rows [N] (bool) whose accuracy is reported by itself."""
 
     inputs: Tensor  # [N,T] int64
     labels: Tensor  # [N,T] int64: the right answer at that same position, IGNORE where nothing is asked
-    slices: Mapping[str, Tensor] = MappingProxyType({})
+    slices: Mapping[str, Tensor] = _NO_SLICES
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
         """The same function applied to every tensor, such as one that selects rows."""

@@ -48,13 +48,14 @@ class Estimate(NamedTuple):
 
 def sequence_work(model: LMConfig, task: Task) -> float:
     body, states = _numbers(model, task.seq_len)
-    return task.seq_len * (body + states) + _labels_per_row(task) * model.d_model * model.vocab_size
+    labels = _labels_per_row(type(task), task.model_dump_json())
+    return task.seq_len * (body + states) + labels * model.d_model * model.vocab_size
 
 
 @cache
-def _labels_per_row(task: Task) -> float:
-    """The mean number of labelled positions, over some training rows."""
-    labels = task.build(LABELLED_ROWS, seed=0).labels
+def _labels_per_row(cls: type[Task], settings: str) -> float:
+    """The mean number of labelled positions, over some training rows of the task with these settings (JSON)."""
+    labels = cls.model_validate_json(settings).build(LABELLED_ROWS, seed=0).labels
     return int((labels != IGNORE).sum()) / LABELLED_ROWS
 
 
