@@ -123,12 +123,23 @@ def test_what_draw_returns_is_named(change: Any, message: str) -> None:
     assert message in failed(Wrong)["the same seed gives the same rows"]
 
 
+def test_what_draw_raises_is_the_tasks_own() -> None:
+    class Clumsy(Last):
+        def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
+            return super().draw(rows, generator, split) + 3  # type: ignore[operator]
+
+    message = failed(Clumsy)["shapes, dtypes and device"]
+    assert message.startswith("task 'own': draw failed: TypeError: can only concatenate tuple")
+    assert "--debug shows where" in message
+
+
 def test_a_task_without_draw_is_told_to_have_one() -> None:
     class Empty(Task):
         seq_len: int = 4
         vocab_size: int = 4
 
-    assert "Empty has no draw(self, rows, generator, split); write one" in failed(Empty)["shapes, dtypes and device"]
+    with pytest.raises(ValueError, match=r"task 'own' has no draw\(self, rows, generator, split\); write one"):
+        register_task("own")(Empty)
 
 
 def test_settings_that_the_task_does_not_take() -> None:

@@ -1,4 +1,4 @@
-"""--import: a user's own Python file or module, loaded so that the mixers it registers are known."""
+"""--import: a user's own Python file or module, loaded so that the mixers and tasks it registers are known."""
 
 import importlib
 import importlib.util

@@ -64,7 +64,8 @@ def sweep(
     workers
         Runs at once. More than there are GPUs: several share one.
     imports
-        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+        Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
+        several times.
     retry_failed
         Try runs again that failed before.
     """

@@ -54,7 +54,7 @@ class Task(Config):
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
         """That many rows, on the generator's device. All randomness comes from the generator. Inputs and labels may
         depend on the split."""
-        raise NotImplementedError(f"{type(self).__name__} has no draw(self, rows, generator, split); write one")
+        raise NotImplementedError
 
     def count(self) -> int | None:
         """How many different rows of inputs there are; None where nobody has counted them."""
@@ -77,13 +77,26 @@ class Task(Config):
         whole: Examples | None = None
         for start in range(0, n, BLOCK_ROWS):
             # A last, shorter block draws as much as a full one: hence the prefix.
-            block = self.draw(BLOCK_ROWS, generator, split)
-            self._check_shapes(block, generator.device)
-            self._check_values(block)
+            block = self._draw_block(generator, split)
             whole = whole or block.map(lambda part: part.new_empty(n, *part.shape[1:]))
             _copy(block, whole, start)
         assert whole is not None
         return whole
+
+    def _draw_block(self, generator: Generator, split: Split) -> Examples:
+        """What `draw` gives, checked; an error of the task's own is named as such."""
+        try:
+            block = self.draw(BLOCK_ROWS, generator, split)
+        except (ValueError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a user's code raises
+            raise ValueError(
+                f"task {task_name(type(self))!r}: draw failed: {type(error).__name__}: {error} "
+                "(--debug shows where it comes from)"
+            ) from error
+        self._check_shapes(block, generator.device)
+        self._check_values(block)
+        return block
 
     def _check_shapes(self, block: Any, device: torch.device) -> None:
         """Say what `draw` returned where it is not what the contract asks for."""
@@ -148,6 +161,8 @@ def register_task(name: str) -> Callable[[type[Class]], type[Class]]:
         known = _REGISTER.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"task {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+        if cls.draw is Task.draw and cls.build is Task.build:
+            raise ValueError(f"task {name!r} has no draw(self, rows, generator, split); write one")
         if taken := [key for key in cls.model_fields if key in RESERVED]:
             raise ValueError(f"task {name!r} has a field {taken[0]!r}, a word of the task section; call it otherwise")
         if unknown := [key for key in cls.segment_fields if key not in cls.model_fields]:
