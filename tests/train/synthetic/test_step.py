@@ -32,7 +32,7 @@ def make() -> tuple[LanguageModel, Examples, Questions]:
 @pytest.mark.parametrize("micro_batch", [1, 3, 5, 10, 99])
 def test_accumulated_gradients_are_those_of_the_full_batch(micro_batch: int) -> None:
     model, batch, questions = make()
-    reference = model.loss(*batch)
+    reference = model.loss(batch.inputs, batch.labels)
     expected = torch.autograd.grad(reference, list(model.parameters()))
     mean, labels = Step(model, build_optimiser(model, CONFIG.train), micro_batch=micro_batch).backward(questions)
     torch.testing.assert_close(mean, reference.detach(), rtol=1e-12, atol=1e-12)
