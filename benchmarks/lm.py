@@ -39,8 +39,8 @@ from rebased.models import LanguageModel, LMConfig, preset
 from rebased.ops.backend import has_gpu
 from rebased.runs.lm_config import TextTrain
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.step import TextStep
-from rebased.train.lm.world import World
+from rebased.train.lm.step import LMStep
+from rebased.train.world import World
 
 TOKENS = 32_768
 LENGTHS = (4096, 16_384, 65_536, 1024, 8192, 2048, 32_768)  # the ones with a target first
@@ -100,7 +100,7 @@ def ready_step(case: Case) -> Callable[[], None]:
     train = TextTrain(batch_size=case.batch, compile=case.compile, device=case.device)  # type: ignore[arg-type]
     with torch.device(device):  # to draw weights on the host would take longer than all else
         model = LanguageModel(shape)
-    step = TextStep(model, train, World(0, 1, device))
+    step = LMStep(model, train, World(0, 1, device))
     tokens = torch.randint(shape.vocab_size, (case.batch, case.T))
     parts = [TextBatch(tokens, tokens.roll(-1, 1), None)]
     done = 0

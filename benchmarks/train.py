@@ -53,7 +53,7 @@ from rebased.train import RunResult, Sink
 from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
 from rebased.train.executors.jobs import Job
 from rebased.train.executors.local import LocalExecutor
-from rebased.train.synthetic.optimiser import build_optimiser
+from rebased.train.optimiser import build_optimiser
 from rebased.train.synthetic.step import Step, matmul_precision
 
 SECTIONS = ("targets", "presets", "profile", "head", "data", "together", "processes", "pairs")
@@ -70,7 +70,7 @@ TakeStep = Callable[[Questions, Tensor], Tensor]
 def build_step(name: str, T: int, D: int, precision: Precision, mode: str, device: torch.device) -> TakeStep:
     torch.manual_seed(0)
     model = LanguageModel(preset(name, d_model=D, max_len=T)).to(device).train()
-    optimiser = build_optimiser(model, TrainConfig())
+    optimiser = build_optimiser(model, TrainConfig(), capturable=model.embedding.weight.is_cuda)
     step = Step(model, optimiser, precision=precision, compiled=mode == "compiled")
     return step if mode == "eager" else CapturedStep(step)
 
@@ -273,7 +273,7 @@ class Clock(Sink):
     def __init__(self) -> None:
         self.moments: list[float] = []
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
         self.moments.append(time.perf_counter())
 
 

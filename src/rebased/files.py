@@ -1,10 +1,11 @@
 """Files that are whole or not there, whatever happens while they are written."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 PARTIAL = ".partial"
 
@@ -32,3 +33,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 checksum of a file, as hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file: {"bytes": ..., "sha256": ...}."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}

@@ -18,7 +18,7 @@ from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import RECORD, read_record
-from rebased.train.lm import train_text
+from rebased.train import train
 
 LENGTH = 96
 WORDS = ["the", "port", "of", "a", "town", "by", "sea", "and", "hill", "has", "one", "old", "gate", "but", "no", "wall"]
@@ -223,7 +223,7 @@ def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
         "model": {"vocab_size": 257, "d_model": 8, "n_layers": 2, "mixers": mixers},
         "train": {"steps": 3, "batch_size": 4, "warmup_steps": 1, "device": "cpu"},
     }
-    train_text(TextRunConfig.model_validate(tree), tmp_path / "trained")
+    train(TextRunConfig.model_validate(tree), tmp_path / "trained")
     run("eval", str(tmp_path / "trained"), "--split", "valid", "--json", str(tmp_path / "numbers.json"))
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     (told,) = (line for line in read_record(tmp_path / "trained") if line["type"] == "end")

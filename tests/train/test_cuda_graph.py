@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import tiny, without_timings
 from torch import Tensor
 
 from rebased.models import LanguageModel
@@ -15,8 +14,9 @@ from rebased.runs.synthetic_config import Precision
 from rebased.tasks import Questions, find_questions
 from rebased.train import train
 from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
-from rebased.train.synthetic.optimiser import build_optimiser, set_lr
+from rebased.train.optimiser import build_optimiser, set_lr
 from rebased.train.synthetic.step import Step
+from tiny_run import tiny, without_timings
 
 
 class FakeGraph:
@@ -103,7 +103,7 @@ def gpu_losses(capture: bool, precision: Precision, micro_batch: int | None, ste
     device = torch.device("cuda")
     with own_stream(device):
         model = LanguageModel(config.model).to(device)
-        optimiser = build_optimiser(model, config.train)
+        optimiser = build_optimiser(model, config.train, capturable=True)
         step: Any = Step(model, optimiser, micro_batch=micro_batch, precision=precision)
         step = CapturedStep(step) if capture else step
         sets = [find_questions(examples) for examples in config.task.build(0, device).train]

@@ -80,7 +80,7 @@ def test_one_sequence_that_does_not_fit_is_an_error(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ROOM, "training", 0)
-    with pytest.raises(ValueError, match=r"memory is too small for one sequence at a time; use a shorter"):
+    with pytest.raises(ValueError, match=r"memory is too small for one sequence at a time; use shorter"):
         train(config, tmp_path)
     assert [line["micro_batch"] for line in read_record(tmp_path)[1:]] == [4, 2, 1]
     assert [half(rows) for rows in (512, 7, 2)] == [256, 3, 1]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import tiny
 
 from rebased.runs.record import read_record
 from rebased.train import RunResult, Sink
 from rebased.train.executors import Job, Outcome, RayExecutor
+from tiny_run import tiny
 
 EPOCHS = (40, 3)  # the first run is long enough to be killed in the middle
 
@@ -28,7 +28,7 @@ class OnFirstEpoch(Sink):
     def __init__(self, action: Any) -> None:
         self.action, self.epochs = action, list[int]()
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
         self.epochs.append(line["epoch"])
         if len(self.epochs) == 1:
             self.action()

@@ -17,10 +17,10 @@ from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
 from rebased.evaluate.text import evaluate_text
+from rebased.ops.backend import choose_device
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.train.lm.corpus import describe_corpus
-from rebased.train.synthetic.loop import choose_device
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 

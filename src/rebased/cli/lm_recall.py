@@ -14,9 +14,9 @@ from rebased.cli.lm_eval import PRECISION, check_length
 from rebased.cli.results import check_new, steps, write_json
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
+from rebased.ops.backend import choose_device
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
-from rebased.train.synthetic.loop import choose_device
 
 SAID: dict[Condition, str] = {
     "present": "fact in context",

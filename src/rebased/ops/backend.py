@@ -83,3 +83,12 @@ def choose_path(backend: Backend, device: torch.device) -> Backend:
 # public decorator, torch.compiler.assume_constant_result, sets this very attribute but imports all of dynamo for it.
 choose_path._dynamo_marked_constant = True  # type: ignore[attr-defined]
 has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name: "cpu", "cuda", or "auto" for a GPU where there is one."""
+    if name == "cuda" and not has_gpu():
+        raise ValueError("device cuda is asked for, and torch sees no GPU here; use cpu, or auto to take what there is")
+    if name == "auto":
+        name = "cuda" if has_gpu() else "cpu"
+    return torch.device(name)

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from rebased.config import Config, read_yaml, short
+from rebased.config import read_yaml, short
 from rebased.files import replacing
+from rebased.runs.base_config import BaseRunConfig
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
@@ -22,16 +23,19 @@ class FolderInUse(ValueError):
 
 
 @contextmanager
-def run_folder(folder: Path, config: Config, *, resume: bool) -> Iterator[None]:
-    """Within the block the folder is this run's alone. Refused if it holds anything but this run, or this run without
-    `resume`; then nothing in it has changed."""
+def run_folder(folder: Path, config: BaseRunConfig, *, resume: bool) -> Iterator[str]:
+    """Within the block the folder is this run's alone. Yields the run's digest.
+
+    Refused if the folder holds anything but this run, or this run without `resume`; then nothing in it has changed. A
+    run may be resumed with other execution settings; its digest stays that of the config that it began with.
+    """
     _check(folder, config, resume)
     with locked(folder):
         _check(folder, config, resume)  # again: another process may have come and gone since
         if not (folder / CONFIG).exists():
             with replacing(folder / CONFIG) as file:
                 file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
-        yield
+        yield type(config).model_validate(read_yaml(folder / CONFIG)).digest()
 
 
 @contextmanager
@@ -48,13 +52,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _check(folder: Path, config: Config, resume: bool) -> None:
+def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     there = folder / CONFIG
     if there.exists():
         found = _differences(read_yaml(there), config.model_dump(mode="json"))
-        differences = [line for key, line in found.items() if key not in config.how]
+        differences = [line for key, line in found.items() if key not in config.execution]
         if differences:
             more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
             raise ValueError(

@@ -5,6 +5,7 @@ The first line has type "run" (config, digest, code, machine), then one of type 
 "out_of_memory" where it went on with fewer sequences at once.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -45,12 +46,28 @@ class Record:
         self.lines.append(line)
         self.size += len(data)
 
-    def rewind(self, size: int) -> None:
-        """Forget the lines after the first `size` bytes, and a last line that was torn off in the writing."""
+    def describe(self) -> dict[str, Any]:
+        """Size and checksum of the whole lines: {"bytes": ..., "sha256": ...}."""
+        return {"bytes": self.size, "sha256": self._checksum(self.size)}
+
+    def _checksum(self, size: int) -> str:
+        data = self.path.read_bytes()[:size] if self.path.exists() else b""
+        return hashlib.sha256(data).hexdigest()
+
+    def rewind(self, size: int, sha256: str | None = None) -> None:
+        """Drop the lines after the first `size` bytes, and a last line that is not whole.
+
+        sha256: the checksum that those first bytes must have.
+        """
         if size > self.size:
             raise ValueError(
                 f"{self.path} is damaged: it holds {self.size} bytes, and its checkpoint was saved after {size}; "
                 f"remove {self.path.parent} and train the run again, or start it in another folder"
+            )
+        if sha256 is not None and self._checksum(size) != sha256:
+            raise ValueError(
+                f"{self.path} is damaged: its first {size} bytes are not those that its checkpoint was saved with; "
+                "restore it, or start the run again in another folder"
             )
         if self.path.exists():
             self._truncate(size)

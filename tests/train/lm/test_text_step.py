@@ -13,10 +13,10 @@ from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel, LMConfig, preset
 from rebased.runs.lm_config import TextTrain
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.optimiser import parameter_groups
 from rebased.train.lm.schedule import learning_rate
-from rebased.train.lm.step import TextStep, TokenLoss
-from rebased.train.lm.world import World
+from rebased.train.lm.step import LMStep, TokenLoss
+from rebased.train.optimiser import parameter_groups
+from rebased.train.world import World
 from tiny_lm_run import TINY
 from tolerances import assert_close
 
@@ -42,8 +42,8 @@ def rows(batch: TextBatch, size: int) -> list[TextBatch]:
 
 def trained(config: TextTrain, size: int = 6, steps: int = 3) -> tuple[list[Tensor], list[float]]:
     torch.manual_seed(0)
-    step = TextStep(LanguageModel(SHAPE), config, ONE)
-    norms = [float(step(rows(some_text(i), size), i).norm) for i in range(steps)]
+    step = LMStep(LanguageModel(SHAPE), config, ONE)
+    norms = [float(step(rows(some_text(i), size), i)[2]) for i in range(steps)]
     return [parameter.detach() for parameter in step.model.parameters()], norms
 
 

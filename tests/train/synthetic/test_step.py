@@ -4,14 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_run import tiny
 
 from rebased.models import IGNORE, LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.runs.synthetic_config import Precision
 from rebased.tasks import Examples, Questions, find_questions
-from rebased.train.synthetic.optimiser import build_optimiser, set_lr
-from rebased.train.synthetic.step import Step, matmul_precision
+from rebased.train.optimiser import build_optimiser, set_lr
+from rebased.train.precision import matmul_precision
+from rebased.train.synthetic.step import Step
+from tiny_run import tiny
 
 NO_BF16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on some CPUs
 CONFIG = tiny({"model": {"embed_dropout": 0.0}})
@@ -114,7 +115,7 @@ def test_the_whole_model_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) 
     config = tiny({"model": {"embed_dropout": 0.0, "mixers": ["short_conv", "attention"]}})
     model, (_, _, questions) = LanguageModel(config.model).eval(), make()
     means = [
-        Step(model, build_optimiser(model, config.train), precision="bf16", compiled=compiled).backward(questions)
+        Step(model, build_optimiser(model, config.train), precision="bf16", compile=compiled).backward(questions)
         for compiled in (False, True)
     ]
     torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, perplexity
 from rebased.data import Windows
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel
-from rebased.train.lm.world import World
+from rebased.train.world import World
 
 
 def measure(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,11 @@ from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import TextTrain
 from rebased.train.lm.context_parallel import ContextParallel
-from rebased.train.lm.optimiser import build_optimiser
 from rebased.train.lm.schedule import learning_rate
-from rebased.train.lm.world import World
-from rebased.train.synthetic.optimiser import set_lr
+from rebased.train.oom import update
+from rebased.train.optimiser import build_optimiser, make_moments, set_lr
+from rebased.train.precision import choose_precision
+from rebased.train.world import World
 
 
 class TokenLoss(nn.Module):
@@ -40,15 +40,7 @@ class TokenLoss(nn.Module):
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 
 
-class Outcome(NamedTuple):
-    """On the device: reading one of them is what makes the host wait."""
-
-    nats: Tensor  # [] sum of the losses of this process's tokens
-    labels: int  # of this process
-    norm: Tensor  # [] of the whole gradient, before it was clipped
-
-
-class TextStep:
+class LMStep:
     """A model made ready for its processes, and the optimiser of its weights."""
 
     def __init__(self, model: LanguageModel, config: TextTrain, world: World) -> None:
@@ -58,7 +50,8 @@ class TextStep:
         self.model.recompute = config.recompute
         self.context = ContextParallel() if world.size > 1 and config.parallel == "context" else None
         self.loss: nn.Module = self._spread(TokenLoss(self.model, self.precision, self.context))
-        self.optimiser = build_optimiser(self.model, config)
+        self.optimiser = build_optimiser(self.model, config, decay=config.decay)
+        make_moments(self.optimiser)
 
     @property
     def share(self) -> tuple[int, int]:
@@ -86,10 +79,12 @@ class TextStep:
             return DistributedDataParallel(loss, cards, gradient_as_bucket_view=True)
         return loss
 
-    def __call__(self, parts: Sequence[TextBatch], step: int) -> Outcome:
+    def __call__(self, parts: Sequence[TextBatch], step: int) -> Tensor:
         """Train on this process's share of a batch, cut into micro batches; `step` counts from 0.
 
-        The gradient is that of the mean over all labels of all processes, wherever they are.
+        Returns [3] in fp64 on the device: the summed loss of this process's tokens in nats, the number of its labels,
+        and the norm of the whole gradient before it was clipped. The gradient is that of the mean over all labels of
+        all processes.
         """
         parts = [self.own(part) for part in parts]
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # on the CPU still
@@ -108,8 +103,8 @@ class TextStep:
         norm = clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         if hasattr(norm, "full_tensor"):  # of shards
             norm = norm.full_tensor()
-        self.optimiser.step()
-        return Outcome(nats, labels, norm.detach())
+        update(self.optimiser)
+        return torch.stack([nats.double(), torch.full_like(nats, labels, dtype=torch.float64), norm.detach().double()])
 
     def _weight(self, labels: int) -> Tensor | float:
         """What a label weighs. ddp and fsdp average the processes' gradients, hence the number of processes."""
@@ -125,12 +120,6 @@ class TextStep:
         if isinstance(self.loss, FSDPModule):
             self.loss.set_requires_gradient_sync(not until_last)
         return nullcontext()
-
-
-def choose_precision(name: str, device: torch.device) -> str:
-    if name == "auto":
-        return "bf16" if device.type == "cuda" else "fp32"
-    return name
 
 
 def to_device(batch: TextBatch, device: torch.device) -> TextBatch:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rebased.ops.backend import choose_device
+from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.lm_config import TextRunConfig
-from rebased.train.synthetic.loop import choose_device
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for another one. Then it ends, with an error, rather than hang for ever."""
@@ -35,8 +36,8 @@ class World:
     device: torch.device
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+    def is_rank_zero(self) -> bool:
+        """True in the process of rank 0, which writes files and prints."""
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
@@ -93,11 +94,11 @@ def why_not_shared(config: TextRunConfig, size: int) -> str | None:
 
 
 @contextmanager
-def join_world(config: TextRunConfig) -> Iterator[World]:
+def join_world(config: BaseRunConfig) -> Iterator[World]:
     """The world of this process. On a GPU each process has a card of its own and they talk through NCCL, else gloo."""
     size, rank = started_processes(), int(os.environ.get("RANK", "0"))
     device = choose_device(config.train.device)
-    if size == 1:
+    if size == 1 or not isinstance(config, TextRunConfig):
         yield World(0, 1, device)
         return
     if message := why_not_shared(config, size):
