@@ -12,6 +12,7 @@ from rebased.cli.going_on import AT_ONCE
 from rebased.cli.rich_table import rich_table
 from rebased.config import load_config
 from rebased.report import check_replaceable, demo_page, read_run, summary, write_page
+from rebased.report.demo import MARK, findings
 from rebased.train import RunConfig, read_record
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 from rebased.train.record import RECORD
@@ -57,7 +58,9 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
         return INTERRUPTED
     runs = [read_run(folder) for folder in folders.values()]
     write_page(demo_page(runs, command), page)
-    console.print(rich_table(summary(runs)))
+    console.print(rich_table(summary(runs, MARK)))
+    for finding in findings(runs):
+        console.print(finding, soft_wrap=True, highlight=False, markup=False)
     console.print(f"wrote {page}: open it in a browser", soft_wrap=True, highlight=False, markup=False)
     return 0
 

@@ -2,11 +2,11 @@
 
 from rebased.report.collect import Collection, check_bundle_name, collect, write_bundle
 from rebased.report.demo import demo_page
-from rebased.report.figures import learning_curves, state_growth
+from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.lab import Lab
 from rebased.report.page import Page, Section, check_replaceable, write_page
 from rebased.report.runs import Run, by_model, read_run
-from rebased.report.tables import Table, accuracy_by_pairs, summary
+from rebased.report.tables import Table, accuracy_by_pairs, epochs_by_seed, summary
 
 __all__ = [
     "Collection",
@@ -21,6 +21,8 @@ __all__ = [
     "check_replaceable",
     "collect",
     "demo_page",
+    "epochs_by_seed",
+    "epochs_until",
     "learning_curves",
     "read_run",
     "state_growth",
