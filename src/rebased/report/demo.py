@@ -61,7 +61,8 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
             )
             + epochs_by_seed(runs, MARK).to_html()
             + paragraphs(
-                f"The first epoch with a test accuracy of {MARK:g} or more, of at most {last_epoch(runs)} epochs."
+                f"Above: the first epoch with a test accuracy of {MARK:g} or more; >N means not within N epochs. "
+                f"Below: how many epochs later than {models[0]}, with the same seed."
             ),
         ),
         Section(
@@ -147,13 +148,15 @@ def count_pair(a: str, b: str, a_epochs: Mapping[int, float], b_epochs: Mapping[
 
 def describe_pair(pair: Pair) -> str:
     """What the seeds decide between two models, or that they do not."""
+    if not pair.sooner:
+        return f"Between {pair.one} and {pair.other} there was no difference with any seed: these runs do not decide."
     counts = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {pair.seeds} seeds"
     counts += f" and more with {pair.later}" if pair.later else ""
-    counts += f"; {pair.equal} made no difference" if pair.equal else ""
+    counts += f"; with {pair.equal} there was no difference" if pair.equal else ""
     if pair.is_decided:
         return f"{counts}. So {pair.one} learns this task sooner (p {equals(pair.p)})."
-    too_few = "Too few seeds to decide" if pair.sooner == pair.seeds else "These runs do not decide"
-    return f"{counts}. {too_few} (p {equals(pair.p)})."
+    why = "That is too few seeds to decide" if pair.sooner == pair.seeds else "These runs do not decide"
+    return f"{counts}. {why} (p {equals(pair.p)})."
 
 
 def limits(runs: Sequence[Run]) -> list[str]:

@@ -75,13 +75,34 @@ def summary(runs: Sequence[Run], mark: float) -> Table:
 
 
 def epochs_by_seed(runs: Sequence[Run], mark: float) -> Table:
-    """One row per model: the epoch in which each seed's run first had accuracy `mark`; ">N" if not in N epochs."""
+    """One row per model: the epoch in which each seed's run first had accuracy `mark`; ">N" if not in N epochs.
+
+    Then one row per model but the first: by how many epochs it was later than the first model with the same seed.
+    """
     seeds = sorted({run.seed for run in runs})
-    rows = []
-    for model, group in by_model(runs).items():
-        cells = {run.seed: epochs_cell(run, mark) for run in group}
-        rows.append((model, *(cells.get(seed, "-") for seed in seeds)))
+    by_seed = {model: {run.seed: run for run in group} for model, group in by_model(runs).items()}
+    (first, base), *others = by_seed.items()
+    rows = [
+        (model, *(epochs_cell(group[seed], mark) if seed in group else "-" for seed in seeds))
+        for model, group in by_seed.items()
+    ]
+    rows += [
+        (f"{model} − {first}", *(difference_cell(group.get(seed), base.get(seed), mark) for seed in seeds))
+        for model, group in others
+    ]
     return Table(("model", *(f"seed {seed}" for seed in seeds)), rows)
+
+
+def difference_cell(run: Run | None, base: Run | None, mark: float) -> str:
+    """How many epochs later than `base` this run had accuracy `mark`: at least so many if it ended without it."""
+    if run is None or base is None:
+        return "-"
+    own, other = run.epochs_until(mark), base.epochs_until(mark)
+    if own and other:
+        return f"{own - other:+d}".replace("-", "−") if own != other else "0"
+    if other:
+        return f">{len(run.epochs) - other:+d}".replace("-", "−")
+    return f"<{own - len(base.epochs):+d}".replace("-", "−") if own else "-"
 
 
 def epochs_cell(run: Run, mark: float) -> str:
