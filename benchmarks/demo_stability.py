@@ -9,8 +9,8 @@ in the last place; N seeds the choice). The last one stands for another CPU, whi
 Every run has a process of its own, so that its environment is set before torch is imported.
 
 Printed last: per variation and model the epochs until the page's mark and the best accuracy, each as min, median and
-max over seeds; then what the page says about each pair of models, for every group of consecutive seeds that is as large
-as the demo's. The records of all runs go into a JSON file.
+max over seeds; then which model of each pair was sooner, and what the page would say of the first two models, for every
+group of consecutive seeds that is as large as the demo's. The records of all runs go into a JSON file.
 """
 
 import argparse
@@ -24,8 +24,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.resources import files
+from itertools import combinations
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rebased.report import Run
 
 CAPABILITIES = ("default", "avx2", "avx512")
 VARIATIONS = ("plain", "default", "avx2", "avx512", "threads2", "ulp1", "ulp2", "avx2+threads2+ulp3")
@@ -146,44 +151,49 @@ def progress(record: Mapping[str, Any], done: int, of: int) -> None:
 
 
 def show(records: Sequence[Mapping[str, Any]], group_size: int) -> None:
-    """Print the two tables: numbers per model, then verdicts per pair of models."""
+    """Print two tables: numbers per model, then how often the page would say what."""
     from rebased.report import Run, by_model
-    from rebased.report.demo import MARK, compare_models
+    from rebased.report.demo import MARK, compare
 
     variations = list(dict.fromkeys(record["variation"] for record in records))
     runs = {
         name: [Run("", record["lines"]) for record in records if record["variation"] == name] for name in variations
     }
-    print(f"\n{'variation':22} {'model':14} {'epochs to ' + format(MARK, 'g'):>17} {'never':>6}   best accuracy")
+    print(f"\n{'variation':20} {'model':14} {f'epochs to {MARK:g}':>17} {'never':>6}   best accuracy")
     for name in variations:
         for model, group in by_model(runs[name]).items():
-            epochs = sorted(run.epochs_until(MARK) or 10**6 for run in group)
-            shown = [str(n) if n < 10**6 else "never" for n in (epochs[0], epochs[len(epochs) // 2], epochs[-1])]
+            reached = [run.epochs_until(MARK) for run in group]
+            epochs = sorted(n or inf for n in reached)
+            shown = " ".join(
+                f"{n if n < inf else 'never':>5}" for n in (epochs[0], epochs[len(epochs) // 2], epochs[-1])
+            )
             best = sorted(run.best.accuracy for run in group)
             accuracy = f"{best[0]:.3f}  {best[len(best) // 2]:.3f}  {best[-1]:.3f}"
-            print(f"{name:22} {model:14} {' '.join(f'{n:>5}' for n in shown)} {epochs.count(10**6):6}   {accuracy}")
-    print(f"\nVerdicts over every {group_size} consecutive seeds: how often each came")
-    everywhere: dict[tuple[str, str], Counter[str]] = {}
+            print(f"{name:20} {model:14} {shown} {reached.count(None):6}   {accuracy}")
+    print(f"\nsooner, later, equal over all seeds; what the page says over each {group_size} consecutive seeds")
+    said = Counter[str]()
     for name in variations:
-        seeds = sorted({run.seed for run in runs[name]})
-        said: dict[tuple[str, str], Counter[str]] = {}
-        for first in range(max(1, len(seeds) - group_size + 1)):
-            chosen = [run for run in runs[name] if run.seed in seeds[first : first + group_size]]
-            for pair in compare_models(chosen):
-                key = tuple(sorted((pair.one, pair.other)))
-                verdict = f"{pair.one} sooner" if pair.is_decided else "undecided"
-                said.setdefault(key, Counter())[verdict] += 1
-                everywhere.setdefault(key, Counter())[verdict] += 1
-        print_verdicts(name, said)
-    print_verdicts("all together", everywhere)
-    stable = all(len(verdicts) == 1 for verdicts in everywhere.values())
-    print("every pair has one verdict" if stable else "NOT STABLE: some pair has more than one verdict")
+        groups = by_model(runs[name])
+        for n, (a, b) in enumerate(combinations(groups, 2)):
+            pair = compare(groups, a, b)
+            line = f"{name:20} {f'{pair.one} before {pair.other}':30} {pair.sooner:3} {pair.later:3} {pair.equal:3}"
+            verdicts = page_verdicts(groups, a, b, group_size) if n == 0 else Counter()  # the one that the page tests
+            print(line, ", ".join(f"{verdict}: {times}" for verdict, times in verdicts.items()))
+            said += verdicts
+    print("STABLE:" if len(said) == 1 else "NOT STABLE:", dict(said))
 
 
-def print_verdicts(name: str, said: Mapping[tuple[str, str], Counter[str]]) -> None:
-    for key, verdicts in said.items():
-        counts = ", ".join(f"{verdict} {n}" for verdict, n in verdicts.most_common())
-        print(f"{name:22} {' and '.join(key):28} {counts}")
+def page_verdicts(groups: Mapping[str, Sequence["Run"]], a: str, b: str, size: int) -> Counter[str]:
+    """What the page would say of two models, for every `size` consecutive seeds."""
+    from rebased.report.demo import compare
+
+    seeds = sorted({run.seed for group in groups.values() for run in group})
+    said = Counter[str]()
+    for first in range(max(1, len(seeds) - size + 1)):
+        chosen = seeds[first : first + size]
+        pair = compare({name: [run for run in groups[name] if run.seed in chosen] for name in (a, b)}, a, b)
+        said[f"{pair.one} sooner" if pair.is_decided else "undecided"] += 1
+    return said
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rebased.analysis import holm, sign_test
+from rebased.analysis import sign_test
 from rebased.analysis.paired import SIGNIFICANT
 from rebased.cli import main
 from rebased.cli.demo import MODELS, SEEDS, demo_configs
@@ -84,7 +84,8 @@ def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
         )
         assert runs[model][0]["machine"]["threads"] == 1
     for text in (captured.out, page):
-        assert "Between ReBased and Based there was no difference with any seed: these runs do not decide." in text
+        assert "ReBased and Based did not differ with any seed. These runs do not decide which learns sooner" in text
+        assert "ReBased and ConvAttention did not differ with any seed." in text
     assert "By number of pairs" in page
     assert "rebased demo --out out --seeds 1 --config tiny.yaml" in page
     embedded = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
@@ -182,7 +183,5 @@ def test_the_demo_treats_its_models_alike() -> None:
     assert {config.train.device for config in configs.values()} == {"cpu"}
 
 
-def test_the_demo_has_seeds_enough_to_decide() -> None:
-    """Where one model of each pair is sooner with every seed."""
-    pairs = len(MODELS) * (len(MODELS) - 1) // 2
-    assert holm([sign_test(SEEDS, 0)] * pairs)[0] < SIGNIFICANT
+def test_the_demo_has_enough_seeds_to_decide() -> None:
+    assert sign_test(SEEDS - 1, 0) < SIGNIFICANT  # even where one seed makes no difference

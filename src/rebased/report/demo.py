@@ -6,7 +6,7 @@ from math import inf
 from statistics import mean
 from typing import NamedTuple
 
-from rebased.analysis import holm, sign_test
+from rebased.analysis import sign_test
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
@@ -19,11 +19,6 @@ SUMMARY_NOTE = (
     "asked values that were right on test sequences, in the best epoch: the mean over runs, and the range. State is "
     "what a model keeps of one sequence in order to go on, at 4 bytes per number."
 )
-TEST_NOTE = (
-    f"Models are compared seed by seed, by the epochs until test accuracy {MARK:g}. p is the probability that models "
-    "which learn equally fast would differ in so many seeds (sign test, corrected for all pairs by Holm's method). "
-    f"A difference is called decided if p is below {SIGNIFICANT:g}."
-)
 
 
 class Pair(NamedTuple):
@@ -34,15 +29,18 @@ class Pair(NamedTuple):
     sooner: int  # seeds with which `one` reached MARK in fewer epochs
     later: int  # seeds with which `other` did
     equal: int  # seeds with which both needed equally many, or neither reached it
-    p: float  # two-sided sign test, after Holm's correction for all pairs
 
     @property
     def seeds(self) -> int:
         return self.sooner + self.later + self.equal
 
     @property
+    def p(self) -> float:
+        """Of a two-sided sign test: the probability that equally fast models differ in so many seeds."""
+        return sign_test(self.sooner, self.later)
+
+    @property
     def is_decided(self) -> bool:
-        """True if equally fast models would hardly ever differ so."""
         return self.p < SIGNIFICANT
 
 
@@ -51,7 +49,7 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
     models = list(by_model(runs))
     sections = [
         Section("The task", describe_task(runs[0])),
-        Section("What this shows", bullets(findings(runs)) + paragraphs(TEST_NOTE)),
+        Section("What this shows", bullets(findings(runs)) + paragraphs(describe_test(models))),
         Section(
             f"Epochs until {MARK:g}",
             figure(
@@ -61,8 +59,8 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
             )
             + epochs_by_seed(runs, MARK).to_html()
             + paragraphs(
-                f"Above: the first epoch with a test accuracy of {MARK:g} or more; >N means not within N epochs. "
-                f"Below: how many epochs later than {models[0]}, with the same seed."
+                f"The rows of models: the first epoch with a test accuracy of {MARK:g} or more; >N means not within N "
+                f"epochs. The rows of differences: how many epochs later than {models[0]}, with the same seed."
             ),
         ),
         Section(
@@ -111,11 +109,12 @@ def listed(words: Iterable[str]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> list[str]:
-    """One sentence per model, then one per pair of models."""
+    """The verdict between the first two models; then one sentence per model, and per pair with a further model."""
     groups = by_model(runs)
-    return [describe_model(model, group) for model, group in groups.items()] + [
-        describe_pair(pair) for pair in compare_models(runs)
-    ]
+    pairs = [compare(groups, *names) for names in combinations(groups, 2)]
+    verdict = [f"{count(pair)}. {decide(pair)}" for pair in pairs[:1]]
+    models = [describe_model(model, group) for model, group in groups.items()]
+    return verdict + models + [f"{count(pair)}." for pair in pairs[1:]]
 
 
 def describe_model(model: str, group: Sequence[Run]) -> str:
@@ -127,36 +126,42 @@ def describe_model(model: str, group: Sequence[Run]) -> str:
     return f"{model} reached {MARK:g} in {how_many}{epochs}. It recalled {recalled:.1%} of what it was asked."
 
 
-def compare_models(runs: Sequence[Run]) -> list[Pair]:
-    """Every pair of models that have seeds in common, seed by seed."""
-    epochs = {
-        model: {run.seed: run.epochs_until(MARK) or inf for run in group} for model, group in by_model(runs).items()
-    }
-    pairs = [count_pair(a, b, epochs[a], epochs[b]) for a, b in combinations(epochs, 2) if epochs[a].keys() & epochs[b]]
-    return [pair._replace(p=p) for pair, p in zip(pairs, holm([pair.p for pair in pairs]), strict=True)]
-
-
-def count_pair(a: str, b: str, a_epochs: Mapping[int, float], b_epochs: Mapping[int, float]) -> Pair:
-    """Two models by the epochs that they needed, per seed; inf where they did not reach MARK. p is not corrected."""
+def compare(groups: Mapping[str, Sequence[Run]], a: str, b: str) -> Pair:
+    """How often each of two models was sooner, on the seeds that both have."""
+    a_epochs, b_epochs = ({run.seed: run.epochs_until(MARK) or inf for run in groups[model]} for model in (a, b))
     seeds = a_epochs.keys() & b_epochs.keys()
     sooner = sum(a_epochs[seed] < b_epochs[seed] for seed in seeds)
     later = sum(a_epochs[seed] > b_epochs[seed] for seed in seeds)
-    if sooner < later:
-        a, b, sooner, later = b, a, later, sooner
-    return Pair(a, b, sooner, later, len(seeds) - sooner - later, sign_test(sooner, later))
+    equal = len(seeds) - sooner - later
+    return Pair(a, b, sooner, later, equal) if sooner >= later else Pair(b, a, later, sooner, equal)
 
 
-def describe_pair(pair: Pair) -> str:
-    """What the seeds decide between two models, or that they do not."""
+def count(pair: Pair) -> str:
+    """With how many seeds which model was sooner, in words."""
     if not pair.sooner:
-        return f"Between {pair.one} and {pair.other} there was no difference with any seed: these runs do not decide."
-    counts = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {pair.seeds} seeds"
-    counts += f" and more with {pair.later}" if pair.later else ""
-    counts += f"; with {pair.equal} there was no difference" if pair.equal else ""
+        return f"{pair.one} and {pair.other} did not differ with any seed"
+    text = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {pair.seeds} seeds"
+    text += f" and more with {pair.later}" if pair.later else ""
+    return text + (f"; with {pair.equal} there was no difference" if pair.equal else "")
+
+
+def decide(pair: Pair) -> str:
+    """What follows from it, or that nothing does."""
+    p = f"(sign test, p {equals(pair.p)})"
     if pair.is_decided:
-        return f"{counts}. So {pair.one} learns this task sooner (p {equals(pair.p)})."
-    why = "That is too few seeds to decide" if pair.sooner == pair.seeds else "These runs do not decide"
-    return f"{counts}. {why} (p {equals(pair.p)})."
+        return f"So {pair.one} learns this task sooner {p}."
+    few = pair.sooner == pair.seeds
+    return f"That is too few seeds to decide {p}." if few else f"These runs do not decide which learns sooner {p}."
+
+
+def describe_test(models: Sequence[str]) -> str:
+    """What is compared, and by which test."""
+    others = "; other pairs are only counted" if len(models) > 2 else ""
+    return (
+        f"The demo asks one question: which of {listed(models[:2])} learns sooner? It is asked seed by seed, by the "
+        f"epochs until test accuracy {MARK:g}{others}. p is the probability that models which learn equally fast "
+        f"differ in so many seeds. Below {SIGNIFICANT:g} the question counts as decided."
+    )
 
 
 def limits(runs: Sequence[Run]) -> list[str]:
