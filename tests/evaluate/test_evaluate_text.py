@@ -9,7 +9,7 @@ import torch
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores
 from rebased.data import TextBatch
-from rebased.evaluate.accuracy import evaluate as module
+from rebased.evaluate import text as module
 from rebased.evaluate.ar import ARRule, ar_mask
 from rebased.evaluate.text import evaluate_text, token_losses
 from rebased.models import IGNORE, LanguageModel, LMConfig

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import AtStep, tiny, without_timings
 from torch import Tensor, nn
 
 from rebased.mixers import contract
@@ -14,6 +13,7 @@ from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import RunConfig
 from rebased.train import train
 from rebased.train.oom import half, update
+from tiny_run import AtStep, tiny, without_timings
 
 ROOM = {"training": 3, "testing": 99}
 

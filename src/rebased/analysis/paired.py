@@ -1,7 +1,7 @@
 """Two models on the same seeds: tests of the paired differences, how large they are, and what that means in words."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isnan, nan, sqrt
+from math import comb, inf, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -54,6 +54,15 @@ def signed_rank(differences: Sequence[float]) -> float:
     """Wilcoxon's two-sided p. Zeros say nothing and are left out, as Wilcoxon did; all zero: p = 1."""
     decided = [difference for difference in differences if difference]
     return float(stats.wilcoxon(decided, method="auto").pvalue) if decided else 1.0
+
+
+def sign_test(positive: int, negative: int) -> float:
+    """The two-sided p of so many positive and negative differences, if either sign were equally likely.
+
+    Differences of zero are not counted. Without any difference p is 1.
+    """
+    pairs, most = positive + negative, max(positive, negative)
+    return min(1.0, 2 * sum(comb(pairs, n) for n in range(most, pairs + 1)) / 2**pairs)
 
 
 def smallest_wilcoxon_p(pairs: int) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import AtStep, tiny, without_timings
 from torch import Tensor, nn
 
 from rebased.evaluate.accuracy import accuracies, evaluate
@@ -17,6 +16,7 @@ from rebased.models.weights import load_model
 from rebased.runs.protocol import reported
 from rebased.runs.record import read_record
 from rebased.train import Diverged, RunStart, Sink, StepReport, train
+from tiny_run import AtStep, tiny, without_timings
 
 
 def test_the_record_says_what_ran_and_what_came_of_it(tmp_path: Path) -> None:
@@ -113,16 +113,18 @@ def test_sinks_hear_everything(tmp_path: Path) -> None:
     heard: list[Any] = []
 
     class Listener(Sink):
-        start = step = epoch = end = heard.append  # type: ignore[assignment]
+        start = step = line = end = heard.append  # type: ignore[assignment]
 
     interrupt = AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))
     train(tiny(), tmp_path, sinks=[Listener(), interrupt])
     assert isinstance(heard[0], RunStart)
-    assert (heard[0].step, heard[0].steps, heard[0].epochs) == (0, 24, [])
+    assert (heard[0].step, heard[0].steps) == (0, 24)
+    assert [line["type"] for line in heard if isinstance(line, dict)] == ["epoch"]
     assert [report.step for report in heard if isinstance(report, StepReport)] == list(range(1, 11))
     heard.clear()
     train(tiny(), tmp_path, resume=True, sinks=[Listener()])
-    assert (heard[0].step, len(heard[0].epochs)) == (10, 1)
+    assert heard[0].step == 10
+    assert [line["type"] for line in heard[0].lines] == ["run", "epoch"]
     assert [report.step for report in heard if isinstance(report, StepReport)] == list(range(11, 25))
     assert heard[-1] == read_record(tmp_path)[-1]
 
