@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixer_option import MIXER
 from rebased.mixers import (
-    can_divide,
+    can_shard,
     can_extend,
     count_numbers,
     forward_documents,
@@ -177,7 +177,7 @@ def test_state_handed_in_is_left_alone(name: str) -> None:
 
 
 def in_parts(mixer: Any, parts: list[Tensor]) -> Tensor:
-    """forward_part one after another, each part told what the earlier ones handed on."""
+    """forward_shard one after another, each part told what the earlier ones handed on."""
     handed_on: list[list[Tensor]] = []  # of each part, in the order of its calls
     outputs = []
     for number, part in enumerate(parts):
@@ -189,7 +189,7 @@ def in_parts(mixer: Any, parts: list[Tensor]) -> Tensor:
             before = [calls[len(mine) - 1] for calls in handed_on[:number]]
             return torch.stack(before) if before else own.new_empty(0, *own.shape)
 
-        outputs.append(mixer.forward_part(part, earlier))
+        outputs.append(mixer.forward_shard(part, earlier))
     assert len({len(calls) for calls in handed_on}) == 1  # or processes would wait for each other forever
     return torch.cat(outputs, dim=1)
 
@@ -198,8 +198,8 @@ def in_parts(mixer: Any, parts: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_parts_side_by_side_are_the_whole(name: str, count: int, dtype: torch.dtype) -> None:
     mixer, x = build(name, dtype), inputs(dtype=dtype).requires_grad_()
-    if not can_divide(mixer):
-        pytest.skip(f"mixer {name!r} has no forward_part")
+    if not can_shard(mixer):
+        pytest.skip(f"mixer {name!r} has no forward_shard")
     weights = torch.randn(B, T, D, dtype=dtype)
     leaves = [x, *mixer.parameters()]
     results = []

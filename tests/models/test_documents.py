@@ -60,7 +60,7 @@ def test_a_mixer_of_ones_own_reads_them_one_by_one(caplog: pytest.LogCaptureFixt
         def forward(self, x: Tensor) -> Tensor:
             return x.cumsum(1)
 
-    documents._say_once.cache_clear()
+    documents._warn_once.cache_clear()
     model, tokens = build(("running_sum",)), torch.randint(VOCAB, (B, T))
     with caplog.at_level(logging.WARNING, logger="rebased"):
         packed = model.hidden(tokens, cu_seqlens())
