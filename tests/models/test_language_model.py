@@ -194,3 +194,46 @@ def test_a_mixer_without_extend_is_named() -> None:
     assert model(tokens()).shape == (B, T, VOCAB)
     with pytest.raises(ValueError, match="mixer 'forward_only' has no init_state, extend and state_size"):
         model.init_state(B)
+
+
+@pytest.mark.parametrize("shape", [(0, T), (B, 0), (0, 0)], ids=str)
+def test_empty_batches_pass_through(shape: tuple[int, int]) -> None:
+    mixers = ("short_conv", LINEAR, "attention", "mamba", "rwkv", "hyena")
+    model = build(mixers=mixers, n_layers=6, mlp_ratio=2)
+    ids = torch.zeros(shape, dtype=torch.long)
+    assert model(ids).shape == (*shape, VOCAB)
+    model.hidden(ids).sum().backward()
+    assert all(not p.grad.any() for name, p in model.named_parameters() if p.grad is not None)
+    assert all(p.grad is not None for name, p in model.named_parameters() if name != "positions.weight")
+    hidden, state = model.extend(ids, model.init_state(shape[0]))
+    assert hidden.shape == (*shape, D)
+    assert state.position == shape[1]
+    bounds = torch.tensor([0, *(n * shape[1] for n in range(1, shape[0] + 1))] if shape[0] else [0, 0])
+    assert model.hidden(ids, bounds).shape == (*shape, D)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_are_made_on_the_given_device_in_the_given_dtype(dtype: torch.dtype) -> None:
+    @register_mixer("weighted")
+    class Weighted(nn.Identity):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(d_model))
+
+    config = LMConfig(vocab_size=VOCAB, d_model=D, n_layers=3, mixers=("short_conv", "mamba", "weighted"))
+    model = LanguageModel(config, dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    model = LanguageModel(config.model_copy(update={"mlp_ratio": 2}), device="meta")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    torch.manual_seed(3)
+    plain = LanguageModel(config).state_dict()
+    torch.manual_seed(3)
+    explicit = LanguageModel(config, device="cpu", dtype=torch.float32).state_dict()
+    assert all(torch.equal(value, explicit[key]) for key, value in plain.items())
+
+
+def test_print_shows_the_mixers_arguments() -> None:
+    text = repr(build(mlp_ratio=2))
+    assert "n_heads=3, key_width=4, value_width=8" in text
+    assert "qk_transform='norm_affine'" in text
+    assert "d_model=24, width=3" in text

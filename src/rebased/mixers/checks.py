@@ -74,7 +74,7 @@ def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
     training mode and random number streams are left as they are. No gradient is computed.
     """
     generator = torch.Generator().manual_seed(0)
-    other = torch.randn(x.shape, generator=generator).to(x)
+    other = 10 * torch.randn(x.shape, generator=generator).to(x)  # large: a softmax then shows a missing mask
     T = x.shape[1]
     with torch.no_grad(), _eval_mode(mixer), _SameRandomNumbers(x.device) as rng:
         y = _run(mixer, x)
