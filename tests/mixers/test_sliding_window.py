@@ -1,4 +1,4 @@
-"""Sliding-window attention against a full mask, at any window, in blocks and in pieces."""
+"""Sliding-window attention against a full mask, at any window, in chunks and in pieces."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The language model: its block written out, its head, its loss, and reading piece by piece."""
+"""The language model: its block written out, its head, its loss, and extend."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def _seed() -> None:
 
 
 def build(**changes: Any) -> LanguageModel:
-    """A small model in fp64 and eval mode, its norms and biases away from 1 and 0."""
+    """Return a small model in fp64 and eval mode, with all weights random, norms and biases too."""
     shape: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D, "max_len": 16, "mixers": ("short_conv", LINEAR)}
     model = LanguageModel(LMConfig(**{**shape, **changes})).double().eval()
     for parameter in model.parameters():
@@ -123,7 +123,7 @@ def test_loss_is_cross_entropy_over_labelled_positions() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers any tensor held that was made meanwhile, backward included."""
+    """Records the size of the largest tensor that is made while it is active, backward pass included."""
 
     numbers = 0
 
@@ -144,7 +144,7 @@ def test_all_logits_are_never_built_in_training() -> None:
     assert largest.numbers == 4000 * D  # the embedding's gradient
     with Largest() as largest:
         model(ids)
-    assert largest.numbers == B * T * 4000  # what the mode would have seen
+    assert largest.numbers == B * T * 4000  # forward does hold all logits: the mode sees them
 
 
 @pytest.mark.parametrize("pieces", [[13], [1] * 13, [12, 1], [1, 12], [4, 5, 1, 3]], ids=str)
