@@ -129,9 +129,11 @@ def test_empty_batches_pass_through(name: str, shape: tuple[int, ...]) -> None:
     assert shapes(after) == [(shape[0], *each[1:]) for each in shapes(whole)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_empty_piece_changes_nothing(name: str) -> None:
-    mixer, x = build(name).eval(), torch.randn(B, T, D)
+@pytest.mark.parametrize(
+    ("name", "arguments"), [*((name, {}) for name in NAMES), ("sliding_window", {"rotary": True, "window": 3})], ids=str
+)
+def test_an_empty_piece_changes_nothing(name: str, arguments: dict[str, Any]) -> None:
+    mixer, x = build(name, **arguments).eval(), torch.randn(B, T, D)
     _, state = mixer.extend(x[:, :3], mixer.init_state(B))
     _, same = mixer.extend(x[:, :0], state)
     assert torch.equal(mixer.extend(x[:, 3:], same)[0], mixer.extend(x[:, 3:], state)[0])

@@ -174,6 +174,10 @@ def test_more_tokens_than_positions() -> None:
         model.extend(tokens(1), state)
     with pytest.raises(ValueError, match=r"tokens must be \[B, T\]; their shape is \[3\]"):
         model(torch.tensor([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"tokens are torch.float32; use int64 or int32, for example tokens.long\(\)"):
+        model(tokens().float())
+    with pytest.raises(ValueError, match="tokens are on meta and the model is on cpu"):
+        model(tokens().to("meta"))
 
 
 def test_a_foreign_state_is_refused() -> None:

@@ -138,7 +138,7 @@ class SlidingWindow(nn.Module):
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         if self.rotary:
             angles = rotary_angles(k.shape[1], k.shape[3], k.device)
-            q, k = rotate(q, angles[-q.shape[1] :]), rotate(k, angles)
+            q, k = rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
         o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0, documents)
         return self.out_proj(o.flatten(-2))
 
@@ -148,7 +148,7 @@ class SlidingWindow(nn.Module):
         B, s, *head = state.k.shape
         if k.shape[0] != B or head != list(k.shape[2:]) or s >= self.window:
             raise ValueError(
-                f"this state is of another shape: {list(state.k.shape)}; these inputs need "
+                f"this state is of another shape: {list(state.k.shape)}; x needs "
                 f"{[k.shape[0], f'at most {self.window - 1}', *k.shape[2:]]}"
             )
 

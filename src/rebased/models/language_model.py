@@ -221,6 +221,11 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens: Tensor, start: int, cu_seqlens: Tensor | None = None) -> Tensor:
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be [B, T]; their shape is {list(tokens.shape)}")
+        weight = self.embedding.weight
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens are {tokens.dtype}; use int64 or int32, for example tokens.long()")
+        if tokens.device != weight.device:
+            raise ValueError(f"tokens are on {tokens.device} and the model is on {weight.device}; move one of them")
         end = start + tokens.shape[1]
         if end > self.config.max_len:
             raise ValueError(
@@ -231,4 +236,4 @@ class LanguageModel(nn.Module):
             positions = self.positions.weight[start:end]
         else:
             positions = self.positions(positions_in_documents(cu_seqlens, tokens))
-        return self.dropout(embed(tokens, self.embedding.weight) + positions)
+        return self.dropout(embed(tokens, weight) + positions)
