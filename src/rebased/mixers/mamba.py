@@ -121,7 +121,7 @@ class Mamba(nn.Module):
         """
         check_input(self, x, self.in_proj.weight)
         check_torch_func(self, x)
-        u, gate = self.in_proj(x).chunk(2, dim=-1)
+        u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
         u = functional.silu(short_conv(u, taps, self.conv1d.bias, backend=self.backend))
