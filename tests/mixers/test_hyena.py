@@ -41,7 +41,7 @@ def test_filter_is_its_formula() -> None:
         rates = torch.linspace(-math.log(0.01) / 1.5, -math.log(0.01) / 0.3, D, dtype=torch.float64)
         expected = taps.out(h) * torch.exp(-t / (length - 1) * rates)
         torch.testing.assert_close(taps(length)[t], expected, rtol=0, atol=1e-12)
-    assert torch.equal(taps(5), taps(length)[:5])  # a shorter sequence has the same filter, cut
+    assert torch.equal(taps(5), taps(length)[:5])  # a shorter sequence has the first taps of the same filter
 
 
 def test_a_model_in_half_precision_still_tells_positions_apart() -> None:
@@ -57,7 +57,7 @@ def test_start_and_size() -> None:
     assert 0.6 < float(mixer.skip.detach().std()) < 1.4
     assert float(mixer.out_proj.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
     assert float(mixer.in_proj.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-    assert mixer.state_size(100) - mixer.state_size(99) == 64  # every token is kept
+    assert mixer.state_size(100) - mixer.state_size(99) == 64  # one number per channel and token
     assert mixer.state_size(0) == 2 * 3 * 64
 
 

@@ -1,4 +1,4 @@
-"""Mamba against the one of `transformers`: the same weights, values, gradients and steps; and how it starts."""
+"""Mamba against that of `transformers`: weights, values, gradients, steps; and its initial weights."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ B, T, D = 2, 19, 24
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    """Two layers with weights large enough to matter, no softplus near its linear ends."""
+    """Return two layers whose weights are large enough to matter and keep softplus away from its linear ends."""
     from transformers import MambaConfig, MambaModel
 
     torch.manual_seed(0)
@@ -31,7 +31,7 @@ def theirs() -> Any:
 
 @pytest.fixture(scope="module")
 def ours(theirs: Any) -> list[Block]:
-    """Our blocks with their weights: the mixers' names are the same, one norm is called `norm1` here."""
+    """Return our blocks with the weights of theirs. Names in the mixers are the same; their `norm` is our `norm1`."""
     config = LMConfig(d_model=D, mixers=("mamba",), block="mamba")
     blocks = [Block(config, layer) for layer in range(2)]
     for block, layer in zip(blocks, theirs.layers, strict=True):
@@ -67,7 +67,7 @@ def test_steps_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None
     torch.manual_seed(2)
     x, cache = torch.randn(B, T, D), None
     states = [block.mixer.init_state(B) for block in ours]
-    for piece in x.split([6] + [1] * (T - 6), dim=1):  # a prompt, then one token at a time
+    for piece in x.split([6] + [1] * (T - 6), dim=1):  # prefill, then one token per call
         out = theirs(inputs_embeds=piece, cache_params=cache, use_cache=True)
         cache, h = out.cache_params, piece
         for i, block in enumerate(ours):
@@ -76,7 +76,7 @@ def test_steps_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None
 
 
 def test_dt_starts_as_mambas_own_or_as_the_papers() -> None:
-    """Which one a run used stands in its config: `dt_init`."""
+    """The config says which one a run used: `dt_init`."""
     torch.manual_seed(0)
     own = LanguageModel(preset("mamba", d_model=128)).blocks[1].mixer
     dt = functional.softplus(own.dt_proj.bias).detach()

@@ -17,7 +17,7 @@ def _seed() -> None:
 
 
 def randomised(mixer: PolynomialAttention) -> PolynomialAttention:
-    """In fp64, with gamma and beta away from 1 and 0."""
+    """Return the mixer in fp64, with random gamma and beta."""
     for parameter in mixer.double().parameters():
         if parameter.ndim == 1:
             nn.init.normal_(parameter)
@@ -25,7 +25,10 @@ def randomised(mixer: PolynomialAttention) -> PolynomialAttention:
 
 
 def attend(mixer: PolynomialAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """o_i = sum_j sim_ij v_j / (sum_j sim_ij + eps), one head and one query at a time; q, k [B,T,H*K], v [B,T,H*V]."""
+    """Return o_i = sum_j sim_ij v_j / (sum_j sim_ij + eps), one head and query after the other.
+
+    q, k [B,T,H*K], v [B,T,H*V].
+    """
     heads = []
     for q_h, k_h, v_h in zip(q.chunk(H, -1), k.chunk(H, -1), v.chunk(H, -1), strict=True):
         rows = []
@@ -99,12 +102,12 @@ def test_scaling_wq_changes_nothing_but_through_eps(factor: float) -> None:
     x = torch.randn(B, T, D, dtype=torch.float64)
     rebased, based = (randomised(cls(D, n_heads=H, key_width=K)) for cls in (ReBased, Based))
     with torch.no_grad():
-        rebased.proj_q.weight *= 100  # so that eps is small beside the variance
+        rebased.proj_q.weight *= 100  # eps is then small compared with the variance
         before = rebased(x), based(x)
         for mixer in (rebased, based):
             mixer.proj_q.weight *= factor
         torch.testing.assert_close(rebased(x), before[0], rtol=0, atol=1e-6)
-        assert not torch.allclose(based(x), before[1], atol=1e-3)  # Based has a scale of its own
+        assert not torch.allclose(based(x), before[1], atol=1e-3)  # the scale of q matters to Based
 
 
 def test_first_output_is_the_first_value() -> None:

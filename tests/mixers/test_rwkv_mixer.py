@@ -1,4 +1,4 @@
-"""RWKV-4's time mixing against its equations, token by token, and its start."""
+"""RWKV-4's time mixing against its equations, token by token, and its initial weights."""
 
 import math
 

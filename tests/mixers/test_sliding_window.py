@@ -1,4 +1,4 @@
-"""Sliding-window attention against a full mask, at any window, in blocks and in pieces."""
+"""Sliding-window attention against a full mask, at any window, in chunks and in pieces."""
 
 from typing import Any
 
@@ -91,5 +91,5 @@ def test_foreign_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"another shape: \[3, 0, 1, 12\]"):
         mixer.extend(x, mixer.init_state(3))
     _, wide = SlidingWindow(D, window=9).eval().extend(x, mixer.init_state(B))
-    with pytest.raises(ValueError, match=r"\[2, 8, 1, 12\]; these inputs need \[2, 'at most 3', 1, 12\]"):
+    with pytest.raises(ValueError, match=r"\[2, 8, 1, 12\]; x needs \[2, 'at most 3', 1, 12\]"):
         mixer.extend(x, wide)

@@ -1,4 +1,4 @@
-"""Packed documents in a model: each is read as if it were alone, whatever its mixers do to that end."""
+"""Packed documents in a model: each gives what it gives alone, with every mixer."""
 
 import logging
 from itertools import pairwise
@@ -40,7 +40,7 @@ def test_packed_is_each_alone(name: str) -> None:
     packed = model.hidden(tokens, cu_seqlens())
     alone = [model.hidden(tokens.view(1, -1)[:, i:j]) for i, j in pairwise(BOUNDS) if i < j]
     torch.testing.assert_close(packed.view(1, B * T, -1), torch.cat(alone, dim=1), rtol=0, atol=1e-10)
-    assert not torch.allclose(packed[:, 4:], model.hidden(tokens)[:, 4:])  # or there was nothing to keep apart
+    assert not torch.allclose(packed[:, 4:], model.hidden(tokens)[:, 4:])  # else the test shows nothing
 
 
 def test_one_document_a_row_is_no_isolation_at_all() -> None:
@@ -60,7 +60,7 @@ def test_a_mixer_of_ones_own_reads_them_one_by_one(caplog: pytest.LogCaptureFixt
         def forward(self, x: Tensor) -> Tensor:
             return x.cumsum(1)
 
-    documents._say_once.cache_clear()
+    documents._warn_once.cache_clear()
     model, tokens = build(("running_sum",)), torch.randint(VOCAB, (B, T))
     with caplog.at_level(logging.WARNING, logger="rebased"):
         packed = model.hidden(tokens, cu_seqlens())
@@ -92,7 +92,7 @@ def test_wrong_bounds_are_named(wrong: Tensor, message: str) -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("isolated", [False, True])
 def test_compiles_as_one_graph(isolated: bool) -> None:
-    """On a CPU polynomial attention goes from document to document, which is no graph; the rest is."""
+    """With documents, polynomial attention on a CPU loops over them, which is not one graph; other mixers are."""
     model = build(("short_conv", "attention") if isolated else PATTERNS["rebased"])
     tokens, bounds = torch.randint(VOCAB, (B, T)), cu_seqlens() if isolated else None
     compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")

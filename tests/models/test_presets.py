@@ -1,4 +1,4 @@
-"""Every MQAR preset as a whole: it trains, it reads in pieces what it reads at once, and its config is data."""
+"""Every MQAR preset: it trains, extend gives what forward gives, and its config survives JSON."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_reads_in_pieces_what_it_reads_at_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", mqar_preset_names())
 def test_learns_to_copy(name: str) -> None:
-    """Thirty steps on the label "the token itself": the loss falls well below that of a guess."""
+    """Thirty steps on the label "the token itself": the loss falls well below that of guessing."""
     torch.manual_seed(0)
     config = preset(name, d_model=24, vocab_size=VOCAB, max_len=T)
     assert LMConfig.model_validate_json(config.model_dump_json()) == config

@@ -41,7 +41,7 @@ def test_what_cannot_be_shared_is_named(results: list[dict[str, Any]]) -> None:
     for result in results:
         errors = result["errors"]
         assert f"25 tokens cannot be shared equally by {SIZE} processes" in errors["length"]
-        assert "mixer 'mamba' has no forward_part" in errors["mixer"]
+        assert "mixer 'mamba' has no forward_shard" in errors["mixer"]
         assert "were given different tokens" in errors["data"]
 
 
