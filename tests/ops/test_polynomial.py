@@ -88,7 +88,7 @@ def test_recurrent_is_the_reference(T: int, coefficients: Coefficients) -> None:
         extend(shape, [T], "recurrent", coefficients),
         extend(shape, [T], "reference", coefficients),
         STATE_NAMES,
-        condition=FEATURES,
+        condition=FIRST_TOKEN,
     )
 
 
@@ -106,7 +106,7 @@ def test_any_key_width(backend: Backend, K: int, coefficients: Coefficients) -> 
         attend(shape, backend, coefficients), attend(shape, "reference", coefficients), NAMES, condition=FEATURES
     )
     want = extend(shape, [19], "reference", coefficients)
-    assert_close(extend(shape, [8, 11], backend, coefficients), want, STATE_NAMES, condition=FEATURES)
+    assert_close(extend(shape, [8, 11], backend, coefficients), want, STATE_NAMES, condition=FIRST_TOKEN)
 
 
 @pytest.mark.parametrize("lengths", [(16, 16), (32, 16), (50, 16), (7, 7), (3, 1)], ids=str)
@@ -144,7 +144,7 @@ def test_any_shape_and_split(shape: Shape, coefficients: Coefficients, cut: floa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "TILE", tile)
         got = extend(shape, lengths, "chunked", coefficients)
-    assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES, condition=FEATURES)
+    assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES, condition=FIRST_TOKEN)
 
 
 @pytest.mark.parametrize("backend", ["chunked", "recurrent"])

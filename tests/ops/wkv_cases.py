@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops import Backend, WKVState, wkv_extend
-from tolerances import assert_near, in_chunks
+from tolerances import assert_near
 
 Path = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -67,7 +67,7 @@ def assert_matches(inputs: dict[str, Tensor], path: Path, law: Path = by_double_
 
     actual = run(path, inputs)
     expected = run(law, {name: value.double() for name, value in inputs.items()})
-    lengths = in_chunks(k.shape[0] * k.shape[1])
+    remembered = min(k.shape[1], 400)  # tokens: the slowest rate is e^-6 per token
     exponent = max(1.0, float(k.abs().max()))  # exp(x) is off by x u where x is rounded
     for name, a, e in zip(["y", "mean", "log den", *inputs], actual, expected, strict=True):
-        assert_near(a, e, *lengths, condition=exponent, roundings=2, size=1.0, name=name, dtype=k.dtype)
+        assert_near(a, e, remembered, condition=exponent, roundings=2, size=1.0, name=name, dtype=k.dtype)
