@@ -18,7 +18,7 @@ SIZE = 3  # with two, no process would hear of more than one part
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process found."""
     folder = tmp_path_factory.mktemp("group")
-    assert wait([start(join, rank, SIZE, str(folder)) for rank in range(SIZE)], seconds=120) == [0] * SIZE
+    assert wait([start(join, rank, SIZE, str(folder)) for rank in range(SIZE)]) == [0] * SIZE
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SIZE)]
 
 

@@ -97,7 +97,7 @@ def lose_one(config: TextRunConfig, folder: Path, told: Path) -> None:
 
 def test_a_process_that_is_killed_does_not_leave_the_other_waiting(text: Path, tmp_path: Path) -> None:
     config, told = config_of(text, "ddp"), tmp_path / "told"
-    assert wait(start_world(2, lose_one, config, tmp_path / "run", told), seconds=40) == [3, -signal.SIGKILL]
+    assert wait(start_world(2, lose_one, config, tmp_path / "run", told)) == [3, -signal.SIGKILL]
     assert "process 0 of 2 lost another one" in told.read_text()
     assert "start all of them again with --resume" in told.read_text()
 
