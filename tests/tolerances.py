@@ -137,5 +137,24 @@ def assert_small_error(got: Iterable[Tensor], want: Iterable[Tensor], names: Ite
     assert not wrong, f"relative errors beyond {KERNEL_ERRORS[dtype]:.0e}: {wrong}"
 
 
+TINY_MODEL = (16, 16, 16, 16, 32) * 4 + (16, 257)
+"""Sums of the tests' language models, at most: two layers of a norm, projections, tokens, a projection and an MLP,
+forth and back; logits, the vocabulary."""
+TRAINED = limit(torch.float32, *TINY_MODEL)
+"""Of losses and norms of gradients in fp32, over a few steps of training: relative, 5e-5."""
+
+
+def assert_same_weights(got: Iterable[Tensor], want: Iterable[Tensor]) -> None:
+    """Fails where the weights of two fp32 models, after the same few steps of Adam, differ by more than rounding. The
+    measure is the norm of the difference over the norm, all weights together.
+
+    Adam divides a gradient by its own size, so that the relative errors of gradients count. Those of the smallest
+    gradients are large, up to the whole step; so the largest error of a weight says little, and the norm is asked.
+    """
+    a, b = (torch.cat([x.detach().flatten() for x in weights]) for weights in (got, want))
+    error, allowed = relative_error(a, b), NORM_MARGIN * unit_roundoff(torch.float32) * growth(*TINY_MODEL)
+    assert error <= allowed, f"the weights differ by {error:.1e} of their norm; the limit is {allowed:.1e}"
+
+
 SLOWER_REGIME = 1.1
 """How much slower than the other the regime may be that the kernels' cost model chooses, where both were measured."""

@@ -22,11 +22,12 @@ from rebased.mixers import (
 )
 from rebased.models import LMConfig
 from rebased.models.block import build_mixer
-from tolerances import FIRST_TOKEN
 
 B, T, D = 3, 21, 48  # 48 is a multiple of 1, 2, 3, 4, 6, 8, 12, 16 and 24 heads
 SUMS = (D, D, T, 153, D)
 """Of any mixer: projections in, a norm or a convolution, tokens, features or states, a projection out."""
+CONDITION = 8.0
+"""Norms, gates and denominators of a few random tokens make numbers some times larger, and some cancel again."""
 ROUNDINGS = 8
 """One after the other, of a mixer that computes in bf16: x, weights, projections, gates, what is mixed, the result."""
 SPLITS = [[21], [1] * 21, [20, 1], [1, 20], [8, 5, 1, 7], [3, 16, 2]]
@@ -61,7 +62,7 @@ def inputs(batch: int = B, length: int = T, dtype: torch.dtype = torch.float64) 
 
 
 def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
-    options: dict[str, Any] = {"condition": FIRST_TOKEN, "roundings": ROUNDINGS, "size": 1.0, "dtype": dtype}
+    options: dict[str, Any] = {"condition": CONDITION, "roundings": ROUNDINGS, "size": 1.0, "dtype": dtype}
     tolerances.assert_near(actual, expected, *SUMS, **options)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rebased.mixers import contract
 from rebased.train import RunConfig, read_record, train
 from rebased.train.memory import half, update
+from tolerances import TRAINED
 
 ROOM = {"training": 3, "testing": 99}
 
@@ -53,7 +54,7 @@ def test_a_run_goes_on_with_fewer_sequences_at_once(
     small, large = (
         [line for line in read_record(tmp_path / name) if line["type"] == "epoch"] for name in ("small", "large")
     )
-    assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=1e-5)
+    assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=TRAINED)
     assert [line["test"] for line in small] == [line["test"] for line in large]
 
 
