@@ -94,9 +94,11 @@ FEATURES = FIRST_TOKEN**2
 """The same where s^2 is a sum over features of both signs, which are not smaller where s is."""
 POLYNOMIAL = (128, 1000, 153)
 """Sums of polynomial attention's small cases, at most: a score over the key width, tokens, features."""
-OUTLIER = 1e4
-"""Condition of dq and dk where one key is 10,000 times larger than all others. Its features, k^2, are 1e8 times larger
-than theirs; in gradients they cancel down to the root of that, since scores that are small beside |q| |k| decide."""
+OUTLIER = {"o": 1e4 / math.sqrt(400), "dq": 1e4, "dk": 1e4}
+"""Condition where the first key is 10,000 times larger than all others. Its features, k^2, are 1e8 times larger than
+theirs. What decides are queries nearly at right angles to it, whose similarity 1e8 s^2 with it is no more than the t
+similarities of about 1 with the others: s is about 1e-4 sqrt(t). There dq and dk are sums of features of 1e8 that cancel
+to the root of that; o moves by 1e8 s u over t, 1e4 u / sqrt(t). So small an s first occurs after about 400 tokens."""
 
 
 def assert_close(

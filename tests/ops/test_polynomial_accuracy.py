@@ -40,15 +40,19 @@ def attend(tensors: list[Tensor], coefficients: Coefficients, dtype: torch.dtype
 @pytest.mark.slow
 @pytest.mark.parametrize(("coefficients", "K"), [(REBASED, 16), (BASED, 8)], ids=str)
 def test_fp32_stays_accurate(coefficients: Coefficients, K: int) -> None:
-    """A score is a sum over K; a tile sums its tokens, a state the tiles before it, and its features are summed."""
+    """A score is a sum over K; a tile sums its tokens, a state the tiles before it, and its features are summed.
+
+    Of "tokens", dk is off by u over the first key, and where that is by chance far smaller than the keys after it, by
+    more than dk itself. With this seed it is not.
+    """
     tensors = scaled_inputs(K)
     got = attend(tensors, coefficients, torch.float32)
     want = attend(tensors, coefficients, torch.float64)
     usual = limit(torch.float32, K, TILE, T // TILE, feature_count(K, coefficients))
-    outlier = limit(torch.float32, 1, condition=OUTLIER)  # the error is one key's: it does not grow with T
+    outlier = {name: limit(torch.float32, 1, condition=c) for name, c in OUTLIER.items()}  # of one key: no sum grows
     for name, a, b in zip(("o", "dq", "dk", "dv"), got, want, strict=True):
         assert a.isfinite().all()
         error = ((a - b).abs().amax(1) / b.abs().amax(1))[0].amax(-1)  # [H]: the worst channel of each head
         for head, e in zip(HEADS, error.tolist(), strict=True):
-            allowed = outlier if head == "outlier" and name in ("dq", "dk") else usual  # o and dv have states in fp64
+            allowed = outlier.get(name, usual) if head == "outlier" else usual
             assert e < allowed, f"{name} of the head {head!r} is off by {e:.1e}; the limit is {allowed:.1e}"
