@@ -89,7 +89,8 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 FIRST_TOKEN = 32.0
 """Condition of polynomial attention's small cases. The first token divides by one similarity alone, c2 s^2 for ReBased,
 and its gradients contain rounding errors over |s|: the smallest of a few dozen scores, which are about 1, is near 1/32.
-Later tokens divide by sums that hold larger similarities."""
+Later tokens divide by sums that hold larger similarities. Inputs are fixed by their seed; with another one the smallest
+score may be smaller by chance, and so may this number have to be larger."""
 FEATURES = FIRST_TOKEN**2
 """The same where s^2 is a sum over features of both signs, which are not smaller where s is."""
 POLYNOMIAL = (128, 1000, 153)
@@ -97,8 +98,8 @@ POLYNOMIAL = (128, 1000, 153)
 OUTLIER = {"o": 1e4 / math.sqrt(400), "dq": 1e4, "dk": 1e4}
 """Condition where the first key is 10,000 times larger than all others. Its features, k^2, are 1e8 times larger than
 theirs. What decides are queries nearly at right angles to it, whose similarity 1e8 s^2 with it is no more than the t
-similarities of about 1 with the others: s is about 1e-4 sqrt(t). There dq and dk are sums of features of 1e8 that cancel
-to the root of that; o moves by 1e8 s u over t, 1e4 u / sqrt(t). So small an s first occurs after about 400 tokens."""
+similarities of about 1 with the others: s is about 1e-4 sqrt(t). There dq and dk are sums of features of 1e8 that
+cancel to the root of that; o moves by 1e8 s u over t, 1e4 u / sqrt(t). So small an s first occurs at t of about 400."""
 
 
 def assert_close(
