@@ -1,5 +1,6 @@
 """What all tests share: `--mixer NAME`, no GPU tests where there is no GPU, only `ops` where there is torch alone."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,24 @@ def _one_server_forks_every_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda names: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Triton keeps what it compiles below HOME. Where that cannot be written, it gets a folder of this session."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = Path(os.path.expanduser("~"))
+        if not os.access(home, os.W_OK) and "TRITON_CACHE_DIR" not in os.environ:
+            patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as the terminal allows, and the user's may be narrow, or want colours in a file, too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> lis
     return [start(_as_rank, rank, size, port, function, arguments) for rank in range(size)]
 
 
-def wait(processes: list[BaseProcess], seconds: float = 60) -> list[int | None]:
+def wait(processes: list[BaseProcess], seconds: float = 300) -> list[int | None]:
     """Their exit codes; None for one that hangs, which is then ended."""
     end = time.monotonic() + seconds
     for process in processes:

@@ -111,7 +111,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     write_config(epochs=30, stop_above=1)
     process = start_and_wait_for_an_epoch()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err == ""
     assert out.splitlines()[-1] == (
@@ -130,7 +130,7 @@ def test_kill_9_leaves_no_process_and_nothing_is_lost() -> None:
     write_config(epochs=400, stop_above=1)
     process = start_and_wait_for_an_epoch()
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     for _ in range(100):  # the runs end when they find nobody listening
         sizes = [path.stat().st_size for path in Path("out").glob("*/record.jsonl")]
         time.sleep(0.3)

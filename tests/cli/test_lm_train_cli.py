@@ -141,7 +141,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     while not process.stdout.readline().startswith("step 2/"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
     last = out.splitlines()[-1]
     assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out

@@ -206,7 +206,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
         process.send_signal(signal.SIGINT)
         out = shown.read()
     last = out.splitlines()[-1]
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err == ""
     assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
@@ -228,7 +228,7 @@ def test_kill_9_and_resume_is_the_run_that_was_never_killed(config: str) -> None
     assert rebased(*words, "--out", "whole") == 0
     with held("killed", *often) as (killed, _):
         killed.kill()
-        killed.communicate(timeout=60)
+        killed.communicate(timeout=300)
     assert killed.returncode == -signal.SIGKILL
     assert rebased(*words, "--out", "killed", "--resume") == 0
     assert Path("killed/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()

@@ -6,6 +6,7 @@ import torch
 from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import scan_triton, selective_scan_extend
 from rebased.ops.backend import triton_interpreted
+from tolerances import assert_near
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -44,4 +45,4 @@ def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [run(*inputs, backend="triton") for run in (selective_scan_extend, compiled)]
     gradients = [torch.autograd.grad(y.sum() + state.sum(), inputs) for y, state in results]
     for expected, actual in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, expected)
+        assert_near(actual, expected, 3)

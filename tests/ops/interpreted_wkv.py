@@ -6,6 +6,7 @@ import torch
 from ops.wkv_cases import assert_matches, by_path, wkv_inputs
 from rebased.ops import rwkv_triton, wkv
 from rebased.ops.backend import triton_interpreted
+from tolerances import assert_near
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -38,4 +39,4 @@ def test_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(wkv, backend="aot_eager", fullgraph=True)
     gradients = [torch.autograd.grad(run(*inputs, backend="triton").sum(), inputs) for run in (wkv, compiled)]
     for expected, actual in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, expected)
+        assert_near(actual, expected, 3)

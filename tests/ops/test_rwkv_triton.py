@@ -8,6 +8,7 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
 from rebased.ops import wkv
+from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
@@ -36,18 +37,13 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 def test_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     law = by_double_sum if shape[1] < 100 else by_path("chunked")
-    assert_matches(
-        wkv_inputs(*shape, dtype=dtype, device="cuda"),
-        by_path("triton"),
-        law=law,
-        tolerance=1e-4 if dtype == torch.float32 else None,
-    )
+    assert_matches(wkv_inputs(*shape, dtype=dtype, device="cuda"), by_path("triton"), law=law)
 
 
 @pytest.mark.gpu
 def test_65536_tokens_on_a_gpu() -> None:
     torch.manual_seed(0)
-    assert_matches(wkv_inputs(1, 65_536, 8, device="cuda"), by_path("triton"), law=by_path("chunked"), tolerance=1e-4)
+    assert_matches(wkv_inputs(1, 65_536, 8, device="cuda"), by_path("triton"), law=by_path("chunked"))
 
 
 @pytest.mark.gpu
@@ -55,9 +51,9 @@ def test_compiles_and_is_captured_in_a_graph() -> None:
     torch.manual_seed(0)
     inputs = list(wkv_inputs(4, 64, 32, device="cuda").values())[:4]
     expected = wkv(*inputs)
-    torch.testing.assert_close(torch.compile(wkv, fullgraph=True)(*inputs), expected)
+    assert_near(torch.compile(wkv, fullgraph=True)(*inputs), expected, 64, condition=4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = wkv(*inputs)
     graph.replay()
-    torch.testing.assert_close(y, expected)
+    assert_near(y, expected, 64)

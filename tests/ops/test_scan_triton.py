@@ -8,6 +8,7 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import selective_scan, selective_scan_extend
+from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 
@@ -51,9 +52,9 @@ def test_compiles_and_is_captured_in_a_graph() -> None:
     inputs = list(scan_inputs(4, 64, 32, 16, device="cuda").values())[:6]
     expected = selective_scan(*inputs)
     compiled = torch.compile(selective_scan, fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs), expected)
+    assert_near(compiled(*inputs), expected, 64, condition=4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = selective_scan(*inputs)
     graph.replay()
-    torch.testing.assert_close(y, expected)
+    assert_near(y, expected, 64)

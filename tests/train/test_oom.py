@@ -14,6 +14,7 @@ from rebased.runs.synthetic_config import RunConfig
 from rebased.train import train
 from rebased.train.oom import half, update
 from tiny_run import AtStep, tiny, without_timings
+from tolerances import TRAINED
 
 ROOM = {"training": 3, "testing": 99}
 
@@ -55,7 +56,7 @@ def test_a_run_goes_on_with_fewer_sequences_at_once(
     small, large = (
         [line for line in read_record(tmp_path / name) if line["type"] == "epoch"] for name in ("small", "large")
     )
-    assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=1e-5)
+    assert [line["loss"] for line in small] == pytest.approx([line["loss"] for line in large], rel=TRAINED)
     assert [line["test"] for line in small] == [line["test"] for line in large]
 
 
