@@ -50,11 +50,12 @@ from rebased.ops.backend import has_gpu
 from rebased.runs.synthetic_config import Precision, RunConfig, TrainConfig
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
 from rebased.train import RunResult, Sink
-from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
+from rebased.train.cuda_graph import WARM_UP, own_stream
 from rebased.train.executors.jobs import Job
 from rebased.train.executors.local import LocalExecutor
 from rebased.train.optimiser import build_optimiser
-from rebased.train.synthetic.step import Step, matmul_precision
+from rebased.train.precision import matmul_precision
+from rebased.train.synthetic.step import CapturedStep, Step
 
 SECTIONS = ("targets", "presets", "profile", "head", "data", "together", "processes", "pairs")
 TARGETS = {(256, 64): 6, (512, 128): 12, (2048, 64): 40, (2048, 512): 130}  # (T, D): milliseconds that ReBased may take
@@ -72,7 +73,7 @@ def build_step(name: str, T: int, D: int, precision: Precision, mode: str, devic
     model = LanguageModel(preset(name, d_model=D, max_len=T)).to(device).train()
     optimiser = build_optimiser(model, TrainConfig(), capturable=model.embedding.weight.is_cuda)
     step = Step(model, optimiser, precision=precision, compiled=mode == "compiled")
-    return step if mode == "eager" else CapturedStep(step)
+    return step if mode == "eager" else CapturedStep(step, model.embedding.weight.device)
 
 
 def questions(T: int, rows: int, device: torch.device) -> Questions:

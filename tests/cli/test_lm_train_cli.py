@@ -83,7 +83,7 @@ def test_in_a_terminal_there_is_a_bar(
         monkeypatch.setenv(name, value)
     assert rebased("--config", config, "--out", "run") == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
-    assert re.search(r"━ *4/4 loss \d\.\d+  \|g\| \d+\.\d+  [\d,]+ tok/s  valid ppl \d+\.\d+", shown)
+    assert re.search(r"━ *4/4 loss \d\.\d+  \|g\| \d+\.\d+  [\d,]+ tokens/s  valid ppl \d+\.\d+", shown)
     assert re.search(r"━ *3/3 windows of valid measured", shown)
 
 

@@ -21,6 +21,7 @@ from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.mixers import contract
 from rebased.runs.folder import locked
 from rebased.runs.record import read_record
+from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, make_plan, read_sweep
 
 ROOT = Path(__file__).parents[2]
@@ -200,11 +201,11 @@ def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
 
     name = "ReBased, T = 12, 2 pairs, D = 12, lr 0.01, seed 1"
     assert name not in shown()
-    sink.start(RunStart(plan.runs[0].config, 1000, "cpu", step=0, steps=12, epochs=[]))
-    assert f"epoch 1/3, accuracy -: {name}" in shown()
-    sink.epoch({"epoch": 1, "test": {"accuracy": 0.25}})
+    sink.start(RunStart(plan.runs[0].config, 1000, "cpu", processes=1, step=0, steps=12, lines=[]))
+    assert f"epoch 1/3  starting: {name}" in shown()
+    sink.line({"type": "epoch", "epoch": 1, "test": {"accuracy": 0.25}})
     sink.step(StepReport(step=6, epoch=2, loss=1.0, lr=0.01, tokens_per_second=1.0))
-    assert f"epoch 2/3, accuracy 0.250: {name}" in shown()
+    assert f"epoch 2/3  loss 1.000  1 tokens/s  accuracy 0.250: {name}" in shown()
     assert re.search(r"ReBased +0/2 +1 +- +- ", shown())
     assert tally.fraction[plan.runs[0].digest] == 0.5
     board.ended(replace(plan.runs[0], status="done"), 0.5)

@@ -8,7 +8,7 @@ import torch
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import cross_entropy_triton, linear_cross_entropy, use_backend
 from rebased.ops.backend import triton_interpreted
-from rebased.train.synthetic.step import matmul_precision
+from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -8,7 +8,7 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
-from rebased.train.synthetic.step import matmul_precision
+from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
 

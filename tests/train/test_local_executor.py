@@ -73,7 +73,7 @@ class Kill(Sink):
     def start(self, run: RunStart) -> None:
         self.starts.append(run.step)
 
-    def line(self, line: dict[str, Any]) -> None:
+    def saved(self, step: int) -> None:
         if self.times:
             self.times -= 1
             for process in multiprocessing.active_children():

@@ -29,6 +29,7 @@ class OnFirstEpoch(Sink):
         self.action, self.epochs = action, list[int]()
 
     def line(self, line: dict[str, Any]) -> None:
+        assert line["type"] == "epoch"
         self.epochs.append(line["epoch"])
         if len(self.epochs) == 1:
             self.action()

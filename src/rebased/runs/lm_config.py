@@ -45,6 +45,7 @@ class TextTrain(Config):
     compile: Compile = Field(
         "none", description="torch.compile of each kind of block once, or of the whole model in one piece"
     )
+    capture: bool = Field(True, description="on one GPU, replay the step as a CUDA graph")
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
     parallel: Literal["none", "ddp", "fsdp", "context"] = Field(
         "none",
@@ -73,6 +74,7 @@ class TextRunConfig(BaseRunConfig):
         "train.device",
         "train.micro_batch",
         "train.compile",
+        "train.capture",
         "train.recompute",
         "train.parallel",
     )

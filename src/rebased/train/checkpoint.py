@@ -3,7 +3,7 @@
 A checkpoint is a file or a folder named checkpoint-<step>, written by the workload. checkpoint.json, the pointer, is
 written after it and names every file with its checksum. It also holds the run's progress, and the size and checksum of
 the record at that moment. The former checkpoint is deleted last. A process that is killed in between leaves the former
-one in force, and nothing else is ever deleted: not on resuming, and not when something is wrong.
+one in force. Nothing is deleted before another checkpoint was found whole.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def save_checkpoint(
                     file.write(json.dumps({**about, "sha256": _checksum(about)}, indent=2).encode() + b"\n")
             except OSError as error:
                 raise _not_saved(folder, path, error) from error
-            _delete_others(folder, path.name)
+            delete_others(folder, path.name)
 
     if world.is_rank_zero:
         _delete(path)  # left by a process that was killed while it wrote
@@ -158,12 +158,13 @@ def _not_saved(folder: Path, path: Path, error: BaseException) -> OSError:
     if former is None:
         _delete(path)
     else:
-        _delete_others(folder, former.name)
+        delete_others(folder, former.name)
     reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
     return OSError(f"{path} could not be saved: {reason}; {kept}: make room and run again with --resume")
 
 
-def _delete_others(folder: Path, keep: str) -> None:
+def delete_others(folder: Path, keep: str) -> None:
+    """Delete all checkpoints but the one of this name, which must be whole, and what killed processes left."""
     for path in [*folder.glob("checkpoint-*"), *folder.glob(".checkpoint-*")]:
         if path.name != keep:
             _delete(path)

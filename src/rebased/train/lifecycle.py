@@ -18,7 +18,7 @@ from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.synthetic_config import RunConfig
-from rebased.train.checkpoint import find_checkpoint, read_pointer, save_checkpoint
+from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
 from rebased.train.cuda_graph import own_stream
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
 from rebased.train.oom import OUT_OF_MEMORY
@@ -134,6 +134,8 @@ class Run:
             pointer, path = found
             record = self.workload.load(path, pointer.progress) or pointer.record or record
             self.saved = pointer.step
+            if self.world.is_rank_zero:
+                delete_others(self.folder, pointer.name)
 
         def continue_record() -> None:
             if not self.world.is_rank_zero:
@@ -174,7 +176,7 @@ class Run:
             self.world.size,
             step=workload.progress.step,
             steps=workload.steps,
-            lines=self.record.lines,
+            lines=list(self.record.lines),
         )
         for sink in self.sinks:
             sink.start(start)

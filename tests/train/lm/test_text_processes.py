@@ -80,7 +80,7 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_shards(text: Path, alone: Pa
     act = AtStep(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train(config, tmp_path / "run", sinks=[act]).status == "interrupted"
     assert wait(start_world(2, run, config_of(text, "fsdp"), tmp_path / "run", True)) == [0, 0]
-    how = [line["how"] for line in read_record(tmp_path / "run") if line["type"] in ("run", "resume")]
+    how = [line["execution"] for line in read_record(tmp_path / "run") if line["type"] in ("run", "resume")]
     assert [(each["parallel"], each["micro_batch"]) for each in how] == [("none", 4), ("fsdp", 1)]
     assert_same_run(tmp_path / "run", alone)
 

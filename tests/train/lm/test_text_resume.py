@@ -94,7 +94,7 @@ def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
     """Train until this step (or this step's checkpoint), and be killed there."""
     end = partial(os.kill, os.getpid(), signal.SIGKILL)
     name = f"checkpoint-{step}"
-    finish, delete = dcp.FileSystemWriter.finish, checkpoint._delete_others
+    finish, delete = dcp.FileSystemWriter.finish, checkpoint.delete_others
 
     def die_before_contents(self: dcp.FileSystemWriter, metadata: Any, results: Any) -> None:
         end() if name in str(self.path) else finish(self, metadata, results)
@@ -106,7 +106,7 @@ def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
     if moment == "written":
         dcp.FileSystemWriter.finish = die_before_contents  # type: ignore[method-assign]
     if moment == "pointed":
-        checkpoint._delete_others = die_after_pointer
+        checkpoint.delete_others = die_after_pointer
     train(config, folder, resume=True, sinks=sinks)
 
 

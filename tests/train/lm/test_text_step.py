@@ -144,13 +144,13 @@ def test_the_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
 
 def test_what_decays() -> None:
     named = dict(LanguageModel(SHAPE).named_parameters())
-    decays, stays = parameter_groups(named.values(), settings())
+    decays, stays = parameter_groups(named.values(), 0.1, "matrices")
     assert decays["weight_decay"] == 0.1
     assert stays["weight_decay"] == 0.0
     names = {id(parameter): name for name, parameter in named.items()}
     ends = {names[id(parameter)].rsplit(".", 2)[-2] for parameter in stays["params"]}
     assert ends == {"norm", "norm1", "norm2", "ln_q", "ln_k", "fc1", "fc2", "projection", "conv"}  # biases of the last
-    (everything,) = parameter_groups(named.values(), settings(decay="all"))
+    (everything,) = parameter_groups(named.values(), 0.1, "all")
     assert len(everything["params"]) == len(named)
 
 

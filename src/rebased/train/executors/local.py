@@ -189,6 +189,9 @@ class _Relay(Sink):
     def line(self, line: dict[str, Any]) -> None:
         self._connection.send(("line", line))
 
+    def saved(self, step: int) -> None:
+        self._connection.send(("saved", step))
+
     def end(self, line: dict[str, Any]) -> None:
         self._connection.send(("end", line))
 

@@ -13,6 +13,7 @@ from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import TextTrain
+from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.lm.context_parallel import ContextParallel
 from rebased.train.lm.schedule import learning_rate
 from rebased.train.oom import update
@@ -50,7 +51,9 @@ class LMStep:
         self.model.recompute = config.recompute
         self.context = ContextParallel() if world.size > 1 and config.parallel == "context" else None
         self.loss: nn.Module = self._spread(TokenLoss(self.model, self.precision, self.context))
-        self.optimiser = build_optimiser(self.model, config, decay=config.decay)
+        captured = config.capture and world.device.type == "cuda" and world.size == 1 and not config.recompute
+        self.graphs = CudaGraphs(world.device) if captured else None
+        self.optimiser = build_optimiser(self.model, config, decay=config.decay, capturable=captured)
         make_moments(self.optimiser)
 
     @property
@@ -79,6 +82,11 @@ class LMStep:
             return DistributedDataParallel(loss, cards, gradient_as_bucket_view=True)
         return loss
 
+    def forget_graphs(self) -> None:
+        """Give the memory of captured steps back."""
+        if self.graphs is not None:
+            self.graphs = CudaGraphs(self.world.device)
+
     def __call__(self, parts: Sequence[TextBatch], step: int) -> Tensor:
         """Train on this process's share of a batch, cut into micro batches; `step` counts from 0.
 
@@ -91,6 +99,21 @@ class LMStep:
         weight = self._weight(labels)
         set_lr(self.optimiser, learning_rate(self.config, step))
         self.loss.train()
+        if self.graphs is None or any(part.cu_seqlens is not None for part in parts):  # documents differ in number
+            nats, norm = self._compute(parts, weight)
+        else:
+            tensors = [tensor for part in parts for tensor in (part.tokens, part.labels)]
+            shapes = tuple(tensor.shape for tensor in tensors)
+            nats, norm = self.graphs.run(shapes, self._compute_flat, torch.as_tensor(weight), *tensors)
+        return torch.stack([nats.double(), torch.full_like(nats, labels, dtype=torch.float64), norm.double()])
+
+    def _compute_flat(self, weight: Tensor, *tensors: Tensor) -> Tensor:
+        """The step with its micro batches as a flat list of tensors, as a CUDA graph takes them."""
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return torch.stack(self._compute([TextBatch(tokens, labels, None) for tokens, labels in pairs], weight))
+
+    def _compute(self, parts: Sequence[TextBatch], weight: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Gradients, clipping and AdamW. Returns the summed loss and the gradient's norm."""
         self.optimiser.zero_grad(set_to_none=True)
         nats = torch.zeros((), device=self.world.device)
         for i, part in enumerate(parts):
@@ -104,7 +127,7 @@ class LMStep:
         if hasattr(norm, "full_tensor"):  # of shards
             norm = norm.full_tensor()
         update(self.optimiser)
-        return torch.stack([nats.double(), torch.full_like(nats, labels, dtype=torch.float64), norm.detach().double()])
+        return nats, norm.detach()
 
     def _weight(self, labels: int) -> Tensor | float:
         """What a label weighs. ddp and fsdp average the processes' gradients, hence the number of processes."""
@@ -124,7 +147,7 @@ class LMStep:
 
 def to_device(batch: TextBatch, device: torch.device) -> TextBatch:
     """From pinned memory, so that the host goes on while the copy is under way."""
-    if device.type != "cuda":
+    if device.type != "cuda" or batch.tokens.is_cuda:
         return batch
     tokens, labels, cu_seqlens = (None if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch)
     return TextBatch(tokens, labels, cu_seqlens)  # type: ignore[arg-type]

@@ -85,6 +85,7 @@ class LMWorkload(Workload):
 
     def set_micro_batch(self, rows: int | None) -> None:
         self.micro_batch = rows
+        self.sharded.forget_graphs()
 
     @property
     def batch_share(self) -> int:

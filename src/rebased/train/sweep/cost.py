@@ -72,7 +72,7 @@ def segment_work(model: LMConfig, segment: Segment) -> float:
 def run_work(config: BaseRunConfig) -> float:
     """Multiply-adds of the whole run, evaluations included, if it does not stop early."""
     if isinstance(config, RunConfig):
-        return config.train.epochs * _epoch_work(config)
+        return config.train.epochs * epoch_work(config)
     assert isinstance(config, TextRunConfig)
     train, window = config.train, sequence_work(config.model, config.data.seq_len, config.data.seq_len)
     evaluations = -(-train.steps // train.eval_every) if train.eval_every else 1
@@ -90,7 +90,8 @@ def step_work(config: BaseRunConfig) -> float:
     return 3 * config.train.batch_size * sequence_work(config.model, T, T)
 
 
-def _epoch_work(config: RunConfig) -> float:
+def epoch_work(config: RunConfig) -> float:
+    """Multiply-adds of an epoch of training and its evaluations."""
     task, model = config.task, config.model
     training = sum(segment.examples * segment_work(model, segment) for segment in task.train)
     testing = sum(segment.examples * segment_work(model, segment) for segment in (*task.test, *task.held_out))
@@ -109,7 +110,7 @@ def recorded_work(config: BaseRunConfig, lines: Sequence[dict[str, Any]]) -> tup
         seconds = [
             line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()
         ]
-        return len(seconds) * _epoch_work(config), median(seconds) * len(seconds) if seconds else 0.0
+        return len(seconds) * epoch_work(config), median(seconds) * len(seconds) if seconds else 0.0
     steps = [line for line in lines if line["type"] == "step" and "seconds" in line]
     return (steps[-1]["step"] * step_work(config) if steps else 0.0), sum(line["seconds"] for line in steps)
 

@@ -1,5 +1,8 @@
 """One step of training: gradients of the whole batch, however it is cut, and AdamW; nothing waits for the device."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -7,6 +10,7 @@ from torch.optim import Optimizer
 from rebased.models import IGNORE, LanguageModel
 from rebased.runs.base_config import Compile, Precision
 from rebased.tasks import Questions
+from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.oom import update
 from rebased.train.precision import autocast
 
@@ -50,3 +54,16 @@ class Step:
             loss.backward()
             mean += loss.detach()
         return torch.stack([mean.double(), labels.double()])
+
+
+class CapturedStep:
+    """Takes the place of a Step on a GPU, as CUDA graphs: one per segment and number of rows. The smaller last batch of
+    an epoch has a graph of its own."""
+
+    def __init__(self, step: Callable[[Questions, Tensor], Tensor], device: torch.device) -> None:
+        self.step, self._graphs = step, CudaGraphs(device)
+
+    def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
+        """The outcome is overwritten by the next call."""
+        key = questions.inputs.data_ptr(), len(rows)
+        return self._graphs.run(key, partial(self.step, questions), rows)

@@ -18,12 +18,11 @@ from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.checkpoint import REMEDY
-from rebased.train.cuda_graph import CapturedStep
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.optimiser import build_optimiser, set_lr
 from rebased.train.precision import autocast, choose_precision
 from rebased.train.sinks import StepReport
-from rebased.train.synthetic.step import Step
+from rebased.train.synthetic.step import CapturedStep, Step
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
 from rebased.train.world import World
 
@@ -80,8 +79,8 @@ class SyntheticWorkload(Workload):
         self.micro_batch = rows
         config = self.config.train
         step = Step(self.model, self.optimiser, micro_batch=rows, precision=self.precision, compile=config.compile)
-        on_gpu = self.world.device.type == "cuda"
-        self.take: Callable[[Questions, Tensor], Tensor] = CapturedStep(step) if config.capture and on_gpu else step
+        captured = config.capture and self.world.device.type == "cuda"
+        self.take: Callable[[Questions, Tensor], Tensor] = CapturedStep(step, self.world.device) if captured else step
 
     def save(self, path: Path) -> list[Path]:
         gpu = self.world.device if self.world.device.type == "cuda" else None
