@@ -1,4 +1,4 @@
-"""What all tests share: `--mixer NAME`, no GPU tests where there is no GPU, only `ops` where there is torch alone."""
+"""What all tests share: `--mixer` and `--task`, no GPU tests without a GPU, only `ops` where there is torch alone."""
 
 import os
 import signal
@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from mixer_option import MIXER, find_mixer
+from task_option import TASK, find_task
 
 TORCH_ALONE = find_spec("pydantic") is None
 """A machine that lends its GPU and nothing else: `python3 -m pytest -m gpu` runs there, over what needs no more."""
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
-CONTRACT = "test_contract.py"
+CONTRACTS = {MIXER: "test_contract.py", TASK: "test_task_contract.py"}
 SERVER_HAS = ("rebased.train.executors", "rebased.train.lm", "rebased.data.preparation", "torch._dynamo")
 
 
@@ -26,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="run the contract suite alone, for one mixer: a registered name, path/to/file.py:name, or module:name",
     )
+    parser.addoption("--task", metavar="NAME", help="the same for one task")
 
 
 def pytest_report_header() -> str | None:
@@ -37,12 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if wanted := config.getoption("--mixer"):
         config.stash[MIXER] = find_mixer(wanted)
+    if wanted := config.getoption("--task"):
+        config.stash[TASK] = find_task(wanted)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if MIXER in config.stash:
-        others = [item for item in items if item.path.name != CONTRACT]
-        items[:] = [item for item in items if item.path.name == CONTRACT]
+    if suites := [file for option, file in CONTRACTS.items() if option in config.stash]:
+        others = [item for item in items if item.path.name not in suites]
+        items[:] = [item for item in items if item.path.name in suites]
         config.hook.pytest_deselected(items=others)
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu:

@@ -15,7 +15,11 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("mqar/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for folder in ("mqar", "tasks") for path in (CONFIGS / folder).glob("*.yaml")),
+    ids=lambda path: path.stem,
+)
 def test_every_shipped_config_loads_and_survives_being_written(path: Path) -> None:
     config = load_config(RunConfig, path)
     again = RunConfig.model_validate(config.model_dump(mode="json"))
@@ -110,6 +114,11 @@ BAD = {
     "task.train.0.seq_len=33": "seq_len must be even, got 33",
     "task.train.0.kv_pairs=9": "use seq_len >= 36 or kv_pairs <= 8",
     "task.vocab_size=32": "vocab_size must exceed seq_len=32, got 32",
+    "task.name=mqr": "task: unknown task 'mqr'; did you mean 'mqar'?",
+    "task.kv_pairs=4": "task: kv_pairs is set for each segment: write it into train and test",
+    "task.kv_pair=4": "task: unknown key 'kv_pair'",
+    "task.train.0.kvpairs=4": "task.train.0: unknown key 'kvpairs'; did you mean 'kv_pairs'?",
+    "task=3": "task: a task is a name, or a mapping of settings ({name: mqar, vocab_size: 64}); got 3",
     "task.train=[{seq_len: 32}]": "task.train.0.examples: is missing; give it a value",
     "task.train.1.seq_len=8": "task.train has entries 0 to 0; there is no '1'",
     "model.preset=rebasd": "model: unknown preset 'rebasd'; did you mean 'rebased'?",

@@ -10,10 +10,11 @@ from forked_pytest import run_pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ARGUMENTS = {"own_mixer.py": ["1"]}  # one epoch of training shows that it runs
+ARGUMENTS = {"own_mixer.py": ["1"], "own_task.py": ["1"]}  # one epoch of training shows that it runs
 SAYS = {
     "layer.py": "106,080 numbers",
     "own_mixer.py": "'rebased', 'n_heads': 2} recalls",
+    "own_task.py": "ReBased gets",
     "decode.py": "100 tokens decoded",
 }
 

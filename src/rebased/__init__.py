@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rebased.mixers import Based, ReBased, ShortConv, SoftmaxAttention, mixer_names, register_mixer
     from rebased.models import LanguageModel, LMConfig, preset, preset_names
     from rebased.ops import BASED, REBASED, PolyState, init_poly_state, poly_attention, poly_attention_extend
-    from rebased.tasks import MQAR
+    from rebased.tasks import MQAR, Task, register_task
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "ReBased",
     "ShortConv",
     "SoftmaxAttention",
+    "Task",
     "init_poly_state",
     "mixer_names",
     "poly_attention",
@@ -32,13 +33,14 @@ __all__ = [
     "preset",
     "preset_names",
     "register_mixer",
+    "register_task",
 ]
 
 _HOME = {
     "rebased.mixers": ("Based", "ReBased", "ShortConv", "SoftmaxAttention", "mixer_names", "register_mixer"),
     "rebased.models": ("LMConfig", "LanguageModel", "preset", "preset_names"),
     "rebased.ops": ("BASED", "REBASED", "PolyState", "init_poly_state", "poly_attention", "poly_attention_extend"),
-    "rebased.tasks": ("MQAR",),
+    "rebased.tasks": ("MQAR", "Task", "register_task"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

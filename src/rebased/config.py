@@ -26,6 +26,14 @@ class Config(BaseModel):
     how: ClassVar[tuple[str, ...]] = ()
     """Keys, such as train.device, that say how a result is computed and not which one: no part of the digest."""
 
+    added_later: ClassVar[tuple[str, ...]] = ()
+    """Fields that were added after runs had been recorded. The digest leaves such a field out while it has its default,
+    so known runs keep their names. The default of such a field must never change."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        check_added_later(cls)
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_surely_a_mistake(cls, values: Any) -> Any:
@@ -40,6 +48,7 @@ class Config(BaseModel):
     def digest(self) -> str:
         """Twelve hex digits that name this config: those that are equal but for `how`, and only those, share them."""
         tree = self.model_dump(mode="json")
+        _drop_added_defaults(self, tree)
         for dotted in self.how:
             section, _, key = dotted.rpartition(".")
             del (tree[section] if section else tree)[key]
@@ -49,6 +58,32 @@ class Config(BaseModel):
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process a config travels as the data it is: the class of a mixer's part is made on the way."""
         return type(self).model_validate, (self.model_dump(),)
+
+
+def check_added_later(cls: type[Config]) -> None:
+    """Refuse a config class whose `added_later` names a field that is not there, or one without a default."""
+    for key in cls.added_later:
+        if key not in cls.model_fields:
+            raise ValueError(f"{cls.__name__}.added_later names {key!r}, which is not one of its fields")
+        if cls.model_fields[key].is_required():
+            raise ValueError(f"{cls.__name__}.{key} was added later, so it needs a default: old records lack it")
+
+
+def _drop_added_defaults(config: Any, tree: Any) -> None:
+    """Remove from `tree`, the dump of `config`, each field that was added later and has its default."""
+    if isinstance(config, Config):
+        for key, field in type(config).model_fields.items():
+            value = getattr(config, key)
+            if key in config.added_later and value == field.get_default(call_default_factory=True):
+                del tree[key]
+            else:
+                _drop_added_defaults(value, tree[key])
+    elif isinstance(config, dict):
+        for value, branch in zip(config.values(), tree.values(), strict=True):
+            _drop_added_defaults(value, branch)
+    elif isinstance(config, list | tuple):
+        for value, branch in zip(config, tree, strict=True):
+            _drop_added_defaults(value, branch)
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)

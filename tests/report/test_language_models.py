@@ -146,7 +146,9 @@ def test_the_command_reads_bundles_and_folders_of_runs(
     assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
     assert capsys.readouterr().out == compare_language_models(runs).to_markdown()
     assert rebased("report", "some.jsonl.gz") == 2
-    assert "tells of an MQAR run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
+    assert (
+        "tells of a synthetic task's run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
+    )
     assert rebased("lm", "compare", "nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err
 

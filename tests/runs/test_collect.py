@@ -68,7 +68,7 @@ def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
     assert 10 < len(found.runs) < 200
     assert found.damaged_lines == 1
     bundle.write_bytes(b"not an archive")
-    with pytest.raises(ValueError, match=r"none of the 1 record\(s\) in .* tells of an MQAR run"):
+    with pytest.raises(ValueError, match=r"none of the 1 record\(s\) in .* tells of a synthetic task's run"):
         collect([bundle])
 
 

@@ -63,3 +63,26 @@ def test_tasks() -> None:
         "T = 32, 4 pairs → T = 32, 4–8 pairs",
         "T = 32, 4 pairs (train_examples 99)",
     ]
+
+
+FORGETTING = {"name": "forgetting_mqar", "train": [{"seq_len": 64, "kv_pairs": 4, "updates": 2, "examples": 9}]}
+
+
+def test_other_tasks_are_named_in_their_own_words() -> None:
+    tested = [{"seq_len": T, "kv_pairs": 4, "updates": u, "examples": 5} for T, u in ((64, 1), (128, 3))]
+    forgetting = fake_run(changes={"task": {**FORGETTING, "test": tested, "vocab_size": 256}})
+    segment = {"seq_len": 32, "n_tokens": 3, "examples": 5}
+    selective = fake_run(changes={"task": {"name": "selective_copying", "train": [segment], "test": [segment]}})
+    assert names(forgetting, selective, fake_run())[0] == [
+        "forgetting_mqar, T = 64, 4 pairs, 2 updates → T = 64–128, 4 pairs, 1–3 updates",
+        "selective_copying, T = 32, 3 tokens to copy",
+        "T = 32, 4 pairs",
+    ]
+
+
+def test_a_task_that_is_not_known_here_is_named_by_its_fields() -> None:
+    """Its record may come from another machine, with a task of somebody's own."""
+    run = fake_run()
+    segments = [{"seq_len": 16, "shape": shape, "examples": 5} for shape in ("ring", "line")]
+    run.settings["task"] |= {"name": "mazes", "train": segments[:1], "test": segments}
+    assert names(run)[0] == ["mazes, T = 16, shape ring → T = 16, shape line or ring"]

@@ -9,8 +9,8 @@ import torch
 from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
-from rebased.tasks import IGNORED, MQAR, PAIRS_BY_LENGTH, Examples
-from rebased.tasks.mqar import _distinct
+from rebased.tasks import IGNORE, MQAR, PAIRS_BY_LENGTH, Examples
+from rebased.tasks.draws import draw_distinct
 
 P_VALUE = 1e-3  # below it a law is refuted; the seeds are fixed, so a test that passes always passes
 
@@ -70,7 +70,7 @@ def successive_sample(weights: np.ndarray, rows: int, n: int, rng: np.random.Gen
 @pytest.mark.parametrize("task", TASKS, ids=str)
 def test_structure(task: MQAR) -> None:
     n, half = task.kv_pairs, task.vocab_size // 2
-    inputs, labels = task.build(300, seed=42)
+    inputs, labels, _ = task.build(300, seed=42)
     assert inputs.shape == labels.shape == (300, task.seq_len)
     assert inputs.dtype == labels.dtype == torch.int64
     for row, asked in zip(inputs.tolist(), labels.tolist(), strict=True):
@@ -81,7 +81,7 @@ def test_structure(task: MQAR) -> None:
         assert min(values) >= half
         assert max(values) <= task.vocab_size - 1
         value_of = dict(zip(keys, values, strict=True))
-        queries = [t for t, label in enumerate(asked) if label != IGNORED]
+        queries = [t for t, label in enumerate(asked) if label != IGNORE]
         assert sorted(row[t] for t in queries) == sorted(keys)  # each key is asked for once
         assert all(asked[t] == value_of[row[t]] for t in queries)
         assert all(t >= 2 * n and t % 2 == 0 for t in queries)
@@ -91,8 +91,8 @@ def test_structure(task: MQAR) -> None:
 
 @pytest.mark.parametrize(("seq_len", "kv_pairs"), PAIRS_BY_LENGTH.items())
 def test_the_papers_pairs_fit_their_lengths(seq_len: int, kv_pairs: int) -> None:
-    _, labels = MQAR(seq_len=seq_len, kv_pairs=kv_pairs).build(2, seed=0)
-    assert (labels != IGNORED).sum(1).tolist() == [kv_pairs, kv_pairs]
+    labels = MQAR(seq_len=seq_len, kv_pairs=kv_pairs).build(2, seed=0).labels
+    assert (labels != IGNORE).sum(1).tolist() == [kv_pairs, kv_pairs]
 
 
 def test_random_non_queries_touch_only_fillers() -> None:
@@ -140,7 +140,7 @@ def test_slots_agree_with_a_word_for_word_sampler_at_length() -> None:
 
 
 def test_keys_and_values_are_uniform_in_every_order() -> None:
-    inputs, _ = MQAR(seq_len=8, kv_pairs=2, vocab_size=10).build(100_000, seed=5)
+    inputs = MQAR(seq_len=8, kv_pairs=2, vocab_size=10).build(100_000, seed=5).inputs
     keys, values = inputs[:, 0:4:2], inputs[:, 1:4:2]
     assert chisquare(ordered_counts(keys - 1, 4)).pvalue > P_VALUE  # keys 1..4: 12 ordered pairs
     assert chisquare(ordered_counts(values - 5, 5)).pvalue > P_VALUE  # values 5..9: 20 ordered pairs
@@ -150,7 +150,7 @@ def test_keys_and_values_are_uniform_in_every_order() -> None:
 
 
 def test_rows_with_too_few_distinct_draws_are_redrawn() -> None:
-    drawn = _distinct(1_000_000, 2, 4, torch.Generator().manual_seed(0))  # 9 draws, all alike in 1 of 65,536 rows
+    drawn = draw_distinct(1_000_000, 2, 4, torch.Generator().manual_seed(0))  # 9 draws, all alike in 1 of 65,536 rows
     assert chisquare(ordered_counts(drawn, 4)).pvalue > P_VALUE
 
 
@@ -187,7 +187,7 @@ def test_on_a_gpu_rows_have_the_same_structure_and_law() -> None:
     law = successive_probabilities(np.arange(1, 5) ** -0.99, 2)
     assert chisquare(ordered_counts(slots_of(task, on_host), 4), 200_000 * law).pvalue > P_VALUE
     assert torch.equal(task.build(100, seed=1, device="cuda").inputs, examples.inputs[:100])
-    values, asked = on_host.inputs[:, 1:4:2].sort(1).values, on_host.labels[on_host.labels != IGNORED].view(-1, 2)
+    values, asked = on_host.inputs[:, 1:4:2].sort(1).values, on_host.labels[on_host.labels != IGNORE].view(-1, 2)
     assert torch.equal(asked.sort(1).values, values)
 
 
@@ -211,7 +211,7 @@ def test_bad_tasks_are_refused(arguments: dict[str, float], message: str) -> Non
 
 @pytest.mark.parametrize("n_examples", [0, -3])
 def test_no_examples_are_refused(n_examples: int) -> None:
-    with pytest.raises(ValueError, match=f"n_examples must be at least 1, got {n_examples}"):
+    with pytest.raises(ValueError, match=f"n, the number of examples, must be at least 1, got {n_examples}"):
         MQAR().build(n_examples, seed=0)
 
 

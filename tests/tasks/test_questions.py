@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rebased.tasks import IGNORED, MQAR, Examples, find_questions
+from rebased.tasks import IGNORE, MQAR, Examples, find_questions
 from rebased.tasks import questions as module
 
 
@@ -14,16 +14,16 @@ def test_mqar_rows_have_a_question_a_pair(monkeypatch: pytest.MonkeyPatch) -> No
     assert inputs is examples.inputs
     assert positions.shape == targets.shape == (11, 5)
     for row in range(11):
-        at = [t for t in range(24) if examples.labels[row, t] != IGNORED]
+        at = [t for t in range(24) if examples.labels[row, t] != IGNORE]
         assert positions[row].tolist() == at
         assert targets[row].tolist() == examples.labels[row, at].tolist()
 
 
 def test_rows_with_fewer_questions_are_filled_up() -> None:
-    labels = torch.tensor([[IGNORED, 7, IGNORED, 8], [IGNORED] * 4, [IGNORED, IGNORED, IGNORED, 9]])
+    labels = torch.tensor([[IGNORE, 7, IGNORE, 8], [IGNORE] * 4, [IGNORE, IGNORE, IGNORE, 9]])
     found = find_questions(Examples(torch.arange(12).view(3, 4), labels))
     assert found.positions.tolist() == [[1, 3], [0, 0], [3, 0]]
-    assert found.targets.tolist() == [[7, 8], [IGNORED] * 2, [9, IGNORED]]
+    assert found.targets.tolist() == [[7, 8], [IGNORE] * 2, [9, IGNORE]]
     taken = found.take(torch.tensor([2, 0]))
     assert taken.inputs.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
-    assert [part.targets.tolist() for part in taken.split(1)] == [[[9, IGNORED]], [[7, 8]]]
+    assert [part.targets.tolist() for part in taken.split(1)] == [[[9, IGNORE]], [[7, 8]]]

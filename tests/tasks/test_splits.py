@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from rebased.tasks import MQAR, Examples, MQARData, Segment
+from rebased.tasks import MQAR, Examples, TaskData, task_data
 from rebased.tasks.splits import _hash_rows
 
+MQARData = task_data("mqar")
 TINY = {"seq_len": 8, "kv_pairs": 1}  # with a vocabulary of 10: 4 keys, 5 values, 3 slots, 60 examples
 
 
@@ -13,7 +14,7 @@ def rows(examples: Examples) -> set[tuple[int, ...]]:
     return set(map(tuple, examples.inputs.tolist()))
 
 
-def small(**arguments: object) -> MQARData:
+def small(**arguments: object) -> TaskData:
     segment = {"seq_len": 16, "kv_pairs": 2, "examples": 20}
     return MQARData(**({"train": [segment], "test": [segment], "vocab_size": 64} | arguments))
 
@@ -60,7 +61,7 @@ def test_segments_of_one_length_are_kept_apart_whatever_their_load() -> None:
 
 
 def test_testing_may_be_longer_and_fuller_than_training() -> None:
-    test = [Segment(seq_len=16, kv_pairs=2, examples=3), Segment(seq_len=64, kv_pairs=16, examples=4)]
+    test = [MQARData.segment_type(seq_len=T, kv_pairs=n, examples=rows) for T, n, rows in ((16, 2, 3), (64, 16, 4))]
     data = small(test=test, vocab_size=128)
     splits = data.build(0)
     assert [tuple(e.inputs.shape) for e in splits.test] == [(3, 16), (4, 64)]
@@ -87,7 +88,7 @@ def test_data_seeds_are_shared_by_runs_or_a_runs_own() -> None:
 
 
 def test_rows_are_hashed_by_their_tokens_and_order() -> None:
-    inputs, _ = MQAR(seq_len=16, kv_pairs=4).build(50_000, seed=0)
+    inputs = MQAR(seq_len=16, kv_pairs=4).build(50_000, seed=0).inputs
     assert len(_hash_rows(inputs).unique()) == len(inputs.unique(dim=0))
     assert torch.equal(_hash_rows(inputs[:7]), _hash_rows(inputs)[:7])
     assert _hash_rows(torch.tensor([[1, 2]])) != _hash_rows(torch.tensor([[2, 1]]))

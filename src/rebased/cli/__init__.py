@@ -13,7 +13,7 @@ from rebased import __version__
 # returns is the exit code (None: 0). What it raises is shown as one line. A verb may be two words, "lm train": then its
 # first one stands in GROUPS.
 COMMANDS = {
-    "train": ("rebased.cli.train:train", "Train one model on MQAR as a config file says, and resume it."),
+    "train": ("rebased.cli.train:train", "Train one model on a synthetic task as a config file says, and resume it."),
     "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),

@@ -45,8 +45,8 @@ def train(
     Parameters
     ----------
     config
-        YAML file with the sections task, model and train; configs/mqar/ has some. Any setting in it can be changed on
-        the command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
+        YAML file with the sections task, model and train; configs/ has some. Any setting in it can be changed on the
+        command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume

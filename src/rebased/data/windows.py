@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebased.tasks.mqar import IGNORED
+from rebased.tasks.contract import IGNORE
 
 
 class TextBatch(NamedTuple):
@@ -50,7 +50,7 @@ class Windows:
         if not starts or min(starts) < 0 or max(starts) >= self._n_windows * length:
             raise ValueError(f"rows must be some of 0 to {self._n_windows - 1}, got {[s // length for s in starts]}")
         tokens = np.zeros((len(starts), length), dtype=np.int64)  # [B,T]
-        labels = np.full((len(starts), length), IGNORED, dtype=np.int64)  # [B,T]
+        labels = np.full((len(starts), length), IGNORE, dtype=np.int64)  # [B,T]
         begins = [np.arange(len(starts) + 1) * length]  # every row begins a document, or a stretch of one
         for i, start in enumerate(starts):
             window = self._stream.read(start, min(start + length + 1, len(self._stream)))  # [<= T+1]
@@ -59,7 +59,7 @@ class Windows:
             labels[i, :filled] = window[1:]
             if self.isolate_documents:
                 ends = self._stream.document_ends(start, start + filled) - start  # in (0, filled]
-                labels[i, ends - 1] = IGNORED
+                labels[i, ends - 1] = IGNORE
                 begins.append(i * length + ends[ends < length])
         cu_seqlens = None
         if self.isolate_documents:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
 from torch import nn
 
-from rebased.config import Config
+from rebased.config import Config, check_added_later
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
 
 
@@ -41,7 +41,10 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (kind, default)
-    return create_model(f"{name}Config", __base__=MixerConfig, **fields)
+    schema = create_model(f"{name}Config", __base__=MixerConfig, **fields)
+    schema.added_later = tuple(getattr(cls, "added_later", ()))
+    check_added_later(schema)
+    return schema
 
 
 def _parse_mixer(value: Any) -> Any:

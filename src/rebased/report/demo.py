@@ -12,6 +12,7 @@ from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.tables import accuracy_by_pairs, epochs_by_seed, epochs_spread, summary
 from rebased.runs.finished import Run, by_model
+from rebased.runs.run_names import sizes_of
 
 MARK = 0.9  # test accuracy at which a model has learnt to recall
 SUMMARY_NOTE = (
@@ -91,12 +92,8 @@ def describe_task(run: Run) -> str:
     data, model, train = run.config.task, run.config.model, run.config.train
     counts = {mixer.arguments()["n_heads"] for mixer in model.mixers if "n_heads" in mixer.arguments()}
     heads = ", with one head" if counts == {1} else ""
-    sizes = listed(dict.fromkeys(f"{part.kv_pairs} in {part.seq_len} tokens" for part in data.train))
     return paragraphs(
-        f"A sequence begins with pairs of a key and a value ({sizes}). Later its keys come again, in places that vary, "
-        f"and the model must say each one's value. Pairs are drawn anew for every sequence, from {data.vocab_size} "
-        "tokens, so nothing is learnt by heart: the answer must be looked up in what was read (multi-query associative "
-        "recall, MQAR).",
+        f"{data.task_type.about()} Here: {sizes_of(run.settings['task'])}, from a vocabulary of {data.vocab_size}.",
         f"Every model has {model.n_layers} layers of width {model.d_model}: a gated convolution over three tokens, and "
         f"the layer that is compared{heads}. Same data, same order, same learning rate ({train.lr:g}), "
         f"{sum(part.examples for part in data.train):,} sequences, at most {train.epochs} epochs.",

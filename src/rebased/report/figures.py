@@ -15,8 +15,10 @@ def learning_curves(runs: Sequence[Run]) -> str:
             for n, run in enumerate(group):
                 epochs = [line["epoch"] for line in run.epochs]
                 axes.plot(epochs, run.accuracies, **look, marker="o", markevery=[-1], label=None if n else model)
-        chance = 2 / runs[0].config.task.vocab_size  # half of the tokens are values
-        axes.axhline(chance, color=INK, lw=1, ls=":", label="guessing")
+        task = runs[0].config.task
+        chance = task.task(task.test[0]).chance()
+        if chance is not None:
+            axes.axhline(chance, color=INK, lw=1, ls=":", label="guessing")
         last = max(run.config.train.epochs for run in runs)
         axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1.03), xlim=(0.8, last + 0.2))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

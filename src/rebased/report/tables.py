@@ -120,7 +120,7 @@ def epochs_spread(group: Sequence[Run], mark: float) -> str:
 
 def accuracy_by_pairs(runs: Sequence[Run]) -> Table | None:
     """Test accuracy by number of pairs, at each run's reported epoch. None where all examples hold equally many."""
-    pairs = sorted({int(key) for run in runs for key in run.epochs[0]["test"]["by_pairs"]})
+    pairs = sorted({int(key) for run in runs for key in run.epochs[0]["test"].get("by_pairs", {})})
     if len(pairs) < 2:
         return None
     rows = []

@@ -20,7 +20,7 @@ from rebased.runs.finished import Run
 from rebased.runs.record import RECORD
 
 OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
-SEGMENT = ("seq_len", "kv_pairs", "examples")
+SEGMENT = ("seq_len", "examples")
 MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
 TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
@@ -47,8 +47,8 @@ def collect(
     wanted: Callable[[dict[str, Any]], bool] | None = None,
 ) -> Collection:
     """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read; `wanted`
-    says of a record's first line whether it is of the right kind (is_mqar, which is the default, or is_text)."""
-    wanted = wanted or is_mqar
+    says of a record's first line whether it is of the right kind (is_synthetic, which is the default, or is_text)."""
+    wanted = wanted or is_synthetic
     files = [file for path in paths for file in record_files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
     found, runs = Collection(files=len(files)), dict[str, Run]()
@@ -76,7 +76,7 @@ def nothing_found(paths: Sequence[Path], found: Collection, text: bool) -> str:
     where = ", ".join(map(str, paths))
     if not found.files:
         return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
-    kind, others = ("a language model's", "rebased report") if text else ("an MQAR", "rebased lm compare")
+    kind, others = ("a language model's", "rebased report") if text else ("a synthetic task's", "rebased lm compare")
     return (
         f"none of the {found.files} record(s) in {where} tells of {kind} run: {found.nameless} without a readable "
         f"first line, {found.other} of another kind" + (f" (for which there is {others})" if found.other else "")
@@ -103,7 +103,7 @@ def read_file(path: Path, found: Collection, wanted: Callable[[dict[str, Any]], 
             elif not wanted(lines[0]):
                 found.other += 1
             else:
-                kept = [line for line in lines if line["type"] != "epoch" or is_mqar_epoch(line)]
+                kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line)]
                 found.damaged_lines += len(lines) - len(kept)
                 yield Run(name, kept)
     if found.damaged_lines + found.nameless > damaged:
@@ -154,18 +154,23 @@ def is_whole(line: dict[str, Any]) -> bool:
     return isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
 
 
-def is_mqar_epoch(line: dict[str, Any]) -> bool:
+def is_whole_epoch(line: dict[str, Any]) -> bool:
     try:
         splits = [line[split] for split in ("test", "held_out") if split == "test" or split in line]
         numbers = [line["epoch"], line["seconds"], line["test_seconds"], *(split["accuracy"] for split in splits)]
-        slices = [part for split in splits for part in (split["by_pairs"], split["by_length"])]
+        slices = [part for split in splits for part in (split["by_length"], *optional_parts(split))]
         return all(isfinite(number) for number in (*numbers, *(value for part in slices for value in part.values())))
     except (KeyError, TypeError, AttributeError):
         return False
 
 
-def is_mqar(run: dict[str, Any]) -> bool:
-    """Whether a record's first line has what tables and figures take from it."""
+def optional_parts(split: dict[str, Any]) -> list[dict[str, float]]:
+    """Accuracies by parts that not every task has."""
+    return [split[kind] for kind in ("by_pairs", "slices") if kind in split]
+
+
+def is_synthetic(run: dict[str, Any]) -> bool:
+    """Whether a record's first line is of a synthetic task's run, with what tables and figures take from it."""
     try:
         config = run["config"]
         named = all(mixer["name"] for mixer in config["model"]["mixers"]) and config["train"]["protocol"]

@@ -13,6 +13,7 @@ from rebased.runs.protocol import Reported, reported
 from rebased.runs.record import read_record
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import RunConfig
+from rebased.tasks import DEFAULT_TASK
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Run:
     @property
     def digest(self) -> str:
         return self.lines[0]["digest"]
+
+    @property
+    def task(self) -> str:
+        """The name of its task, which records from before there were several do not say."""
+        return self.settings["task"].get("name", DEFAULT_TASK)
 
     @cached_property
     def model(self) -> str:

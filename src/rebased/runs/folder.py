@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from rebased.config import read_yaml, short
 from rebased.files import replacing
@@ -57,7 +58,7 @@ def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     there = folder / CONFIG
     if there.exists():
-        found = _differences(read_yaml(there), config.model_dump(mode="json"))
+        found = _differences(_completed(read_yaml(there), type(config)), config.model_dump(mode="json"))
         differences = [line for key, line in found.items() if key not in config.execution]
         if differences:
             more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
@@ -69,6 +70,14 @@ def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
             raise ValueError(f"{folder} holds this run; add --resume to go on, or choose another folder (--out)")
     elif folder.exists() and any(not name.startswith(".") for name in os.listdir(folder)):
         raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
+
+
+def _completed(tree: dict[str, Any], cls: type[BaseRunConfig]) -> dict[str, Any]:
+    """A written config with the defaults of fields that did not exist then; as it is where `cls` cannot read it."""
+    try:
+        return cls.model_validate(tree).model_dump(mode="json")
+    except ValidationError:
+        return tree
 
 
 def _differences(there: Any, here: Any, at: str = "") -> dict[str, str]:

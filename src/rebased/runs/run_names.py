@@ -1,14 +1,16 @@
-"""What runs are called: a task by its lengths and pairs, a model by its mixers, each with what else sets it apart.
+"""What runs are called: a task by its sizes, a model by its mixers, each with what else sets it apart.
 
 Names are made of settings as a record keeps them, which other code than today's, or mixers of a user's own, may have
 made; and of many runs at once: what all have in common tells none apart.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rebased.runs.synthetic_config import TrainConfig
+from rebased.tasks import DEFAULT_TASK, Task, task_class
+from rebased.tasks import task_names as registered_tasks
 
 PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
     ("short_conv", "rebased"): "ReBased",
@@ -67,7 +69,8 @@ def flatten(tree: Any, at: str = "") -> dict[str, Any]:
 
 
 def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """One a run: "T = 256, 64 pairs". Tasks that differ in more than that are told apart by it."""
+    """One a run: "T = 256, 64 pairs", after the task's name where it is not MQAR. Tasks that differ in more than that
+    are told apart by it."""
     tasks = [run["task"] for run in runs]
     sizes = [sizes_of(task) for task in tasks]
     apart = tell_apart(sizes, [task_settings(task) for task in tasks], [()] * len(runs))
@@ -76,26 +79,40 @@ def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 def task_settings(task: dict[str, Any]) -> dict[str, Any]:
     """Segments as two settings: how many examples, and of what. Held-out data change neither training nor choice."""
-    leaves = {key: value for key, value in task.items() if key not in (*PARTS, "held_out", "held_out_seed")}
+    leaves = {key: value for key, value in task.items() if key not in (*PARTS, "name", "held_out", "held_out_seed")}
     for part in PARTS:
         segments = task[part]
         leaves[f"{part}_examples"] = sum(segment["examples"] for segment in segments)
-        leaves[part] = " + ".join(f"{segment['kv_pairs']} in {segment['seq_len']}" for segment in segments)
+        leaves[part] = " + ".join(describe_segments([segment], words_of(task)) for segment in segments)
     return leaves
 
 
 def sizes_of(task: dict[str, Any]) -> str:
-    trained, tested = (describe_segments(task[part]) for part in ("train", "test"))
-    return trained if trained == tested else f"{trained} → {tested}"
+    name = task.get("name", DEFAULT_TASK)
+    trained, tested = (describe_segments(task[part], words_of(task)) for part in PARTS)
+    sizes = trained if trained == tested else f"{trained} → {tested}"
+    return sizes if name == DEFAULT_TASK else f"{name}, {sizes}"
 
 
-def describe_segments(segments: Sequence[dict[str, Any]]) -> str:
-    lengths, pairs = ({segment[key] for segment in segments} for key in ("seq_len", "kv_pairs"))
-    return f"T = {span(lengths)}, {span(pairs)} pairs"
+def words_of(task: dict[str, Any]) -> Mapping[str, str]:
+    """How a task writes its segment fields; of a task that is not known here, as every task does."""
+    name = task.get("name", DEFAULT_TASK)
+    return (task_class(name) if name in registered_tasks() else Task).segment_words
 
 
-def span(numbers: set[int]) -> str:
-    return str(min(numbers)) if len(numbers) == 1 else f"{min(numbers)}–{max(numbers)}"
+def describe_segments(segments: Sequence[dict[str, Any]], words: Mapping[str, str]) -> str:
+    """Segments by their fields: "T = 32–64, 4 pairs". A field without words is written "key value"."""
+    keys = [key for key in segments[0] if key != "examples" and all(key in segment for segment in segments)]
+    return ", ".join(words.get(key, f"{key} {{}}").format(span({segment[key] for segment in segments})) for key in keys)
+
+
+def span(values: set[Any]) -> str:
+    """One value, or from which to which: "4" or "4–16". Values that have no order are listed."""
+    if len(values) == 1:
+        return str(*values)
+    if all(isinstance(value, int | float) for value in values):
+        return f"{min(values)}–{max(values)}"
+    return " or ".join(sorted(map(str, values)))
 
 
 def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:

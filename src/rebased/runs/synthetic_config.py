@@ -16,7 +16,7 @@ from rebased.models import LMConfig
 from rebased.runs.base_config import BaseRunConfig, Betas, Compile, Device, Precision
 from rebased.runs.model_section import finish_model
 from rebased.runs.protocol import Protocol
-from rebased.tasks import MQARData
+from rebased.tasks import AnyTask, TaskData
 
 
 class TrainConfig(Config):
@@ -57,7 +57,7 @@ class RunConfig(BaseRunConfig):
     metric: ClassVar[Literal["accuracy", "perplexity"]] = "accuracy"
     verb: ClassVar[str] = "train"
 
-    task: MQARData
+    task: AnyTask
     model: LMConfig
     train: TrainConfig = TrainConfig()
 
@@ -89,12 +89,14 @@ class RunConfig(BaseRunConfig):
                 "leave it out to take the task's"
             )
         if self.train.protocol == "held_out" and not self.task.held_out:
+            segment = ", ".join(f"{key}: {value}" for key, value in self.task.test[0])
             raise ValueError(
                 "train.protocol held_out reports on a split of its own, and task.held_out is empty; give it segments, "
-                "such as [{seq_len: 256, kv_pairs: 64, examples: 3000}]"
+                f"such as [{{{segment}}}]"
             )
         return self
 
 
-def longest(task: MQARData) -> int:
+def longest(task: TaskData) -> int:
+    """The length of the longest sequence in any split."""
     return max(segment.seq_len for segment in task.train + task.test + task.held_out)

@@ -1,20 +1,36 @@
-"""Synthetic tasks: sequences that ask a model to recall what it has read."""
+"""Synthetic tasks behind one contract and a register: sequences that ask a model to recall what it has read."""
 
 from rebased.tasks.batches import Batch, epoch_batches
-from rebased.tasks.mqar import IGNORED, MQAR, PAIRS_BY_LENGTH, Examples
+from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task, task_class, task_name, task_names
+from rebased.tasks.copying import Copying
+from rebased.tasks.forgetting_mqar import ForgettingMQAR
+from rebased.tasks.mqar import MQAR, PAIRS_BY_LENGTH
 from rebased.tasks.questions import Questions, find_questions
-from rebased.tasks.splits import MQARData, Segment, Splits
+from rebased.tasks.selective_copying import SelectiveCopying
+from rebased.tasks.splits import DEFAULT_TASK, AnyTask, Segment, Splits, TaskData, task_data
 
 __all__ = [
-    "IGNORED",
+    "DEFAULT_TASK",
+    "IGNORE",
     "MQAR",
     "PAIRS_BY_LENGTH",
+    "AnyTask",
     "Batch",
+    "Copying",
     "Examples",
-    "MQARData",
+    "ForgettingMQAR",
     "Questions",
     "Segment",
+    "SelectiveCopying",
+    "Split",
     "Splits",
+    "Task",
+    "TaskData",
     "epoch_batches",
     "find_questions",
+    "register_task",
+    "task_class",
+    "task_data",
+    "task_name",
+    "task_names",
 ]

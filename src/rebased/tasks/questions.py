@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rebased.tasks.mqar import BLOCK_ROWS, IGNORED, Examples
+from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples
 
 
 class Questions(NamedTuple):
-    """Every row has as many questions as the longest; those that a row lacks have the target IGNORED, at position 0."""
+    """Every row has as many questions as the longest; those that a row lacks have the target IGNORE, at position 0."""
 
     inputs: Tensor  # [N,T] int64
     positions: Tensor  # [N,n] int64, rising in each row
@@ -24,15 +24,15 @@ class Questions(NamedTuple):
 
 
 def find_questions(examples: Examples) -> Questions:
-    """Asks the device once how many questions a row has; the rows of one MQAR segment all have as many."""
-    inputs, labels = examples
-    n = int((labels != IGNORED).sum(1).max())
+    """Asks the device once how many questions a row has; the rows of most tasks all have as many."""
+    inputs, labels = examples.inputs, examples.labels
+    n = int((labels != IGNORE).sum(1).max())
     positions, targets = labels.new_empty(len(labels), n), labels.new_empty(len(labels), n)
     at = torch.arange(labels.shape[1], device=labels.device)
     blocks = (each.split(BLOCK_ROWS) for each in (labels, positions, targets))
     for rows, position, target in zip(*blocks, strict=True):  # in blocks: it bounds the scratch memory
-        asked = rows != IGNORED
+        asked = rows != IGNORE
         column = torch.where(asked, asked.cumsum(1) - 1, n)  # the r-th question goes to column r - 1; the rest to n
         position.copy_(rows.new_zeros(len(rows), n + 1).scatter_(1, column, at.expand_as(rows))[:, :n])
-        target.copy_(rows.new_full((len(rows), n + 1), IGNORED).scatter_(1, column, rows)[:, :n])
+        target.copy_(rows.new_full((len(rows), n + 1), IGNORE).scatter_(1, column, rows)[:, :n])
     return Questions(inputs, positions, targets)

@@ -1,25 +1,33 @@
-"""The data of one MQAR run: segments to train on and to test on, no example in more than one split."""
+"""The data of one run: a task's segments to train on and to test on, no example in more than one split."""
 
-from typing import Literal, NamedTuple
+from copy import copy
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
 from torch import Generator, Tensor
 
-from rebased.config import Config
-from rebased.tasks.mqar import BLOCK_ROWS, MQAR, Alpha, Examples, check_sizes
+from rebased.config import Config, check_added_later, explain
+from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
 from rebased.tasks.seeds import mix_seed
 
+DEFAULT_TASK = "mqar"  # of a config that names none, as those written before there were others
+TRAIN_EXAMPLES, TEST_EXAMPLES = 100_000, 3_000  # the paper's
 _ROUNDS = 16  # of redrawing; a task that still lacks examples then has too few
 _ROUND_SIZE = 1024  # at least this many candidates a round, so that small splits of small tasks find theirs
 
 
 class Segment(Config):
-    """So many examples of one length and one load."""
+    """So many examples of one length and one load. Each task has a subclass with its own segment fields."""
 
-    seq_len: int = 256
-    kv_pairs: int = 64
-    examples: int = Field(ge=1)
+    if TYPE_CHECKING:  # every subclass has both, the task's other fields between them
+        seq_len: int
+        examples: int
+
+    def settings(self) -> dict[str, Any]:
+        """The task's fields that this segment sets: all but `examples`."""
+        return {key: value for key, value in self if key != "examples"}
 
 
 class Splits(NamedTuple):
@@ -30,54 +38,68 @@ class Splits(NamedTuple):
     held_out: tuple[Examples, ...]  # empty unless the config asks for it
 
 
-class MQARData(Config):
-    """The paper's data by default. The paper selects on `test`; a number on `held_out` has not been selected for."""
+class TaskData(Config):
+    """The task section of a run. Each task has a subclass, made by `task_data`, with its shared fields and segments.
 
-    vocab_size: int = 8192
-    alpha: Alpha = 0.01
-    random_non_queries: bool = False
-    train: tuple[Segment, ...] = (Segment(examples=100_000),)
-    test: tuple[Segment, ...] = (Segment(examples=3_000),)
+    The paper selects on `test`; a number on `held_out` has not been selected for.
+    """
+
+    task_type: ClassVar[type[Task]]
+    segment_type: ClassVar[type[Segment]]
+
+    name: str = DEFAULT_TASK
+    vocab_size: int
+    train: tuple[Segment, ...]
+    test: tuple[Segment, ...]
     held_out: tuple[Segment, ...] = ()
     train_seed: int = Field(default=42, ge=0)
     test_seed: int = Field(default=52, ge=0)
     held_out_seed: int = Field(default=62, ge=0)
     seeds: Literal["shared", "per_run"] = "shared"  # shared: every run sees the same data, as in the paper
 
+    @model_validator(mode="before")
+    @classmethod
+    def _segments_set_their_own_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for key in values:
+                if key in cls.segment_type.model_fields:
+                    entry = ", ".join(f"{name}: ..." for name in cls.segment_type.model_fields)
+                    raise ValueError(f"{key} is set for each segment: write it into train and test, [{{{entry}}}]")
+        return values
+
     @model_validator(mode="after")
-    def _check(self) -> "MQARData":
-        for name in ("train", "test"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty: give at least one segment of seq_len, kv_pairs and examples")
-        for name in Splits._fields:
-            for i, segment in enumerate(getattr(self, name)):
+    def _check(self) -> "TaskData":
+        for split in ("train", "test"):
+            if not getattr(self, split):
+                fields = list(self.segment_type.model_fields)
+                raise ValueError(
+                    f"{split} is empty: give at least one segment of {', '.join(fields[:-1])} and {fields[-1]}"
+                )
+        for split in get_args(Split):
+            for i, segment in enumerate(getattr(self, split)):
                 try:
-                    check_sizes(segment.seq_len, segment.kv_pairs, self.vocab_size)
-                except ValueError as error:
-                    raise ValueError(f"{name}[{i}]: {error}") from None
+                    self.task(segment)
+                except ValidationError as error:
+                    raise ValueError(f"{split}[{i}]: {explain(error)}") from None
         return self
 
-    def task(self, segment: Segment) -> MQAR:
-        return MQAR(
-            seq_len=segment.seq_len,
-            kv_pairs=segment.kv_pairs,
-            vocab_size=self.vocab_size,
-            alpha=self.alpha,
-            random_non_queries=self.random_non_queries,
-        )
+    def task(self, segment: Segment) -> Task:
+        """The task with this segment's settings and the shared ones."""
+        shared = [key for key in self.task_type.model_fields if key not in self.task_type.segment_fields]
+        return self.task_type(**{key: getattr(self, key) for key in shared}, **segment.settings())
 
     def build(self, run_seed: int, device: torch.device | str = "cpu") -> Splits:
         """The data of a run. `run_seed` matters only where seeds is "per_run"."""
         run = (run_seed,) if self.seeds == "per_run" else ()
         seen: dict[int, Tensor] = {}  # seq_len -> hashes of the rows of the splits made so far
         splits: list[tuple[Examples, ...]] = []
-        for name in Splits._fields:
-            segments: tuple[Segment, ...] = getattr(self, name)
-            seed: int = getattr(self, f"{name}_seed")
+        for split in get_args(Split):
+            segments: tuple[Segment, ...] = getattr(self, split)
+            seed: int = getattr(self, f"{split}_seed")
             made = []
             for i, segment in enumerate(segments):
                 streams = [mix_seed(seed, attempt, i, *run) for attempt in range(_ROUNDS)]
-                made.append(_build_unseen(self.task(segment), segment.examples, streams, seen, device, name))
+                made.append(_build_unseen(self.task(segment), segment.examples, streams, seen, device, split))
             for segment, examples in zip(segments, made, strict=True):
                 # Only now: a split may repeat its own examples, as independent draws do.
                 hashes = _hash_rows(examples.inputs)
@@ -86,26 +108,76 @@ class MQARData(Config):
         return Splits(*splits)
 
 
+def task_data(name: str) -> type[TaskData]:
+    """The class of the task section for a registered task: its shared fields, and segments of its segment fields."""
+    return _task_data(name, task_class(name))
+
+
+@cache  # one class per task: configs of two classes are never equal
+def _task_data(name: str, cls: type[Task]) -> type[TaskData]:
+    fields: dict[str, Any] = {key: (field.annotation, copy(field)) for key, field in cls.model_fields.items()}
+    own = {key: fields.pop(key) for key in cls.segment_fields}
+    segment = create_model(f"{name}Segment", __base__=Segment, **own, examples=(int, Field(ge=1)))
+    segment.added_later = tuple(key for key in cls.added_later if key in own)
+    check_added_later(segment)
+    complete = not any(segment.model_fields[key].is_required() for key in own)
+    for split, examples in {"train": TRAIN_EXAMPLES, "test": TEST_EXAMPLES}.items():
+        default: Any = (segment.model_validate({"examples": examples}),) if complete else ...
+        fields[split] = (tuple[segment, ...], default)
+    fields["held_out"] = (tuple[segment, ...], ())
+    fields["name"] = (Literal[name], name)
+    data = create_model(f"{name}Data", __base__=TaskData, **fields)
+    data.task_type, data.segment_type = cls, segment
+    # Runs were recorded before tasks had names: MQAR's is left out of the digest. Other tasks' names are always in it.
+    named = ("name",) if name == DEFAULT_TASK else ()
+    data.added_later = (*named, *(key for key in cls.added_later if key not in own))
+    check_added_later(data)
+    return data
+
+
+def _parse_task(value: Any) -> Any:
+    """'copying' and {name: copying, ...} both say which task, the latter with settings."""
+    if isinstance(value, str):
+        value = {"name": value}
+    if isinstance(value, TaskData):
+        value = value.model_dump()
+    if not isinstance(value, dict):
+        raise ValueError(f"a task is a name, or a mapping of settings ({{name: mqar, vocab_size: 64}}); got {value!r}")
+    return task_data(value.get("name", DEFAULT_TASK)).model_validate(value)
+
+
+AnyTask = Annotated[SerializeAsAny[TaskData], BeforeValidator(_parse_task)]
+"""A run's task section, of the class that belongs to its name."""
+
+
 def _build_unseen(
-    task: MQAR, n_examples: int, seeds: list[int], seen: dict[int, Tensor], device: torch.device | str, split: str
+    task: Task, n: int, seeds: list[int], seen: dict[int, Tensor], device: torch.device | str, split: Split
 ) -> Examples:
     """Draw, drop what another split has, draw again for what is missing: the task's law, given that it is new."""
     if task.seq_len not in seen:
-        return task.build(n_examples, seeds[0], device)
+        return task.build(n, seeds[0], device, split)
     parts: list[Examples] = []
-    missing = n_examples
+    missing = n
     for seed in seeds:
-        drawn = task.build(max(n_examples, _ROUND_SIZE), seed, device)
+        drawn = task.build(max(n, _ROUND_SIZE), seed, device, split)
         new = torch.isin(_hash_rows(drawn.inputs), seen[task.seq_len], invert=True).nonzero().squeeze(1)[:missing]
-        parts.append(Examples(drawn.inputs[new], drawn.labels[new]))
+        parts.append(drawn.map(partial(torch.index_select, dim=0, index=new)))
         missing -= len(new)
         if not missing:
-            return Examples(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+            return _join(parts)
+    settings = ", ".join(f"{key}={getattr(task, key)}" for key in task.segment_fields)
+    count = task.count()
     raise ValueError(
-        f"{split}: {missing} of {n_examples} examples (seq_len={task.seq_len}, kv_pairs={task.kv_pairs}) could not be "
-        f"made that no other split has: the task has only {task.count():,} different ones; "
-        "raise vocab_size, seq_len or kv_pairs, or ask for fewer examples"
+        f"{split}: {missing} of {n} examples ({settings}) could not be made that no other split has: the task has "
+        f"{'too few' if count is None else f'only {count:,}'} different ones; raise vocab_size, "
+        f"{' or '.join(task.segment_fields)}, or ask for fewer examples"
     )
+
+
+def _join(parts: list[Examples]) -> Examples:
+    inputs, labels, _ = zip(*parts, strict=True)
+    slices = {name: torch.cat([part.slices[name] for part in parts]) for name in parts[0].slices}
+    return Examples(torch.cat(inputs), torch.cat(labels), slices)
 
 
 def _hash_rows(inputs: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def test_every_warning() -> None:
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
         "3 damaged lines skipped, in a/record.jsonl: what they told is missing here.",
         "1 record left out for want of a readable first line.",
-        "2 records of something else than MQAR left out.",
+        "2 records of something else than a synthetic task left out.",
         "4 records of runs that others tell of too; the most complete of each counts.",
         "1 run unfinished: in no result yet, but in the list of all runs.",
         "1 run failed: in no result yet, but in the list of all runs.",

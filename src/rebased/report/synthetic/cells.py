@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
 from rebased.report.synthetic.paper import KERNEL_ORDER, Reading, paper_reading
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, model_names, task_names
 
-SliceKind = Literal["by_pairs", "by_length"]
+SliceKind = Literal["by_pairs", "by_length", "slices"]
 COUNTED = ("done", "diverged")
 """Runs that are results. One that diverged counts with the best accuracy it had reached, or 0: the paper's rule, the
 maximum over epochs, asks no more. One that is unfinished or failed for other reasons is no result yet."""
@@ -68,11 +68,13 @@ class Cell:
         rates = [lr for lr in sorted(self.runs) if lr not in self.choice.left_out]
         return [fmean(run.best.accuracy for run in self.runs[lr].values()) for lr in rates]
 
-    def slices(self, kind: SliceKind) -> dict[int, float]:
-        """By pairs or by length, mean over seeds in the reported epoch; on the held-out split where there is one."""
+    def slices(self, kind: SliceKind) -> dict[Any, float]:
+        """By pairs or length (numbers), or by a task's own slices (names): mean over seeds in the reported epoch, on
+        the held-out split where there is one. Empty where the task has no such parts."""
         split = "held_out" if self.held_out else "test"
         lines = [run.best_epoch for run in self.chosen.values()]
-        keys = sorted({int(key) for line in lines if line for key in line[split][kind]})
+        found = {key for line in lines if line for key in line[split].get(kind, {})}
+        keys = sorted(found) if kind == "slices" else sorted(map(int, found))
         return {key: fmean(line[split][kind][str(key)] if line else 0.0 for line in lines) for key in keys}
 
     @property

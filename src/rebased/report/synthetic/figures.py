@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, floor, isnan, log2
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from rebased.analysis import expected_validation_performance
 from rebased.report.drawing import (
@@ -17,7 +17,7 @@ from rebased.report.drawing import (
     draw_panels,
     looks,
 )
-from rebased.report.synthetic.cells import Cell, Results, SliceKind
+from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
 
 ACCURACY = (-0.03, 1.03)
@@ -123,8 +123,8 @@ def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves]
 
 
-def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
-    """Accuracy on parts of the test data, beyond what was trained on too. None where there is one part only."""
+def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> str:
+    """Accuracy on parts of the test data, beyond what was trained on too, where cells have more than one part."""
     styles = line_looks(results)
     key = "kv_pairs" if kind == "by_pairs" else "seq_len"
 
@@ -144,7 +144,7 @@ def accuracy_by_slice(results: Results, kind: SliceKind) -> str | None:
     places = by_place(results).items()
     panels = {where: panel(cells) for where, cells in places if any(len(cell.slices(kind)) > 1 for cell in cells)}
     name, title = kind.replace("_", "-"), f"Accuracy {kind.replace('_', ' ')}"
-    return draw_panels(panels, name, title, columns(results, panels)) if panels else None
+    return draw_panels(panels, name, title, columns(results, panels))
 
 
 def accuracy_by_heads(places: HeadsByPlace) -> str:

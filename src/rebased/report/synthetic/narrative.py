@@ -198,7 +198,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
     if found.nameless:
         yield f"{plural(found.nameless, 'record')} left out for want of a readable first line."
     if found.other:
-        yield f"{plural(found.other, 'record')} of something else than MQAR left out."
+        yield f"{plural(found.other, 'record')} of something else than a synthetic task left out."
     if found.repeated:
         yield f"{plural(found.repeated, 'record')} of runs that others tell of too; the most complete of each counts."
     if results.repeated:

@@ -13,7 +13,7 @@ from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 
-SLICES: tuple[SliceKind, ...] = ("by_pairs", "by_length")
+SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
 FEW = 12  # sentences that are read; more are out of the way until asked for
 CURVES = (
     "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best. "
@@ -116,11 +116,14 @@ class Lab:
         return lead + again + details("Show it drawn without replacement, and both in numbers", anew + numbers)
 
     def slices(self, kind: SliceKind) -> Iterator[Section]:
-        picture = figures.accuracy_by_slice(self.results, kind)
-        if picture:
-            caption = "Mean over seeds, at each run's best epoch; on the held-out split where there is one."
-            table = tables.slice_table(self.results, kind).to_html()
-            heading = f"Accuracy {kind.replace('_', ' ')}"
+        if not any(len(cell.slices(kind)) > 1 for cell in self.results.cells):
+            return
+        heading, table = f"Accuracy {SLICES[kind]}", tables.slice_table(self.results, kind).to_html()
+        caption = "Mean over seeds, at each run's best epoch; on the held-out split where there is one."
+        if kind == "slices":  # names have no place on an axis
+            yield Section(heading, table + paragraphs(caption))
+        else:
+            picture = figures.accuracy_by_slice(self.results, kind)
             yield Section(heading, figure(picture, caption) + details("Show it in numbers", table))
 
 

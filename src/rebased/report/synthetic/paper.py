@@ -101,6 +101,7 @@ _SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
     ("weight decay", ("train", "weight_decay"), 0.1),
     ("precision", ("train", "precision"), "fp32"),
 )
+PAPER_TASK = "mqar"
 _EXAMPLES = 100_000
 SEEDS = 5
 HEADS = 12  # by the authors' code; the paper's text leaves Table 1's open
@@ -108,6 +109,8 @@ HEADS = 12  # by the authors' code; the paper's text leaves Table 1's open
 
 def place_of(run: Run) -> Place | None:
     """Where the paper may have a number for it; None where its task is none of the paper's kind."""
+    if run.task != PAPER_TASK:
+        return None
     tested, trained = (
         [(s["seq_len"], s["kv_pairs"]) for s in run.settings["task"][part]] for part in ("test", "train")
     )

@@ -178,10 +178,11 @@ def budget_table(results: Results) -> Table:
 
 
 def slice_table(results: Results, kind: SliceKind) -> Table:
-    """Accuracy by number of pairs or by length, mean over seeds at the chosen rate."""
+    """Accuracy by number of pairs, by length or by a task's own slices, mean over seeds at the chosen rate."""
     cells = [cell for cell in results.cells if len(cell.slices(kind)) > 1]
     parts = sorted({part for cell in cells for part in cell.slices(kind)})
-    heads = [f"{part} pairs" if kind == "by_pairs" else f"T = {part}" for part in parts]
+    words = {"by_pairs": "{} pairs", "by_length": "T = {}", "slices": "{}"}
+    heads = [words[kind].format(part) for part in parts]
     rows = []
     for cell in cells:
         found = cell.slices(kind)

@@ -23,7 +23,7 @@ from rebased.runs.configs import parse_run
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import lines_so_far, read_record
 from rebased.runs.synthetic_config import RunConfig
-from rebased.tasks import Segment
+from rebased.tasks import IGNORE, Task
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
 from rebased.train.executors.worker import one_line
@@ -32,6 +32,7 @@ from rebased.train.lm.corpus import open_corpus
 from rebased.train.sweep.plan import PlannedRun
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
+LABELLED_ROWS = 256  # in which labels are counted: some tasks have more in one row than in another
 Pattern = tuple[str, ...]
 STEPS, EPOCHS = 3, 3  # timed are the steps of the last epoch: in the first kernels are compiled, then graphs captured
 
@@ -49,10 +50,17 @@ class Estimate(NamedTuple):
     basis: str  # where the numbers come from, and how far to trust them
 
 
-def sequence_work(model: LMConfig, seq_len: int, labels: int) -> float:
+def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
     """Multiply-adds of a forward pass over one sequence with so many labelled positions."""
     body, states = _numbers(model, seq_len)
     return seq_len * (body + states) + labels * model.d_model * model.vocab_size
+
+
+@cache
+def _labels_per_row(cls: type[Task], settings: str) -> float:
+    """The mean number of labelled positions, over some training rows of the task with these settings (JSON)."""
+    labels = cls.model_validate_json(settings).build(LABELLED_ROWS, seed=0).labels
+    return int((labels != IGNORE).sum()) / LABELLED_ROWS
 
 
 @cache
@@ -64,9 +72,9 @@ def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
     return shape.num_parameters() - tables, states
 
 
-def segment_work(model: LMConfig, segment: Segment) -> float:
-    """Multiply-adds of a forward pass over one sequence of a segment."""
-    return sequence_work(model, segment.seq_len, segment.kv_pairs)
+def task_work(model: LMConfig, task: Task) -> float:
+    """Multiply-adds of a forward pass over one sequence of a synthetic task."""
+    return sequence_work(model, task.seq_len, _labels_per_row(type(task), task.model_dump_json()))
 
 
 def run_work(config: BaseRunConfig) -> float:
@@ -84,7 +92,7 @@ def run_work(config: BaseRunConfig) -> float:
 def step_work(config: BaseRunConfig) -> float:
     """Multiply-adds of a training step, of a synthetic run one over its first segment."""
     if isinstance(config, RunConfig):
-        return 3 * config.train.batch_size * segment_work(config.model, config.task.train[0])
+        return 3 * config.train.batch_size * task_work(config.model, config.task.task(config.task.train[0]))
     assert isinstance(config, TextRunConfig)
     T = config.data.seq_len
     return 3 * config.train.batch_size * sequence_work(config.model, T, T)
@@ -93,8 +101,10 @@ def step_work(config: BaseRunConfig) -> float:
 def epoch_work(config: RunConfig) -> float:
     """Multiply-adds of an epoch of training and its evaluations."""
     task, model = config.task, config.model
-    training = sum(segment.examples * segment_work(model, segment) for segment in task.train)
-    testing = sum(segment.examples * segment_work(model, segment) for segment in (*task.test, *task.held_out))
+    training, testing = (
+        sum(segment.examples * task_work(model, task.task(segment)) for segment in segments)
+        for segments in (task.train, (*task.test, *task.held_out))
+    )
     return 3 * training + testing
 
 
@@ -185,7 +195,7 @@ def _short_run(tree: dict[str, Any]) -> BaseRunConfig:
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / per_sequence)))
     if isinstance(config, RunConfig):
-        few = config.task.train[0].model_dump()
+        few = config.task.train[0].settings()
         task = {"train": [few | {"examples": STEPS * rows}], "test": [few | {"examples": 1}], "held_out": []}
         train = {"epochs": EPOCHS, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
         return RunConfig.model_validate(

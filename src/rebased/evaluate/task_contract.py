@@ -1,0 +1,206 @@
+"""The contract of every task: named checks over a registered task, for users' own tasks and for the test suite."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from rebased.config import explain
+from rebased.evaluate.checks import CheckResult
+from rebased.tasks import IGNORE, Examples, Split, Task, TaskData, task_class, task_data
+
+ROWS = 64
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+class Broken(ValueError):
+    """The contract is broken; the message says how."""
+
+
+class Case(NamedTuple):
+    """A registered task with the settings that it is checked with."""
+
+    name: str
+    task: Task
+
+    def data(self, examples: int) -> TaskData:
+        """A task section with that many examples in each split."""
+        fields = self.task.model_dump()
+        segment = {key: fields.pop(key) for key in self.task.segment_fields} | {"examples": examples}
+        splits = {split: [segment] for split in SPLITS}
+        return task_data(self.name).model_validate({"name": self.name, **fields, **splits})
+
+
+Check = Callable[[Case], None]
+CHECKS: dict[str, Check] = {}
+"""By name; each raises ValueError with a message where a task breaks the contract."""
+
+
+def check(name: str) -> Callable[[Check], Check]:
+    def add(function: Check) -> Check:
+        CHECKS[name] = function
+        return function
+
+    return add
+
+
+def run_task_contract(name: str, settings: Mapping[str, Any] | None = None) -> list[CheckResult]:
+    """Every check over the task registered under `name`, with these fields and the defaults of the others. Choose small
+    ones: a check builds some thousand rows."""
+    try:
+        case = Case(name, task_class(name).model_validate(dict(settings or {})))
+    except ValidationError as error:
+        message = f"give settings that the task takes: {explain(error)}".replace("\n", "; ")
+        return [CheckResult("settings are valid", False, message)]
+    return [run_check(each, case) for each in CHECKS]
+
+
+def run_check(name: str, case: Case) -> CheckResult:
+    """One check by its name. Whatever the task itself raises is a failure with that message."""
+    try:
+        CHECKS[name](case)
+    except Exception as error:  # the user's code may raise anything
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return CheckResult(name, False, said)
+    return CheckResult(name, True, "")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Broken(message)
+
+
+@check("shapes, dtypes and device")
+def _shapes(case: Case) -> None:
+    wanted = (ROWS, case.task.seq_len)
+    for split in SPLITS:
+        inputs, labels, slices = case.task.build(ROWS, 0, "cpu", split)
+        for what, part in {"inputs": inputs, "labels": labels}.items():
+            require(
+                tuple(part.shape) == wanted and part.dtype == torch.int64 and part.device.type == "cpu",
+                f"{what} of the {split} split must be {list(wanted)} int64 on the device that was asked for, cpu; "
+                f"got {list(part.shape)} {part.dtype} on {part.device}",
+            )
+        for name, mask in slices.items():
+            require(
+                tuple(mask.shape) in (wanted, wanted[:1]) and mask.dtype == torch.bool,
+                f"slice {name!r} must be bool of shape {list(wanted)} or [{ROWS}]; got {mask.dtype} {list(mask.shape)}",
+            )
+
+
+@check("inputs within the vocabulary")
+def _inputs(case: Case) -> None:
+    for split in SPLITS:
+        _within(case.task.build(ROWS, 0, "cpu", split).inputs, case.task.vocab_size, f"inputs of the {split} split")
+
+
+@check("labels within the vocabulary")
+def _labels(case: Case) -> None:
+    for split in SPLITS:
+        labels = case.task.build(ROWS, 0, "cpu", split).labels
+        _within(labels[labels != IGNORE], case.task.vocab_size, f"labels of the {split} split (IGNORE apart)")
+
+
+def _within(tokens: Tensor, vocab_size: int, what: str) -> None:
+    low, high = (int(end) for end in tokens.aminmax()) if tokens.numel() else (0, 0)
+    require(low >= 0 and high < vocab_size, f"{what} must lie in 0 .. {vocab_size - 1}; got {low} .. {high}")
+
+
+@check("every row asks something")
+def _asks(case: Case) -> None:
+    for split in SPLITS:
+        asked = (case.task.build(ROWS, 0, "cpu", split).labels != IGNORE).any(1)
+        silent = (~asked).nonzero().flatten().tolist()
+        found = f"{len(silent)} of {ROWS} rows of the {split} split have no label, the first of them row {silent[:1]}"
+        require(not silent, f"{found}; label at least one position in every row")
+
+
+@check("the same seed gives the same rows")
+def _law(case: Case) -> None:
+    """Whatever the state of the global generators."""
+    with torch.random.fork_rng(devices=[]):
+        python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        try:
+            built = []
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)  # noqa: NPY002
+                built.append(case.task.build(ROWS, 7))
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+    require(
+        _equal(*built),
+        "two builds with seed 7 differ: draw all random numbers from the generator that draw is given, none from "
+        "torch's, numpy's or Python's global ones",
+    )
+
+
+@check("another seed gives other rows")
+def _other_seed(case: Case) -> None:
+    one, other = (case.task.build(ROWS, seed) for seed in (7, 8))
+    require(not torch.equal(one.inputs, other.inputs), "seeds 7 and 8 give the same rows: use the generator")
+
+
+@check("fewer rows are a prefix of more")
+def _prefix(case: Case) -> None:
+    many = case.task.build(1100, 7)
+    for n in (1, 1024, 1025):  # below, at and above the size of a block
+        few = case.task.build(n, 7)
+        require(
+            _equal(few, many.map(lambda part, n=n: part[:n])),  # type: ignore[misc]
+            f"the {n} rows of one build are not the first {n} of 1,100: rows must not depend on how many there are",
+        )
+
+
+@check("no example in two splits")
+def _disjoint(case: Case) -> None:
+    count = case.task.count()
+    examples = ROWS if count is None else max(1, min(ROWS, count // 8))
+    rows = [{tuple(row) for each in split for row in each.inputs.tolist()} for split in case.data(examples).build(0)]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        shared = len(rows[i] & rows[j])
+        require(not shared, f"{SPLITS[i]} and {SPLITS[j]} share {shared} examples")
+
+
+@check("slices cover labelled positions")
+def _slices(case: Case) -> None:
+    for split in ("test", "held_out"):
+        examples = case.task.build(ROWS, 0, "cpu", split)
+        asked = examples.labels != IGNORE
+        for name, mask in examples.slices.items():
+            covered = asked & (mask if mask.ndim == 2 else mask.unsqueeze(1))
+            require(
+                bool(covered.any()),
+                f"slice {name!r} covers no labelled position in {ROWS} rows of the {split} split: its accuracy would "
+                "never be reported",
+            )
+
+
+@check("a config survives being written")
+def _config(case: Case) -> None:
+    data = case.data(1)
+    again = task_data(case.name).model_validate(data.model_dump(mode="json"))
+    require(again == data, f"written and read again, {data} became {again}")
+    require(again.digest() == data.digest(), "written and read again, the config has another digest")
+
+
+@check("words are of segment fields")
+def _words(case: Case) -> None:
+    for key, words in case.task.segment_words.items():
+        require(key in case.task.segment_fields, f"segment_words has {key!r}, which is not in segment_fields")
+        require("{}" in words, f"segment_words writes {key!r} as {words!r}; it needs {{}}, where the value goes")
+
+
+def _equal(one: Examples, other: Examples) -> bool:
+    return (
+        torch.equal(one.inputs, other.inputs)
+        and torch.equal(one.labels, other.labels)
+        and one.slices.keys() == other.slices.keys()
+        and all(torch.equal(mask, other.slices[name]) for name, mask in one.slices.items())
+    )

@@ -1,0 +1,184 @@
+"""What a synthetic task is, and the register of those that exist.
+
+A task is a class of settings with one method, `draw`, which makes rows of tokens and their labels. Its fields are its
+schema: what a config may say about the task is exactly its fields. `build` calls `draw` for blocks of a fixed number of
+rows with one generator, so for every task the same seed gives the same rows, and fewer rows are a prefix of more.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Generator, Tensor
+
+from rebased.config import Config, did_you_mean
+from rebased.tasks.seeds import mix_seed
+
+IGNORE = -100  # the label of a position where nothing is asked; what cross_entropy ignores by default
+BLOCK_ROWS = 1024  # rows are drawn so many at a time: it bounds the scratch memory
+
+Split = Literal["train", "test", "held_out"]
+
+
+_NO_SLICES: Mapping[str, Tensor] = {}
+
+
+class Examples(NamedTuple):
+    """Rows of a task. A slice names positions [N,T] or rows [N] (bool) whose accuracy is reported by itself."""
+
+    inputs: Tensor  # [N,T] int64
+    labels: Tensor  # [N,T] int64: the right answer at that same position, IGNORE where nothing is asked
+    slices: Mapping[str, Tensor] = _NO_SLICES
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Examples":
+        """The same function applied to every tensor, such as one that selects rows."""
+        slices = {name: function(mask) for name, mask in self.slices.items()}
+        return Examples(function(self.inputs), function(self.labels), slices)
+
+
+class Task(Config):
+    """The base of every task. Derive a class, give it fields and `draw`, and register it with @register_task(name).
+
+    The first paragraph of a task's docstring is what pages say about it.
+    """
+
+    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len",)
+    """The fields that each segment of a split sets for itself; the others are set once for all splits."""
+
+    segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}"}
+    """How reports write a segment field: {} is its value, or "4–16" where segments differ."""
+
+    seq_len: int  # T, the length of every row
+    vocab_size: int  # tokens are 0 .. vocab_size - 1
+
+    def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
+        """That many rows, on the generator's device. All randomness comes from the generator. Inputs and labels may
+        depend on the split."""
+        raise NotImplementedError(f"{type(self).__name__} has no draw(self, rows, generator, split); write one")
+
+    def count(self) -> int | None:
+        """How many different rows of inputs there are; None where nobody has counted them."""
+        return None
+
+    def chance(self) -> float | None:
+        """The accuracy of a guess; None where it is not known."""
+        return None
+
+    @classmethod
+    def about(cls) -> str:
+        """The first paragraph of the docstring, in one line."""
+        return " ".join((cls.__doc__ or "").strip().split("\n\n")[0].split())
+
+    def build(self, n: int, seed: int, device: torch.device | str = "cpu", split: Split = "train") -> Examples:
+        """n examples, the same for the same seed on the same kind of device; fewer rows are a prefix of more."""
+        if n < 1:
+            raise ValueError(f"n, the number of examples, must be at least 1, got {n}")
+        generator = Generator(device).manual_seed(mix_seed(seed, 0))
+        whole: Examples | None = None
+        for start in range(0, n, BLOCK_ROWS):
+            # A last, shorter block draws as much as a full one: hence the prefix.
+            block = self.draw(BLOCK_ROWS, generator, split)
+            self._check_shapes(block, generator.device)
+            self._check_values(block)
+            whole = whole or block.map(lambda part: part.new_empty(n, *part.shape[1:]))
+            _copy(block, whole, start)
+        assert whole is not None
+        return whole
+
+    def _check_shapes(self, block: Any, device: torch.device) -> None:
+        """Say what `draw` returned where it is not what the contract asks for."""
+        if not isinstance(block, Examples):
+            found = type(block).__name__
+            raise ValueError(f"task {task_name(type(self))!r}: draw must return Examples(inputs, labels); got {found}")
+        self._check_tensor("inputs", block.inputs, torch.int64, device)
+        self._check_tensor("labels", block.labels, torch.int64, device)
+        for name, mask in block.slices.items():
+            self._check_tensor(f"slice {name!r}", mask, torch.bool, device)
+
+    def _check_tensor(self, what: str, part: Any, dtype: torch.dtype, device: torch.device) -> None:
+        name = task_name(type(self))
+        if not isinstance(part, Tensor):
+            raise ValueError(f"task {name!r}: draw gave {type(part).__name__} for {what}; give a tensor")
+        shapes = [(BLOCK_ROWS, self.seq_len)] + ([(BLOCK_ROWS,)] if dtype == torch.bool else [])
+        if tuple(part.shape) not in shapes or part.dtype != dtype or part.device.type != device.type:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(
+                f"task {name!r}: draw gave {what} of shape {list(part.shape)}, {part.dtype} on {part.device}; "
+                f"expected {wanted} ([rows, seq_len]), {dtype} on {device}"
+            )
+
+    def _check_values(self, block: Examples) -> None:
+        """Tokens outside of the vocabulary would fail much later, inside of a kernel."""
+        name, labels = task_name(type(self)), block.labels
+        highest = labels.max()
+        lowest = torch.where(labels == IGNORE, highest, labels).min()
+        found = torch.stack([*block.inputs.aminmax(), lowest, highest]).tolist()  # waits for the device once
+        for what, least, most in (("inputs", *found[:2]), ("labels", *found[2:])):
+            if what == "labels" and most == IGNORE:
+                raise ValueError(f"task {name!r}: no position of any row has a label; label those that are asked")
+            if least < 0 or most >= self.vocab_size:
+                raise ValueError(
+                    f"task {name!r}: {what} lie between {least} and {most}, outside of the vocabulary, 0 to "
+                    f"{self.vocab_size - 1}; raise vocab_size, or draw smaller numbers (labels may be IGNORE, {IGNORE})"
+                )
+
+
+def _copy(block: Examples, whole: Examples, start: int) -> None:
+    """Write a block's rows into the whole, from row `start` on, as far as it reaches."""
+    pairs = [(block.inputs, whole.inputs), (block.labels, whole.labels)]
+    pairs += [(block.slices[name], mask) for name, mask in whole.slices.items()]
+    for part, target in pairs:
+        rows = target[start : start + BLOCK_ROWS]
+        rows.copy_(part[: len(rows)])
+
+
+RESERVED = ("name", "train", "test", "held_out", "seeds", "train_seed", "test_seed", "held_out_seed", "examples")
+"""What the task section of a config says besides a task's own fields."""
+
+_REGISTER: dict[str, type[Task]] = {}
+Class = TypeVar("Class", bound=Task)
+
+
+def register_task(name: str) -> Callable[[type[Class]], type[Class]]:
+    """Class decorator: makes a task known to configs, commands and the contract suite under this name."""
+
+    def register(cls: type[Class]) -> type[Class]:
+        if not (isinstance(cls, type) and issubclass(cls, Task)):
+            raise ValueError(f"task {name!r} must be a class derived from rebased.tasks.Task; got {cls!r}")
+        known = _REGISTER.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"task {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+        if taken := [key for key in cls.model_fields if key in RESERVED]:
+            raise ValueError(f"task {name!r} has a field {taken[0]!r}, a word of the task section; call it otherwise")
+        if unknown := [key for key in cls.segment_fields if key not in cls.model_fields]:
+            hint = did_you_mean(unknown[0], list(cls.model_fields))
+            raise ValueError(f"task {name!r}: segment_fields names {unknown[0]!r}, which is no field; {hint}")
+        if "seq_len" not in cls.segment_fields or "vocab_size" in cls.segment_fields:
+            raise ValueError(
+                f"task {name!r}: segment_fields must have 'seq_len', and cannot have 'vocab_size', which all splits "
+                f"share; got {list(cls.segment_fields)}"
+            )
+        _REGISTER[name] = cls
+        return cls
+
+    return register
+
+
+def task_names() -> list[str]:
+    """The names of all registered tasks, sorted."""
+    return sorted(_REGISTER)
+
+
+def task_class(name: str) -> type[Task]:
+    """The class that is registered under this name."""
+    if name not in _REGISTER:
+        raise ValueError(
+            f"unknown task {name!r}; {did_you_mean(str(name), task_names())} "
+            "(@register_task makes your own known, in a file given with --import)"
+        )
+    return _REGISTER[name]
+
+
+def task_name(cls: type[Task]) -> str:
+    """The name a task is registered under; the class's own where it is not."""
+    return next((name for name, known in _REGISTER.items() if known is cls), cls.__name__)

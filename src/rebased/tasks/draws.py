@@ -1,0 +1,39 @@
+"""Draws that tasks share: numbers without replacement, evenly or by weight."""
+
+import math
+
+import torch
+from torch import Generator, Tensor
+
+
+def draw_slots(rows: int, n: int, n_slots: int, alpha: float, generator: Generator) -> Tensor:
+    """[rows,n] slots, drawn one after another without replacement, slot g with weight p_g = (g + 1) ** (alpha - 1).
+
+    Of exponential clocks with rates p_g the order of ringing is that of successive draws: the n smallest of E_g / p_g,
+    here of its logarithm, which no alpha over- or underflows. In fp64, where ties do not happen.
+    """
+    device = generator.device
+    clock = torch.empty(rows, n_slots, dtype=torch.float64, device=device).exponential_(generator=generator).log_()
+    clock -= (alpha - 1) * torch.arange(1, n_slots + 1, dtype=torch.float64, device=device).log()
+    return clock.topk(n, dim=1, largest=False, sorted=True).indices
+
+
+def draw_distinct(rows: int, n: int, size: int, generator: Generator) -> Tensor:
+    """[rows,n] numbers below size, distinct in each row and in random order: a draw without replacement.
+
+    Independent draws of which repeats are discarded are just that, and cost O(n log n) a row rather than O(size).
+    """
+    # Draws until n are distinct: a sum of n geometric variables. Four standard deviations more are seldom too few.
+    misses = [i / (size - i) for i in range(n)]
+    spare = sum(misses) + 4 * math.sqrt(sum(miss * (1 + miss) for miss in misses)) + 4
+    draws = torch.randint(size, (rows, n + math.ceil(spare)), generator=generator, device=generator.device)
+    ordered, order = draws.sort(dim=1, stable=True)  # stable: of equal draws the earliest comes first
+    first = torch.ones_like(draws, dtype=torch.bool)
+    first.scatter_(1, order[:, 1:], ordered[:, 1:] != ordered[:, :-1])
+    rank = first.cumsum(1)  # the r-th distinct draw goes to column r - 1; repeats and the surplus to column n
+    column = torch.where(first & (rank <= n), rank - 1, n)
+    kept = draws.new_empty(rows, n + 1).scatter_(1, column, draws)[:, :n]
+    short = (rank[:, -1] < n).nonzero().squeeze(1)
+    if len(short):  # which rows fall short says nothing about which numbers they hold, so a new draw is fair
+        kept[short] = draw_distinct(len(short), n, size, generator)
+    return kept

@@ -1,0 +1,76 @@
+"""Forgetting MQAR: some keys get a new value after all pairs were read, and the last value is asked for."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import model_validator
+from torch import Generator
+
+from rebased.tasks.contract import Examples, Split, register_task
+from rebased.tasks.draws import draw_distinct, draw_slots
+from rebased.tasks.mqar import MQAR, blank_rows
+
+
+@register_task("forgetting_mqar")
+class ForgettingMQAR(MQAR):
+    """A sequence begins with pairs of a key and a value. Then some of its keys come again with a new value. Later every
+    key is asked for, in places that vary, and the model must say its last value: it must forget the old ones.
+
+    One example of T tokens: n pairs, then u pairs of u of these keys, drawn at random, with new values, then the query
+    area of MQAR with (T - 2n - 2u) / 2 slots. The n + u values are distinct, so a new value is never the old one. The
+    slices are "updated", the u keys with a new value, and "kept", the other n - u. With T = 12, n = 2, u = 1 and 16
+    tokens:
+
+        inputs  3 9 5 12 5 8 3 0 0 0 5 0
+        labels  . . .  . . . 9 . . . 8 .
+    """
+
+    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
+    segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
+
+    kv_pairs: int = 16
+    updates: int = 4  # u, at most kv_pairs
+
+    @model_validator(mode="after")
+    def _check(self) -> "ForgettingMQAR":
+        n, u = self.kv_pairs, self.updates
+        if not 1 <= u <= n:
+            raise ValueError(f"updates must lie between 1 and kv_pairs={n}, for each has a key of its own; got {u}")
+        if 4 * n + 2 * u > self.seq_len:
+            raise ValueError(
+                f"kv_pairs={n} and updates={u} need {4 * n + 2 * u} tokens (4 per pair, 2 per update), but seq_len is "
+                f"{self.seq_len}: use seq_len >= {4 * n + 2 * u}, or fewer pairs or updates"
+            )
+        self._check_sizes()
+        return self
+
+    @property
+    def n_slots(self) -> int:
+        return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
+
+    def count(self) -> int:
+        """How many different examples there are, fillers apart."""
+        n, u, n_keys = self.kv_pairs, self.updates, self.first_value - 1
+        values = math.perm(self.vocab_size - self.first_value, n + u)
+        return math.perm(n_keys, n) * math.perm(n, u) * values * math.perm(self.n_slots, n)
+
+    def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
+        """Rows [rows,T], their labels and the two slices [rows,T], fillers still FILLER."""
+        n, u = self.kv_pairs, self.updates
+        keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
+        values = self.first_value + draw_distinct(rows, n + u, self.vocab_size - self.first_value, generator)
+        old, new = values[:, :n], values[:, n:]
+        which = draw_distinct(rows, u, n, generator)  # [rows,u]: the keys that get a new value
+        queries = 2 * (n + u) + 2 * draw_slots(rows, n, self.n_slots, self.alpha, generator)  # positions
+        inputs, labels = blank_rows(rows, self.seq_len, generator)
+        inputs[:, 0 : 2 * n : 2] = keys
+        inputs[:, 1 : 2 * n : 2] = old
+        inputs[:, 2 * n : 2 * (n + u) : 2] = keys.gather(1, which)
+        inputs[:, 2 * n + 1 : 2 * (n + u) : 2] = new
+        inputs.scatter_(1, queries, keys)
+        labels.scatter_(1, queries, old.scatter(1, which, new))
+        nowhere = inputs.new_zeros(inputs.shape).bool()
+        updated = nowhere.scatter(1, queries.gather(1, which), True)
+        kept = nowhere.scatter(1, queries, True) & ~updated
+        return Examples(inputs, labels, {"updated": updated, "kept": kept})

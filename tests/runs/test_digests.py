@@ -1,0 +1,155 @@
+"""Recorded runs keep their digests: a field that is added later counts only where it differs from its default."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import Field
+from torch import Tensor, nn
+
+from rebased.config import Config, merge
+from rebased.mixers import contract, register_mixer
+from rebased.models import LMConfig
+from rebased.runs.collect import collect, is_synthetic, is_text
+from rebased.runs.finished import Run
+from rebased.runs.folder import run_folder
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.synthetic_config import RunConfig
+from rebased.tasks import MQAR, register_task
+from rebased.tasks import contract as task_contract
+from rebased.train import train
+from tiny_run import TINY, tiny
+
+RESULTS = Path(__file__).parents[2] / "results"
+BUNDLES = sorted(path for suffix in ("xz", "gz") for path in RESULTS.glob(f"*.jsonl.{suffix}"))
+
+
+def recorded(path: Path) -> list[tuple[type[Config], Run]]:
+    """Every run of a bundle, with the class of its config."""
+    found: list[tuple[type[Config], Run]] = []
+    kinds: dict[type[Config], Any] = {RunConfig: is_synthetic, TextRunConfig: is_text}
+    for cls, wanted in kinds.items():
+        try:
+            found += [(cls, run) for run in collect([path], wanted=wanted).runs]
+        except ValueError:  # none of this kind
+            continue
+    return found
+
+
+def test_there_are_bundles_of_both_kinds() -> None:
+    classes = {cls for path in BUNDLES for cls, _ in recorded(path)}
+    assert classes == {RunConfig, TextRunConfig}
+
+
+@pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.name)
+def test_every_recorded_run_keeps_its_digest(path: Path) -> None:
+    runs = recorded(path)
+    assert runs
+    assert {run.digest: cls.model_validate(run.settings).digest() for cls, run in runs} == {
+        run.digest: run.digest for _, run in runs
+    }
+
+
+class Before(Config):
+    size: int = 1
+
+
+class After(Config):
+    added_later: ClassVar = ("depth", "names")
+    size: int = 1
+    depth: int = 3
+    names: tuple[str, ...] = Field(default_factory=lambda: ("a",))
+
+
+class OuterBefore(Config):
+    one: Before = Before()
+    many: tuple[Before, ...] = ()
+    named: dict[str, Before]
+
+
+class OuterAfter(Config):
+    one: After = After()
+    many: tuple[After, ...] = ()
+    named: dict[str, After]
+
+
+def test_an_added_field_counts_only_where_it_is_not_its_default() -> None:
+    assert After().digest() == After(depth=3).digest() == After(names=("a",)).digest() == Before().digest()
+    assert len({config.digest() for config in (After(), After(depth=4), After(names=()), After(size=2))}) == 4
+    tree = {"one": {"size": 5}, "many": [{"size": 2}, {}], "named": {"x": {}}}
+    same = OuterAfter.model_validate(tree)
+    assert same.digest() == OuterBefore.model_validate(tree).digest()
+    for change in ({"one": {"depth": 4}}, {"many": [{}, {"depth": 4}]}, {"named": {"x": {"depth": 4}}}):
+        assert OuterAfter.model_validate(tree | change).digest() != same.digest()
+        assert OuterAfter.model_validate(tree | change).digest() != OuterBefore.model_validate(tree).digest()
+
+
+def test_a_field_without_the_mark_always_counts() -> None:
+    class Wider(Config):
+        size: int = 1
+        depth: int = 3
+
+    assert Wider().digest() != Before().digest()
+
+
+def test_what_was_added_later_is_a_field_with_a_default() -> None:
+    with pytest.raises(ValueError, match="added_later names 'dept', which is not one of its fields"):
+
+        class Misspelt(Config):
+            added_later: ClassVar = ("dept",)
+            depth: int = 3
+
+    with pytest.raises(ValueError, match="depth was added later, so it needs a default"):
+
+        class Required(Config):
+            added_later: ClassVar = ("depth",)
+            depth: int
+
+
+def test_a_mixers_added_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+
+    class Plain(nn.Module):
+        def __init__(self, d_model: int, *, width: int = 3) -> None:
+            super().__init__()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Gated(Plain):
+        added_later = ("gate",)
+
+        def __init__(self, d_model: int, *, width: int = 3, gate: bool = False) -> None:
+            super().__init__(d_model, width=width)
+
+    def digest(cls: type[nn.Module], **arguments: Any) -> str:
+        contract._REGISTER.pop("own", None)
+        register_mixer("own")(cls)
+        return LMConfig.model_validate({"mixers": [{"name": "own", **arguments}]}).digest()
+
+    assert digest(Plain) == digest(Gated) == digest(Gated, gate=False)
+    assert len({digest(Plain), digest(Gated, gate=True), digest(Gated, width=4)}) == 3
+
+
+def test_the_name_of_a_task_counts_unless_it_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of two names may have the same settings; only MQAR was recorded before tasks had names."""
+    monkeypatch.setattr(task_contract, "_REGISTER", dict(task_contract._REGISTER))
+    for name in ("one", "other"):
+        register_task(name)(type(name, (MQAR,), {}))
+    plain = RunConfig.model_validate(TINY)
+    named = [RunConfig.model_validate(merge(TINY, {"task": {"name": name}})) for name in ("mqar", "one", "other")]
+    assert named[0].digest() == plain.digest()
+    assert len({config.digest() for config in named}) == 3
+
+
+def test_a_run_written_before_tasks_had_names_is_resumed(tmp_path: Path) -> None:
+    config = tiny({"train": {"epochs": 1}})
+    assert "name" not in TINY["task"]
+    assert config.model_dump()["task"]["name"] == "mqar"
+    assert RunConfig.model_validate(config.model_dump()).digest() == config.digest()
+    with run_folder(tmp_path / "run", config, resume=False):
+        file = tmp_path / "run" / "config.yaml"
+        text = file.read_text()
+    assert text.count("  name: mqar\n") == 1
+    file.write_text(text.replace("  name: mqar\n", ""))
+    assert train(config, tmp_path / "run", resume=True).status == "done"
