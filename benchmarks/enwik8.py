@@ -26,7 +26,7 @@ from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
 from rebased.models.weights import WEIGHTS
 from rebased.report.language_models import compare_language_models
-from rebased.runs.collect import collect, is_text, write_bundle
+from rebased.runs.collect import collect, write_bundle
 from rebased.runs.lm_config import TextRunConfig
 from rebased.train.lm import TextSink, train_text
 from rebased.train.synthetic.loop import Diverged
@@ -85,9 +85,9 @@ def main(words: Sequence[str] | None = None) -> Path:
             if not args.keep:
                 remove_weights(args.out / name)
             records = sorted(args.out.glob("*-*/record.jsonl"))
-            write_bundle(collect(records, wanted=is_text).runs, bundle)
+            write_bundle(collect(records).lm_runs, bundle)
     if bundle.exists():
-        print(compare_language_models(collect([bundle], wanted=is_text).runs).to_markdown(), end="")
+        print(compare_language_models(collect([bundle]).lm_runs).to_markdown(), end="")
     return bundle
 
 

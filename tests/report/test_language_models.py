@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fake_records import CODE, MACHINE
+from fake_records import fake_run as synthetic_run
 from rebased.cli import main
 from rebased.config import load_config
 from rebased.report.language_models import TABLE_2, compare_language_models
@@ -145,8 +146,10 @@ def test_the_command_reads_bundles_and_folders_of_runs(
         (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
     assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
     assert capsys.readouterr().out == compare_language_models(runs).to_markdown()
-    assert rebased("report", "some.jsonl.gz") == 2
-    assert "tells of an MQAR run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
+    write_bundle([synthetic_run()], Path("mqar.jsonl.gz"))
+    assert rebased("lm", "compare", "mqar.jsonl.gz") == 2
+    message = "has a record of a language model's run: 0 record(s) without a readable first line, 1 of another kind"
+    assert message in capsys.readouterr().err
     assert rebased("lm", "compare", "nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err
 
