@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
 from rebased.models.weights import WEIGHTS
-from rebased.report.language_models import compare_language_models
+from rebased.report.lm import compare_language_models, to_markdown
 from rebased.runs.collect import collect, write_bundle
 from rebased.runs.lm_config import TextRunConfig
 from rebased.train.lm import TextSink, train_text
@@ -87,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> Path:
             records = sorted(args.out.glob("*-*/record.jsonl"))
             write_bundle(collect(records).lm_runs, bundle)
     if bundle.exists():
-        print(compare_language_models(collect([bundle]).lm_runs).to_markdown(), end="")
+        print(to_markdown(compare_language_models(collect([bundle]).lm_runs)), end="")
     return bundle
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fake_records import fake_run
-from rebased.report import Lab
+from rebased.report import Report
 from rebased.runs.collect import Collection
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -75,7 +75,7 @@ def page() -> str:
         for seed in (42, 43)
         for lr in (1e-3, 1e-2, 3e-2, 1e-1)
     ]
-    return Lab(Collection(runs=runs)).page("What they recall", "rebased report runs").to_html()
+    return Report(Collection(runs=runs)).page(None, "rebased report runs").to_html()
 
 
 def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run, write_record
-from rebased.report import Lab
+from rebased.report import Report
 from rebased.runs.collect import collect, write_bundle
 from rebased.train import train
 
@@ -118,9 +118,9 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
     assert found.failures == {"gone": "no room"}
     assert found.asked == {RUNS[0].digest, "absent", "tried"}
     assert found.damaged_lines == 3
-    assert Lab(found).warnings == [
-        "3 damaged lines skipped, in sweep/sweep.jsonl: what they told is missing here.",
-        "1 run failed, in no result; the first of them with: no room",
+    assert Report(found).warnings == [
+        "3 damaged lines skipped, in sweep/sweep.jsonl. Their content is missing here.",
+        "1 run failed and in no result. The first error: no room",
         "2 runs of a sweep not begun yet.",
     ]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rebased.cli.rich_table import rich_table
-from rebased.report.language_models import compare_language_models
+from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
 from rebased.runs.collect import collect, nothing_found
 
 
@@ -24,10 +24,10 @@ def lm_compare(runs: tuple[Path, ...], /) -> int:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
     found = compare_language_models(collection.lm_runs)
     if not console.is_terminal:
-        print(found.to_markdown(), end="")
+        print(to_markdown(found), end="")
         return 0
-    for table in found.tables():
+    for table in compare_tables(found):
         console.print(rich_table(table), "")
-    for remark in found.remarks():
+    for remark in remarks(found):
         console.print(f"- {remark}", markup=False, highlight=False)
     return 0
