@@ -8,7 +8,7 @@ from rebased.runs.finished import Run, by_model
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Test accuracy by epoch, one line per run. A dot marks its last epoch; a run that has solved the task ends early."""
+    """Test accuracy by epoch, one line per run. A dot marks its last epoch; solved runs end early."""
 
     def draw(axes: Axes) -> None:
         for look, (model, group) in zip(looks(), by_model(runs).items(), strict=False):

@@ -66,6 +66,7 @@ def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lam
 
 
 def completeness(run: Run) -> tuple[bool, int, int]:
+    """A key to choose the best of several records of one run: done first, then the longest."""
     return run.status == "done", len(run.epochs), len(run.lines)
 
 
@@ -82,6 +83,7 @@ def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
 
 
 def record_files(path: Path) -> list[Path]:
+    """The records and bundles in a folder, at any depth; or the file itself."""
     if path.is_dir():
         return sorted(file for pattern in (RECORD, *BUNDLES) for file in path.rglob(pattern))
     if not path.exists():

@@ -135,6 +135,14 @@ def test_curves_are_drawn_from_the_records() -> None:
     assert body(Report(Collection(lm_runs=short)), "Training curves").count('<svg role="img"') == 1
 
 
+def test_a_step_without_numbers_is_left_out() -> None:
+    runs = nine()
+    runs[0].lines.insert(1, {"type": "step", "step": 1, "tokens": 10, "loss": None})
+    report = Report(Collection(lm_runs=runs))
+    assert report.page(None, "x").data["language_models"]["runs"][0]["training_loss"] == ([5, 10], [9.0, 4.0])  # type: ignore[index]
+    assert [row[-4] for row in report.tables()["lm_runs"].rows] == ["done"] * 9
+
+
 def test_a_folder_with_both_kinds_gives_one_page() -> None:
     both = Collection(runs=[fake_run(seed=seed) for seed in (42, 43)], lm_runs=nine()[:4])
     report = Report(both, "Attention")

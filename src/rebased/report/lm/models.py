@@ -158,8 +158,9 @@ def checksum(run: Run) -> str:
 
 
 def steps(run: Run) -> list[dict[str, Any]]:
-    """The lines of a record about training steps."""
-    return [line for line in run.lines if line["type"] == "step"]
+    """The lines of a record about training steps, without those that lack a number."""
+    numbers = ("step", "tokens", "tokens_per_second")
+    return [line for line in run.lines if line["type"] == "step" and all(is_number(line.get(key)) for key in numbers)]
 
 
 def curve(run: Run, kind: str, key: str) -> tuple[list[int], list[float]]:

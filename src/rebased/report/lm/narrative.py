@@ -68,7 +68,9 @@ def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Dif
         means = {model: fmean(group.values(model, "all").values()) for model in group.models}
         ranked = ", ".join(f"{model} {means[model]:.2f}" for model in sorted(means, key=lambda model: means[model]))
         yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better; {group.data})."
-        yield from sentences([one for one in found if one.part == "all"])
+        where = f" ({group.data})" if len(groups) > 1 else ""
+        for sentence in sentences([one for one in found if one.part == "all"]):
+            yield f"{sentence}{where}"
 
 
 def sentences(differences: Sequence[Difference]) -> Iterator[str]:
