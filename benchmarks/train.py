@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.mixers import machine
 
+from rebased.analysis.intervals import t_interval
 from rebased.models import LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.ops import cross_entropy, linear_cross_entropy
@@ -371,10 +372,7 @@ def pairs(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By precision, the mean difference from fp32 and the interval in which 95 in 100 such means hold the true one
-    (Student)."""
-    from scipy import stats
-
+    """By precision, the mean difference from fp32 and its 95 % interval (Student's t)."""
     by_precision: dict[str, list[float]] = {}
     for row in rows:
         for precision, difference in row.get("differences", {}).items():
@@ -382,9 +380,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcome = {}
     for precision, values in by_precision.items():
         if len(values) > 1:
-            mean = statistics.mean(values)
-            half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-            outcome[precision] = {"mean_difference": mean, "interval": [mean - half, mean + half]}
+            outcome[precision] = {"mean_difference": statistics.mean(values), "interval": list(t_interval(values))}
     return outcome
 
 

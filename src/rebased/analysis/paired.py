@@ -97,19 +97,27 @@ def compare_all(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]
     return [one._replace(t_holm=t, wilcoxon_holm=w) for one, (t, w) in zip(found, corrections, strict=True)]
 
 
-def in_words(a: str, b: str, found: Comparison) -> str:
-    """One sentence that claims no more than the tests carry."""
+class Verbs(NamedTuple):
+    """How a sentence says that the values of one model are greater, smaller or equal."""
+
+    greater: str = "recalls more than"
+    smaller: str = "recalls less than"
+    equal: str = "recall equally much"
+
+
+def in_words(a: str, b: str, found: Comparison, verbs: Verbs = Verbs()) -> str:  # noqa: B008 (it cannot change)
+    """One sentence that claims no more than the tests support."""
     n, mean, sd = found.difference.n, found.difference.mean, found.difference.sd
     if n == 1:
         return f"{a} and {b} differ by {mean:+.3f} on one paired seed: one pair can be put to no test."
     if found.difference.mean == 0 and sd == 0:
-        return f"{a} and {b} recall equally much on each of {n} paired seeds."
+        return f"{a} and {b} {verbs.equal} on each of {n} paired seeds."
     by = f"by {abs(mean):.3f} ± {sd:.3f} on {n} paired seeds"
     if isnan(found.t_p):
         return f"{a} and {b} differ {by}, alike on every seed: without spread the t test says nothing."
     numbers = f"(Holm p {equals(found.t_holm)}, d = {found.d:.1f})"
     if found.t_holm < SIGNIFICANT:
-        return f"{a} recalls {'more' if mean > 0 else 'less'} than {b} {by} {numbers}."
+        return f"{a} {verbs.greater if mean > 0 else verbs.smaller} {b} {by} {numbers}."
     return f"Between {a} and {b} these seeds do not decide: they differ {by} {numbers}."
 
 

@@ -8,7 +8,7 @@ from rebased.runs.finished import Run, by_model
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Test accuracy by epoch, a line a run. A dot marks where a run ended, early if it had solved the task."""
+    """Test accuracy by epoch, one line per run. A dot marks its last epoch; solved runs end early."""
 
     def draw(axes: Axes) -> None:
         for look, (model, group) in zip(looks(), by_model(runs).items(), strict=False):
@@ -61,7 +61,7 @@ def state_growth(runs: Sequence[Run], longest: int = 8192) -> str:
             sizes = [group[0].state_bytes(length) for length in lengths]
             axes.plot(lengths, [(size or nan) / 1024 for size in sizes], **look, label=model)
         axes.axvline(here, color=INK, lw=1, ls=":", label=f"this task, T = {here}")
-        axes.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="KiB of state a sequence")
+        axes.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="KiB of state per sequence")
         axes.set_xticks(lengths[::2], [f"{length:,}" for length in lengths[::2]])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.minorticks_off()

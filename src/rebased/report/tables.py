@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from html import escape
-from math import inf
+from math import inf, isnan
 from statistics import mean
 from typing import NamedTuple
 
@@ -14,13 +14,17 @@ LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} 
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "β": r"$\beta$",
     "²": "$^2$", "−": "$-$", "≥": r"$\ge$", "→": r"$\to$", "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$",
 }  # fmt: skip
+NONE = "–"  # an empty cell
 
 
 class Table(NamedTuple):
+    """Cells of text in rows of equal length."""
+
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]  # the first cell of a row is its name, the others are numbers
 
     def to_html(self) -> str:
+        """A <table> in a box that scrolls sideways."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
         rows = "".join(
             f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
@@ -29,6 +33,7 @@ class Table(NamedTuple):
         return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
     def to_markdown(self) -> str:
+        """A table as GitHub renders it."""
         rule = ["---"] + ["---:"] * (len(self.head) - 1)
         lines = [self.head, rule, *self.rows]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
@@ -44,6 +49,7 @@ class Table(NamedTuple):
         return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
 
     def to_csv(self) -> str:
+        """Comma-separated values with one line per row, the head first."""
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows([self.head, *self.rows])
         return file.getvalue()
@@ -137,3 +143,15 @@ def spread(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{mean(values):.3f} ({min(values):.3f}–{max(values):.3f})"
+
+
+def p_text(p: float) -> str:
+    """A p value with three decimals; a dash for nan."""
+    if isnan(p):
+        return NONE
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def number(value: float, sign: str = "") -> str:
+    """Three decimals, with `sign` "+" always signed; a dash for nan."""
+    return NONE if isnan(value) else f"{value:{sign}.3f}"

@@ -1,4 +1,4 @@
-"""The page of many runs: sections as the data allow, warnings, and what is embedded."""
+"""The page of runs on synthetic tasks: sections as the data allow, warnings, and what is embedded."""
 
 import json
 import re
@@ -9,7 +9,8 @@ import pytest
 
 from fake_records import fake_run
 from page_reader import assert_self_contained
-from rebased.report import Lab, Page
+from rebased.report import Page, Report
+from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.figures import accuracy_by_width, byte_ticks, dodge, mean_curves
 from rebased.report.synthetic.tables import difference_of, width_table
 from rebased.runs.collect import Collection
@@ -26,48 +27,48 @@ def sweep(**more: Any) -> list[Run]:
     ]
 
 
-def headings(lab: Lab) -> list[str]:
-    return [section.heading for section in lab.page("Title", "rebased report x").sections]
+def headings(report: Report) -> list[str]:
+    return [section.heading for section in report.page("Title", "rebased report x").sections]
 
 
 @pytest.fixture(scope="module")
-def lab() -> Lab:
-    return Lab(Collection(runs=sweep(seq_len=256, pairs=(32, 64))))
+def report() -> Report:
+    return Report(Collection(runs=sweep(seq_len=256, pairs=(32, 64))))
 
 
 @pytest.fixture(scope="module")
-def page(lab: Lab) -> Page:
-    return lab.page("Title", "rebased report x")
+def page(report: Report) -> Page:
+    return report.page("Title", "rebased report x")
 
 
 def test_sections(page: Page) -> None:
     assert [section.heading for section in page.sections] == [
-        "In short",
+        "Summary",
         "Accuracy by width",
-        "How sure? Over all widths together",
-        "How sure? At each width",
-        "With a budget for tuning",
+        "Paired comparisons: over all widths together",
+        "Paired comparisons: at each width",
+        "Accuracy by tuning budget",
         "Accuracy by state size",
         "Learning curves",
         "Accuracy by pairs",
-        "Results in full",
-        "Every run",
-        "Do it again",
+        "All results",
+        "All runs",
+        "How to make this page again",
     ]
 
 
-def test_the_page_is_whole_and_holds_its_data(lab: Lab, page: Page) -> None:
+def test_the_page_is_whole_and_holds_its_data(report: Report, page: Page) -> None:
     html = page.to_html()
     reader = assert_self_contained(html)
     data = json.loads(reader.texts["script"][0])
-    assert [run["digest"] for run in data["runs"]] == [run.digest for run in lab.found.runs]
-    first, run = data["runs"][0], lab.found.runs[0]
+    assert [run["digest"] for run in data["runs"]] == [run.digest for run in report.found.runs]
+    first, run = data["runs"][0], report.found.runs[0]
     config = data["configs"][first["config"]]
     config["train"] |= {"lr": first["lr"], "seed": first["seed"]}
     assert config == run.settings
     assert first["test"] == [round(accuracy, 4) for accuracy in run.accuracies]
     assert len(data["configs"]) == 4
-    assert data["results"][0]["test"]["mean"] == pytest.approx(lab.results.cells[0].test.mean)
+    assert data["results"][0]["test"]["mean"] == pytest.approx(SyntheticReport(report.found).results.cells[0].test.mean)
     assert "0.827 ± 0.000" in reader.texts["td"]
     assert "rebased report x" in reader.texts["code"]
     assert len(html) < 500_000
@@ -85,14 +86,14 @@ def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
 
 
 def test_one_run_makes_a_page() -> None:
-    single = Lab(Collection(runs=[fake_run()]))
-    assert headings(single) == ["In short", "Mind", "Accuracy by width", "Accuracy by state size", "Learning curves",
-                                "Results in full", "Every run", "Do it again"]  # fmt: skip
+    single = Report(Collection(runs=[fake_run()]))
+    assert headings(single) == ["Summary", "Warnings", "Accuracy by width", "Accuracy by state size", "Learning curves",
+                                "All results", "All runs", "How to make this page again"]  # fmt: skip
     assert single.warnings == ["1 cell of 1 with one seed only: no spread, no test."]
 
 
 def test_a_run_that_recalled_nothing_makes_a_page() -> None:
-    dead = Lab(Collection(runs=[fake_run(accuracies=[], status="diverged")]))
+    dead = Report(Collection(runs=[fake_run(accuracies=[], status="diverged")]))
     assert "Learning curves" not in headings(dead)
     assert "0.000" in dead.page("Title", "x").to_html()
 
@@ -100,39 +101,41 @@ def test_a_run_that_recalled_nothing_makes_a_page() -> None:
 def test_a_mixer_that_is_not_known_here_has_no_state_size() -> None:
     run = fake_run()
     run.settings["model"]["mixers"][1] = {"name": "my_mixer", "knob": 3}
-    lab = Lab(Collection(runs=[run]))
-    assert list(map(str, lab.results.models)) == ["short_conv + my_mixer"]
-    assert "Accuracy by state size" not in headings(lab)
-    both = Lab(Collection(runs=[run, fake_run(seed=43)])).page("Title", "x")
+    report = Report(Collection(runs=[run]))
+    assert list(map(str, SyntheticReport(report.found).results.models)) == ["short_conv + my_mixer"]
+    assert "Accuracy by state size" not in headings(report)
+    both = Report(Collection(runs=[run, fake_run(seed=43)])).page("Title", "x")
     (body,) = [section.body for section in both.sections if section.heading == "Accuracy by state size"]
-    assert "<p>Not shown: short_conv + my_mixer. Mixers tell" in body
+    assert "<p>Not shown: short_conv + my_mixer. The size of a state" in body
 
 
 def test_the_task_stands_first_where_there_are_several() -> None:
     one, several = sweep(), [*sweep(), *sweep(seq_len=64)]
-    heads = [Lab(Collection(runs=runs)).tables()["compared_at_each_width"].head for runs in (one, several)]
+    heads = [Report(Collection(runs=runs)).tables()["compared_at_each_width"].head for runs in (one, several)]
     assert (heads[0][1], heads[0][-1], heads[1][1], heads[1][-1]) == ("D", "task", "task", "code")
 
 
 def test_the_papers_values_stand_beside_ours() -> None:
-    lab = Lab(Collection(runs=sweep(seq_len=256, pairs=(32,))))
-    html = lab.page("Title", "x").to_html()
+    report = Report(Collection(runs=sweep(seq_len=256, pairs=(32,))))
+    html = report.page("Title", "x").to_html()
     assert "<td>0.59 ± 0.06</td>" in html
-    assert "in epochs 5 instead of 64; 10 examples instead of 100,000." in html
-    assert lab.summary[-1].startswith("The paper has a value for 4 of these 4 cells. In 1 of them ours is within two")
+    assert "epochs 5 instead of 64; 10 examples instead of 100,000." in html
+    assert report.summary[-1].startswith(
+        "The paper has a value for 4 of these 4 cells. 1 of them agree with it: the means"
+    )
 
 
 def test_a_verdict_counts_what_was_tested_alone() -> None:
     def verdicts(runs: list[Run]) -> list[str]:
-        return [text for text in Lab(Collection(runs=runs)).summary if text.startswith("At each width")]
+        return [text for text in Report(Collection(runs=runs)).summary if text.startswith("At each width")]
 
     one = [fake_run(model, [level]) for model, level in (("rebased", 0.8), ("based", 0.5))]
-    assert verdicts(one) == ["At each width: 1 comparison, and no test, for want of seeds or of spread between them."]
+    assert verdicts(one) == ["At each width: 1 comparison, none of them tested (one seed, or no spread between seeds)."]
     more = [fake_run(m, [level + s / 1e4], seed=s) for m, level in (("rebased", 0.8), ("mamba", 0.1)) for s in (43, 44)]
     more[0] = fake_run(accuracies=[0.81], seed=43)
     assert verdicts([*one, *more]) == [
-        "At each width: ReBased is ahead in 1 and behind in 0 of 2 comparisons, 0 undecided, 1 without a test, for "
-        "want of seeds or of spread between them (on the test split; paired t test, Holm p < 0.05)."
+        "At each width: ReBased is better in 1 and worse in 0 of 2 comparisons, 0 undecided, 1 not tested (one seed, "
+        "or no spread between seeds). Measured on the test split; paired t test, Holm p < 0.05."
     ]
 
 
@@ -145,19 +148,21 @@ def test_every_warning() -> None:
         fake_run(seed=46, status="diverged", accuracies=[]),
         fake_run(seed=42, lr=1e-2),
     ]
-    found = Collection(runs, 9, damaged_lines=3, damaged_files=["a/record.jsonl"], nameless=1, other=2, repeated=4)
-    assert Lab(found).warnings == [
-        "Runs of 2 versions of the code are mixed, so a difference may be the code's. "
+    found = Collection(
+        runs, files=9, damaged_lines=3, damaged_files=["a/record.jsonl"], nameless=1, other=2, repeated=4
+    )
+    assert Report(found).warnings == [
+        "3 damaged lines skipped, in a/record.jsonl. Their content is missing here.",
+        "1 record left out: the first line is not readable.",
+        "2 records left out: neither a synthetic task's nor a language model's.",
+        "4 records of runs that have several. The most complete of each run counts.",
+        "The runs were made with 2 versions of the code, which may cause differences between them. "
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
-        "3 damaged lines skipped, in a/record.jsonl: what they told is missing here.",
-        "1 record left out for want of a readable first line.",
-        "2 records of something else than a synthetic task left out.",
-        "4 records of runs that others tell of too; the most complete of each counts.",
-        "1 run unfinished: in no result yet, but in the list of all runs.",
-        "1 run failed: in no result yet, but in the list of all runs.",
-        "1 run diverged. Each counts with the best accuracy it had reached, as the paper's rule has it; 1 of them with "
-        "0, before a first epoch had ended.",
-        "In 1 cell some learning rates have fewer seeds than others and could not be chosen.",
+        "1 run unfinished: in no result, but in the list of all runs.",
+        "1 run failed: in no result, but in the list of all runs.",
+        "1 run diverged. Each counts with the best accuracy it had reached, by the paper's rule. 1 of them diverged "
+        "before the end of the first epoch and count with 0.",
+        "In 1 cell some learning rates have fewer seeds than others. They could not be chosen.",
     ]
 
 
@@ -169,17 +174,17 @@ def test_where_models_outnumber_colours_settings_have_panels_of_their_own() -> N
         for width in (24, 48)
         for seed in (42, 43)
     ]
-    few = accuracy_by_width(Lab(Collection(runs=runs[:24])).results)
+    few = accuracy_by_width(SyntheticReport(Collection(runs=runs[:24])).results)
     assert "ReBased (n_heads 2)" in few
     assert "n_heads 2</p>" not in few
-    many = accuracy_by_width(Lab(Collection(runs=runs)).results)
+    many = accuracy_by_width(SyntheticReport(Collection(runs=runs)).results)
     for heads in (1, 2, 12):
         assert f"<p>T = 32, 4 pairs, n_heads {heads}</p>" in many
     assert many.count("</svg>ReBased</li>") == 1
 
 
 def test_tables_for_files() -> None:
-    tables = Lab(Collection(runs=[*sweep(), *sweep(seq_len=64, pairs=(4, 8))])).tables()
+    tables = Report(Collection(runs=[*sweep(), *sweep(seq_len=64, pairs=(4, 8))])).tables()
     assert list(tables) == [
         "results",
         "by_width_T_32_4_pairs",
@@ -202,14 +207,14 @@ def test_latex_takes_every_name() -> None:
         for kernel in kernels
         for seed in (42, 43)
     ]
-    for table in Lab(Collection(runs=[*runs, *sweep(seq_len=256, pairs=(32, 64))])).tables().values():
+    for table in Report(Collection(runs=[*runs, *sweep(seq_len=256, pairs=(32, 64))])).tables().values():
         assert table.to_latex().isascii()
 
 
 def test_a_row_of_panels_is_a_task() -> None:
     runs = [fake_run(seq_len=length, d_model=width) for length in (32, 64) for width in (12, 24, 36, 48)]
-    assert '<div class="panels columns-4">' in mean_curves(Lab(Collection(runs=runs)).results)
-    assert '<div class="panels columns-3">' in mean_curves(Lab(Collection(runs=runs[:7])).results)
+    assert '<div class="panels columns-4">' in mean_curves(SyntheticReport(Collection(runs=runs)).results)
+    assert '<div class="panels columns-3">' in mean_curves(SyntheticReport(Collection(runs=runs[:7])).results)
 
 
 def test_sizes_of_states_have_ticks_of_their_own() -> None:
@@ -227,7 +232,9 @@ def test_bars_of_one_place_stand_beside_each_other() -> None:
 
 def test_a_mean_over_one_width_is_not_told() -> None:
     narrow = [run for run in sweep() if run.d_model == 24]
-    several, one = (width_table(Lab(Collection(runs=runs)).results, "T = 32, 4 pairs") for runs in (sweep(), narrow))
+    several, one = (
+        width_table(SyntheticReport(Collection(runs=runs)).results, "T = 32, 4 pairs") for runs in (sweep(), narrow)
+    )
     assert several.head == ("model", "D = 24", "D = 48", "mean")
     assert one.head == ("model", "D = 24")
     assert [len(row) for row in one.rows] == [2, 2]

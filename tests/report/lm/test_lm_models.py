@@ -1,7 +1,6 @@
 """The table of language models over seeds, from records that nobody trained."""
 
 import json
-from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -9,53 +8,22 @@ from typing import Any
 
 import pytest
 
-from fake_records import CODE, MACHINE
+from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
-from rebased.config import load_config
-from rebased.report.language_models import TABLE_2, compare_language_models
+from rebased.report.lm import compare_language_models, to_markdown
+from rebased.report.lm.tables import TABLE_2, difference_table
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
-from rebased.runs.lm_config import TextRunConfig
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
 T_3_SEEDS = 4.302653  # the 97.5 % quantile of Student's t with two degrees of freedom
 
 
-def fake_run(
-    model: str,
-    perplexities: Sequence[float] = (20.0, 4.0, 60.0),
-    *,
-    seed: int = 42,
-    status: str = "done",
-    sha256: str = "a" * 64,
-    tokens: int = 1000,
-    settings: dict[str, str] | None = None,
-) -> Run:
-    config = load_config(TextRunConfig, CONFIGS / f"enwik8-{model}.yaml", {"train.seed": str(seed)} | (settings or {}))
-    parts = {part: {"loss": 1.0, "perplexity": value} for part, value in zip(PARTS, perplexities, strict=True)}
-    lines: list[dict[str, Any]] = [
-        {
-            "type": "run",
-            "digest": config.digest(),
-            "parameters": 34_000_000,
-            "corpus": {"sha256": sha256, "tokenizer": "neox", "vocab_size": 50277},
-            "config": config.model_dump(mode="json"),
-            "code": CODE,
-            "machine": MACHINE,
-        },
-        {"type": "step", "step": 10, "tokens": 327_680, "tokens_per_second": 1000.0 + seed},
-        {"type": "end", "status": status, "step": 10, "test": {"tokens": tokens, "ar_share": 0.25, **parts}},
-    ]
-    return Run(f"{model}-{seed}", lines)
-
-
-PARTS = ("all", "ar", "non_ar")
 ALL = {"attention": (20.0, 20.4, 20.2), "based": (21.0, 21.6, 21.2), "rebased": (20.5, 20.7, 20.9)}
 
 
 def nine() -> list[Run]:
     return [
-        fake_run(model, (value, value / 5, value * 3), seed=42 + i)
+        fake_lm_run(model, (value, value / 5, value * 3), seed=42 + i)
         for model, values in ALL.items()
         for i, value in enumerate(values)
     ]
@@ -67,7 +35,7 @@ def cells(table: str, name: str) -> list[str]:
 
 
 def test_means_with_intervals_and_paired_differences() -> None:
-    table = compare_language_models(nine()[::-1]).to_markdown()  # in whatever order they were found
+    table = to_markdown(compare_language_models(nine()[::-1]))  # in whatever order they were found
     values = ALL["rebased"]
     half = T_3_SEEDS * stdev(values) / sqrt(3)
     parameters, seeds, whole, ar, non_ar, speed, paper = cells(table, "ReBased")
@@ -86,31 +54,35 @@ def test_means_with_intervals_and_paired_differences() -> None:
 
 
 def test_one_seed_has_no_interval_and_seeds_of_one_model_alone_are_not_paired() -> None:
-    runs = [fake_run("rebased"), fake_run("based", (23.0, 5.0, 70.0)), fake_run("based", (90.0, 9.0, 90.0), seed=43)]
-    table = compare_language_models(runs).to_markdown()
+    runs = [
+        fake_lm_run("rebased"),
+        fake_lm_run("based", (23.0, 5.0, 70.0)),
+        fake_lm_run("based", (90.0, 9.0, 90.0), seed=43),
+    ]
+    table = to_markdown(compare_language_models(runs))
     assert cells(table, "ReBased")[2:5] == ["20.000", "4.000", "60.000"]
     assert cells(table, "ReBased - Based")[:4] == ["1", "-3.000", "-1.000", "-10.000"]
-    alone = compare_language_models([fake_run("rebased"), fake_run("based", seed=7)]).differences()
+    alone = difference_table(compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", seed=7)]))
     assert list(alone.rows) == []
 
 
 def test_what_is_not_done_or_there_twice_is_left_out_and_named() -> None:
-    again = Run("again", fake_run("rebased", (99.0, 9.0, 99.0)).lines)
-    torn = fake_run("based", (float("inf"), 4.0, 60.0), seed=44)
-    found = compare_language_models([fake_run("rebased"), fake_run("based", status="diverged"), again, torn])
+    again = Run("again", fake_lm_run("rebased", (99.0, 9.0, 99.0)).lines)
+    torn = fake_lm_run("based", (float("inf"), 4.0, 60.0), seed=44)
+    found = compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", status="diverged"), again, torn])
     assert list(found.models) == ["ReBased"]
-    assert "Left out, not done or there twice: based-42, based-44, again." in found.to_markdown()
+    assert "Left out, not done or there twice: based-42, based-44, again." in to_markdown(found)
     with pytest.raises(ValueError, match="none of 1 run"):
         compare_language_models([torn])
 
 
 def test_settings_that_set_models_apart_are_told() -> None:
-    other = fake_run("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
-    table = compare_language_models([fake_run("rebased"), other]).to_markdown()
+    other = fake_lm_run("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
+    table = to_markdown(compare_language_models([fake_lm_run("rebased"), other]))
     assert cells(table, "ReBased (n_heads 6)")[-1] == "-"
     assert "| ReBased (n_heads 12) |" in table
-    slow = fake_run("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
-    table = compare_language_models([fake_run("rebased"), slow]).to_markdown()
+    slow = fake_lm_run("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
+    table = to_markdown(compare_language_models([fake_lm_run("rebased"), slow]))
     assert "Not all were trained alike: lr 0.0003 and 0.001." in table
 
 
@@ -124,7 +96,7 @@ def test_settings_that_set_models_apart_are_told() -> None:
 )
 def test_what_cannot_be_compared_is_refused(other: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        compare_language_models([fake_run("rebased"), fake_run("based", **other)])
+        compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", **other)])
 
 
 def rebased(*words: str) -> int:
@@ -144,11 +116,11 @@ def test_the_command_reads_bundles_and_folders_of_runs(
         folder.mkdir(parents=True)
         (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
     assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
-    assert capsys.readouterr().out == compare_language_models(runs).to_markdown()
-    assert rebased("report", "some.jsonl.gz") == 2
-    assert (
-        "tells of a synthetic task's run: 0 without a readable first line, 5 of another kind" in capsys.readouterr().err
-    )
+    assert capsys.readouterr().out == to_markdown(compare_language_models(runs))
+    write_bundle([fake_run()], Path("mqar.jsonl.gz"))
+    assert rebased("lm", "compare", "mqar.jsonl.gz") == 2
+    message = "has a record of a language model's run: 0 record(s) without a readable first line, 1 of another kind"
+    assert message in capsys.readouterr().err
     assert rebased("lm", "compare", "nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err
 
