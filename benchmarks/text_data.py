@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from rebased.data import PrepareConfig, prepare
-from rebased.data.encode_chunks import read_parts
+from rebased.data.encode_chunks import read_chunks
 from rebased.data.sources import open_text
 from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
 from rebased.runs.provenance import describe_code, describe_machine
@@ -123,7 +123,7 @@ def tiktoken_encoder(tokenizer: JsonTokenizer, threads: int) -> Encode:
 def read_texts(path: Path, megabytes: float) -> list[str]:
     texts, size = [], 0
     with open_text(path) as (stream, _):
-        for chunk in read_parts(stream):
+        for chunk in read_chunks(stream):
             texts.append(chunk.decode(errors="replace"))
             size += len(chunk)
             if size >= megabytes * 1e6:

@@ -73,7 +73,7 @@ def test_damaged_pairs(tmp_path: Path) -> None:
     assert "do not follow one another" in problem(good[:42] + struct.pack("<qq", 0, 4) + good[58:])
     index.write_bytes(good)
     (tmp_path / "x.bin").write_bytes(b"1234567")
-    with pytest.raises(ValueError, match=r"x\.bin has 7 bytes; its index is about 8"):
+    with pytest.raises(ValueError, match=r"x\.bin has 7 bytes and its index describes 8"):
         TokenisedFile(index)
     (tmp_path / "x.bin").unlink()
     with pytest.raises(ValueError, match=r"x\.bin is missing: tokenised text is a pair"):

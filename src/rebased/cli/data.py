@@ -80,7 +80,7 @@ def prepare(
     try:
         with ProgressBar(console) as bar:
             manifest = run_prepare(
-                config, out, workers=usable_cores() if workers is None else workers, resume=resume, report=bar.show
+                config, out, workers=usable_cores() if workers is None else workers, resume=resume, on_progress=bar.show
             )
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]

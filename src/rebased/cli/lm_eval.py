@@ -81,7 +81,7 @@ def lm_eval(
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    trained.corpus.verify_soon(split)
+    trained.corpus.verify_if_small(split)
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
     rows = spread(len(text), windows)
     with steps(console) as step:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rebased.runs.folder import FolderInUse
+from rebased.files import FolderInUse
 from rebased.runs.synthetic_config import RunConfig
 from rebased.train.executors.jobs import Failed, Outcome, Prepare
 from rebased.train.sinks import Sink
