@@ -132,7 +132,7 @@ class TestFrequencyCap:
             ar_mask(read("ab"), max_count=3)
         with pytest.raises(ValueError, match="max_count must be 0 or more, got -1"):
             ar_mask(read("ab"), frequency=counts, max_count=-1)
-        with pytest.raises(ValueError, match="2-grams, the targets of 3-grams"):
+        with pytest.raises(ValueError, match="2-grams, and the rule needs 3-grams"):
             ar_mask(read("ab"), 3, frequency=counts, max_count=1)
         with pytest.raises(ValueError, match="order 5 over 50304 tokens do not fit"):
             count_ngrams(self.training, 5, 50304)
@@ -145,7 +145,7 @@ def test_mistakes() -> None:
         ar_mask(read("abab")[0])
     with pytest.raises(ValueError, match="order must be at least 1"):
         ar_mask(read("abab"), 0)
-    with pytest.raises(ValueError, match="got -100: give inputs rather than labels"):
+    with pytest.raises(ValueError, match="got -100: give inputs, not labels"):
         ar_mask(torch.tensor([[1, -100]]))
 
 

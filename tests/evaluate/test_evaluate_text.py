@@ -1,4 +1,4 @@
-"""Per-token losses and their sums, held against the model's own logits and a loop over tokens."""
+"""Per-token losses and their sums, compared with the model's own logits and with a loop over tokens."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores
 from rebased.data import TextBatch
-from rebased.evaluate.accuracy import evaluate as module
+from rebased.evaluate import text as module
 from rebased.evaluate.ar import ARRule, ar_mask
 from rebased.evaluate.text import evaluate_text, token_losses
 from rebased.models import IGNORE, LanguageModel, LMConfig
@@ -51,12 +51,12 @@ def test_losses_are_those_of_the_logits(model: LanguageModel, monkeypatch: pytes
     want = -model(tokens).log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     want[2, -1] = 0
     for logits in (VOCAB, 5 * VOCAB, 2**25):  # one row at a time, five, all
-        monkeypatch.setattr(module, "LOGITS", logits)
+        monkeypatch.setattr(module, "LOGITS_AT_ONCE", logits)
         torch.testing.assert_close(token_losses(model, tokens, labels), want)
 
 
 def test_logits_of_all_tokens_never_stand_in_memory(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 4 * VOCAB)
     most, logits = [], model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (most.append(hidden.shape[0]), logits(hidden))[1])
     evaluate_text(model, Windows(3))
@@ -106,10 +106,10 @@ def test_the_rule_is_the_callers(model: LanguageModel) -> None:
 
 
 def test_mode_and_progress(model: LanguageModel) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     model.train()
-    evaluate_text(model, Windows(5), batch_size=2, progress=seen.append)
-    assert seen == [2, 4, 5]
+    evaluate_text(model, Windows(5), batch_size=2, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 5), (4, 5), (5, 5)]
     assert model.training
     dropout = evaluate_text(model, Windows(5)).mean()
     assert dropout == evaluate_text(model.eval(), Windows(5)).mean()
