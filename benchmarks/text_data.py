@@ -20,13 +20,13 @@ import hashlib
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing.managers import SyncManager
 from pathlib import Path
@@ -34,13 +34,16 @@ from threading import Barrier
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
+
+from benchmarks.machine import machine
 
 from rebased.data import PrepareConfig, prepare
 from rebased.data.encode_chunks import read_chunks
 from rebased.data.sources import open_text
 from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
-from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.provenance import describe_code
 
 RESULTS = Path(__file__).parent / "results"
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -198,16 +201,6 @@ def measure_prepare(path: Path, tokenizer_name: str, workers: int) -> dict[str, 
     return {"workers": workers, "seconds": seconds, "tokens": split.tokens, "mb_per_s": size / seconds}
 
 
-def find_versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in ("tokenizers", "tiktoken", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
 def show(rows: Sequence[dict[str, Any]], prepared: Sequence[dict[str, Any]]) -> None:
     print(
         f"{'encoder':12} {'processes':>9} {'threads':>7} {'tokens/s':>12} {'MB/s':>8} {'MB/core s':>9} "
@@ -261,8 +254,7 @@ def main() -> None:
         "benchmark": "text_data",
         "time": now.isoformat(timespec="seconds"),
         "code": describe_code(),
-        "machine": describe_machine(torch.device("cpu")),
-        "versions": find_versions(),
+        "machine": machine("cpu", "tokenizers", "tiktoken", "numpy"),
         "load": load,
         "text": options.text.name,
         "tokenizer": options.tokenizer.rpartition("/")[2],

@@ -39,19 +39,25 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+        listing = Path("/proc/cpuinfo").read_text()
     except OSError:
-        pass  # not Linux
+        listing = ""  # not Linux
+    for text in (listing, _output("lscpu") or ""):  # on ARM only lscpu knows the model's name
+        for line in text.splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() == "model name" and value.strip(" -"):
+                return value.strip()
     return platform.processor() or platform.machine()
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What a git command prints; None if it fails or there is no git."""
+    return _output("git", *words, folder=folder)
+
+
+def _output(*command: str, folder: Path | None = None) -> str | None:
+    """What a command prints; None if it fails or is not installed."""
     try:
-        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

@@ -22,7 +22,7 @@ REQUIRED: dict[str, dict[str, type]] = {  # keys that each type of line must hav
 }
 
 
-def is_valid(line: dict[str, Any]) -> bool:
+def is_whole(line: dict[str, Any]) -> bool:
     """Whether a line has the keys that its type needs, with values of the right types."""
     required = REQUIRED.get(line["type"], {})
     present = all(isinstance(line.get(key), kind) for key, kind in required.items())
@@ -37,7 +37,7 @@ class SweepLog:
 
     @property
     def _lines(self) -> list[dict[str, Any]]:
-        return [line for line in self._record.lines if is_valid(line)]
+        return [line for line in self._record.lines if is_whole(line)]
 
     @property
     def damaged(self) -> int:
