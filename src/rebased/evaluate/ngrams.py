@@ -56,21 +56,11 @@ class NgramCounts(NamedTuple):
         return found
 
 
-def count_ngrams(
-    stream: Iterable[Tensor], order: int, vocab_size: int, *, among: Iterable[Tensor] | None = None
-) -> NgramCounts:
-    """Count the n-grams in batches of rows [B,T] int64.
+def count_ngrams(stream: Iterable[Tensor], order: int, vocab_size: int, *, among: Iterable[Tensor]) -> NgramCounts:
+    """Count in `stream` the n-grams that occur in `among`. Both are batches of rows [B,T] int64.
 
-    With `among`, also batches of rows, only the n-grams that occur there are counted. Memory then depends on the size
-    of `among`, not on the length of `stream`.
+    Memory depends on the size of `among`, not on the length of `stream`.
     """
-    if among is None:
-        keys, counts = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-        for rows in stream:
-            more, n = stable_keys(rows, order, vocab_size).unique(return_counts=True)
-            keys, place = torch.cat([keys, more]).unique(return_inverse=True)
-            counts = torch.zeros_like(keys).index_add_(0, place, torch.cat([counts, n]))
-        return NgramCounts(order, vocab_size, keys, counts)
     keys = torch.empty(0, dtype=torch.long)
     for rows in among:
         keys = torch.cat([keys, stable_keys(rows, order, vocab_size).flatten()]).unique()
