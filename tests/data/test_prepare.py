@@ -283,7 +283,7 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_0
 
 
 def test_a_full_disk(mixed: PrepareConfig, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a disk without room: writing fails in the same way."""
+    """A limit on the size of files simulates a full disk: writing fails in the same way."""
     command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

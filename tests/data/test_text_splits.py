@@ -1,4 +1,4 @@
-"""Splits: how --split is read, and which bytes go where."""
+"""Splits: what --split means, and which bytes go to which split."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""AR targets are the repeated n-grams of a window: held against a loop that reads it token by token."""
+"""AR tokens end repeated n-grams of a window: compared with a loop over tokens."""
 
 import lzma
 
@@ -26,7 +26,7 @@ def targets(text: str, order: int = 2, reset: str | None = None) -> str:
 
 
 def by_reading(row: list[int], order: int, reset: int | None) -> list[int]:
-    """Distances to the previous occurrence, 0 for none: what is seen since the document began is all there is."""
+    """Distances to the previous occurrence within the document, 0 for none, by a loop over tokens."""
     distances, seen, begins = [], {}, 0
     for t, token in enumerate(row):
         if token == reset:
@@ -106,7 +106,7 @@ def test_tokens_as_shards_hold_them() -> None:
 
 
 class TestFrequencyCap:
-    """A bigram that is common in training is no recall target."""
+    """A bigram that is common in the training text is not AR."""
 
     training = (read("abababab"), read("cdc"))  # ab 4 times, ba 3, cd and dc once
 
@@ -153,7 +153,7 @@ def test_a_rule_is_the_mask_with_distances() -> None:
 
 
 def test_the_share_of_real_text() -> None:
-    """What tells bigrams from single tokens as the paper's rule: a share near 0.45 at T = 4,096, not 0.7 and more."""
+    """The paper's rule is bigrams, not single tokens: the AR share at T = 4,096 is near 0.45, not above 0.7."""
     tokenizer = load_tokenizer(str(real_data("gpt-neox-20b.20B_tokenizer.json.xz")))
     with lzma.open(real_data("wikitext2-test.txt.xz"), "rt") as file:
         tokens = torch.tensor(tokenizer.encode(file.read(400_000)))

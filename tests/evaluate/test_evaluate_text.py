@@ -18,7 +18,7 @@ VOCAB, LENGTH = 23, 16
 
 
 class Windows:
-    """Windows over one stream, each label the token after it; the last of window 2 has none."""
+    """Windows over one stream. Each label is the next token; the last one of window 2 is missing."""
 
     def __init__(self, n: int) -> None:
         stream = torch.randint(0, VOCAB // 4, (n * LENGTH + 1,), generator=torch.Generator().manual_seed(5))
@@ -148,7 +148,7 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(model: LanguageMod
 
 
 def test_isolated_documents_are_as_if_each_were_alone(model: LanguageModel) -> None:
-    """Packed into one window, or each by itself: the same losses, the same recall targets."""
+    """Documents packed into one window have the same losses and AR tokens as each document alone."""
     documents = ["abcabcab", "abab", "ccabab", "bcb"]
     digits = {letter: i for i, letter in enumerate("abc")}
     packed = torch.tensor([[digits[letter] for letter in "".join(documents)][:LENGTH]])  # the third ends with its ccab

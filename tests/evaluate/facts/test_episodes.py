@@ -1,4 +1,4 @@
-"""Contexts hold what they ask for, at the distance they say, unless they are meant not to."""
+"""Contexts contain the facts that are asked for, at the stated distance; the controls do not contain them."""
 
 import pytest
 

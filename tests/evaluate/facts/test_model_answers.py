@@ -1,4 +1,4 @@
-"""An answer is right where greedy decoding would have said it: held against decoding token by token."""
+"""An answer is correct where greedy decoding gives it: compared with decoding token by token."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_mode_and_progress(model: LanguageModel) -> None:
 
 
 class Copier(LanguageModel):
-    """Says what followed the last time the past two tokens were seen: what perfect recall of bigrams would say."""
+    """A model with perfect recall: it predicts what followed the last occurrence of the past two tokens."""
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         says = torch.zeros(*tokens.shape, self.config.d_model)

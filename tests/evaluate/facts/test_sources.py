@@ -1,4 +1,4 @@
-"""Facts are read as they stand in files, and what is no fact is named."""
+"""Facts are read from files, and errors name the line that is not a fact."""
 
 import gzip
 import json
