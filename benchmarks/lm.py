@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.lm_report import draw, profile_table, ratios, speed_table
-from benchmarks.ops import machine
+from benchmarks.machine import machine
 
 from rebased.data import TextBatch
 from rebased.files import replacing
@@ -225,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         raise SystemExit("no CUDA device here; --device cpu goes through the same steps at a small size")
     start, now = time.monotonic(), datetime.now(UTC)
     spoken = [word for word in (sys.argv[1:] if words is None else words) if word not in ("--out", str(args.out))]
-    about = machine(args.device)
+    about = machine(args.device, "triton", "flash-linear-attention")
     record: dict[str, Any] = {
         "what": "one training step of the paper's language models: seconds, bytes at its peak, tokens a second",
         "date": now.isoformat(timespec="seconds"),

@@ -41,7 +41,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.mixers import machine
+from benchmarks.machine import machine
 
 from rebased.analysis.intervals import t_interval
 from rebased.models import LanguageModel, preset
@@ -470,7 +470,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         "command": " ".join(
             ["python benchmarks/train.py", *(word for word in spoken if word not in ("--out", str(args.out)))]
         ),
-        "machine": machine(args.device.type),
+        "machine": machine(args.device.type, "triton"),
         "rows": rows,
         "pairs": summary([row for row in rows if row["section"] == "pairs"]),
     }

@@ -1,4 +1,4 @@
-"""Paired tests against scipy, enumeration and hand; and the sentences that come of them."""
+"""Paired tests, compared with scipy, with enumeration and by hand; and the sentences made from them."""
 
 from itertools import product
 from math import inf, isnan, nan
@@ -30,7 +30,10 @@ def test_against_scipy() -> None:
 @given(differences=st.lists(st.integers(-4, 4), min_size=2, max_size=7))
 @settings(max_examples=60, deadline=None)
 def test_signed_rank_is_the_share_of_all_signs(differences: list[int]) -> None:
-    """Zeros left out, ties sharing their rank: as extreme or more, over every way the signs could have fallen."""
+    """p by enumeration: the share of all assignments of signs that are as extreme or more.
+
+    Zeros are left out, and ties share their rank.
+    """
     decided = [value for value in differences if value]
     if not decided:
         assert signed_rank(differences) == 1

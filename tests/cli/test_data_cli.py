@@ -1,4 +1,4 @@
-"""rebased data, as it is typed."""
+"""The command rebased data."""
 
 import os
 import re

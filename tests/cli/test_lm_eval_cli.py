@@ -1,4 +1,4 @@
-"""rebased lm eval and lm recall, as they are typed: on a small model and a small text, and with every mistake."""
+"""The commands rebased lm eval and lm recall on a small model and text, and their error messages."""
 
 import json
 import math
@@ -217,7 +217,7 @@ def test_a_model_that_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
-    """What `lm train` writes at its end is what `lm eval` finds, with nothing said but the run's folder."""
+    """`lm eval` with only the run's folder gives the numbers that `lm train` recorded at its end."""
     mixers = ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]
     tree = {
         "data": {"folder": str(Path("text").resolve()), "seq_len": 32, "isolate_documents": True},

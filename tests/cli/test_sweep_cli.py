@@ -18,8 +18,8 @@ from rich.console import Console
 
 from rebased.cli import main
 from rebased.cli.sweep_board import LiveBoard, Tally
+from rebased.files import locked
 from rebased.mixers import contract
-from rebased.runs.folder import locked
 from rebased.runs.record import read_record
 from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, make_plan, read_sweep

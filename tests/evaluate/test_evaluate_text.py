@@ -1,4 +1,4 @@
-"""Per-token losses and their sums, held against the model's own logits and a loop over tokens."""
+"""Per-token losses and their sums, compared with the model's own logits and with a loop over tokens."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SUMS = (16, 16, LENGTH, 16, 16) * 2 + (16, VOCAB)
 
 
 class Windows:
-    """Windows over one stream, each label the token after it; the last of window 2 has none."""
+    """Windows over one stream. Each label is the next token; the last one of window 2 is missing."""
 
     def __init__(self, n: int) -> None:
         stream = torch.randint(0, VOCAB // 4, (n * LENGTH + 1,), generator=torch.Generator().manual_seed(5))
@@ -54,12 +54,12 @@ def test_losses_are_those_of_the_logits(model: LanguageModel, monkeypatch: pytes
     want = -model(tokens).log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     want[2, -1] = 0
     for logits in (VOCAB, 5 * VOCAB, 2**25):  # one row at a time, five, all
-        monkeypatch.setattr(module, "LOGITS", logits)
+        monkeypatch.setattr(module, "LOGITS_AT_ONCE", logits)
         assert_near(token_losses(model, tokens, labels), want, *SUMS)
 
 
 def test_logits_of_all_tokens_never_stand_in_memory(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 4 * VOCAB)
     most, logits = [], model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: (most.append(hidden.shape[0]), logits(hidden))[1])
     evaluate_text(model, Windows(3))
@@ -109,10 +109,10 @@ def test_the_rule_is_the_callers(model: LanguageModel) -> None:
 
 
 def test_mode_and_progress(model: LanguageModel) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
     model.train()
-    evaluate_text(model, Windows(5), batch_size=2, progress=seen.append)
-    assert seen == [2, 4, 5]
+    evaluate_text(model, Windows(5), batch_size=2, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 5), (4, 5), (5, 5)]
     assert model.training
     dropout = evaluate_text(model, Windows(5)).mean()
     assert dropout == evaluate_text(model.eval(), Windows(5)).mean()
@@ -153,7 +153,7 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(model: LanguageMod
 
 
 def test_isolated_documents_are_as_if_each_were_alone(model: LanguageModel) -> None:
-    """Packed into one window, or each by itself: the same losses, the same recall targets."""
+    """Documents packed into one window have the same losses and AR tokens as each document alone."""
     documents = ["abcabcab", "abab", "ccabab", "bcb"]
     digits = {letter: i for i, letter in enumerate("abc")}
     packed = torch.tensor([[digits[letter] for letter in "".join(documents)][:LENGTH]])  # the third ends with its ccab

@@ -1,4 +1,4 @@
-"""Pure functions of numbers: what was recalled, how sure one can be, what a budget for tuning would have bought."""
+"""Pure functions of numbers: means and intervals, paired tests, choice of learning rates, perplexity."""
 
 from rebased.analysis.budget import expected_validation_performance
 from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit

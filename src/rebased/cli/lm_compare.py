@@ -1,4 +1,4 @@
-"""rebased lm compare: trained language models beside each other and the paper's Table 2."""
+"""rebased lm compare: perplexities of trained language models, beside the paper's Table 2."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from rebased.runs.collect import collect, nothing_found
 
 
 def lm_compare(runs: tuple[Path, ...], /) -> int:
-    """Print perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
+    """Print the perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
-    In a terminal they are tables; in a file or a pipe, Markdown.
+    The output is a table in a terminal, and Markdown in a file or a pipe.
 
     Parameters
     ----------

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from rebased.files import FolderInUse
 from rebased.runs.configs import parse_run
-from rebased.runs.folder import FolderInUse
 from rebased.train.executors.jobs import Failed, Outcome, Prepare
 from rebased.train.lifecycle import train
 from rebased.train.sinks import Sink

@@ -30,9 +30,7 @@ def measure(
     tell(0, len(rows))
     mine = None
     if len(rows):
-        mine = evaluate_text(
-            model, windows, rows=rows, batch_size=batch_size, dtype=dtype, progress=lambda done: tell(done, len(rows))
-        )
+        mine = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype, on_progress=tell)
     scores = TextScores.join([part for part in world.gather(mine) if part is not None])
     return {
         "tokens": scores.tokens(),
