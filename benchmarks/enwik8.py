@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/enwik8.py --seeds 42 --train.steps 20    any setting, as in `rebased lm train`
     rebased lm compare runs/enwik8/enwik8.jsonl.gz                            its table, from the records alone
 
-The runs are configs/lm/enwik8-{attention,based,rebased}.yaml, seed by seed, in one process, so that each kind of block
+The runs are lm/enwik8-{attention,based,rebased}, seed by seed, in one process, so that each kind of block
 is compiled once. A run that is done is not repeated; none is begun that would not end in time. Leaves a folder a run
 under --out and all of their records in one small file, enwik8.jsonl.gz, written anew after each; weights and
 checkpoints of runs that are done are removed unless --keep.
@@ -28,10 +28,10 @@ from rebased.models.weights import WEIGHTS
 from rebased.report.language_models import compare_language_models
 from rebased.runs.collect import collect, is_text, write_bundle
 from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.shipped import find_config
 from rebased.train.lm import TextSink, train_text
 from rebased.train.synthetic.loop import Diverged
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "lm"
 MODELS = ("rebased", "attention", "based")
 SEEDS = (42, 43, 44)
 
@@ -72,7 +72,9 @@ def main(words: Sequence[str] | None = None) -> Path:
                 print(f"{name}: not begun, the time is over", file=sys.stderr)
                 continue
             begun = time.monotonic()
-            run = load_config(TextRunConfig, CONFIGS / f"enwik8-{model}.yaml", overrides | {"train.seed": str(seed)})
+            run = load_config(
+                TextRunConfig, find_config(f"enwik8-{model}", "lm"), overrides | {"train.seed": str(seed)}
+            )
             try:
                 result = train_text(run, args.out / name, resume=True, sinks=[Say(name)])
             except Diverged as error:  # the others go on, and the table says that this one is missing

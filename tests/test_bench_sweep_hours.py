@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks import sweep_hours
 
+from rebased.runs.shipped import find_config
 from rebased.train.sweep import read_sweep
 
 
@@ -16,7 +17,7 @@ def test_a_line_through_steps() -> None:
 
 
 def test_a_run_costs_its_tokens() -> None:
-    file = Path(sweep_hours.ROOT) / "configs" / "sweeps" / "table1-small.yaml"
+    file = find_config("table1-small", "sweep")
     runs = {sweep_hours.preset_of(point.config.model): point.config for point in read_sweep(file, {})}
     steps = {("rebased", 256): 4.0, ("based", 256): 2.0, ("rebased", 2048): 30.0, ("based", 2048): 60.0}
     hours = {name: sweep_hours.run_hours(run, lambda D: 36.0, steps) for name, run in runs.items()}

@@ -16,8 +16,8 @@ from rebased.report.language_models import TABLE_2, compare_language_models
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.shipped import CONFIGS
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
 T_3_SEEDS = 4.302653  # the 97.5 % quantile of Student's t with two degrees of freedom
 
 
@@ -31,7 +31,9 @@ def fake_run(
     tokens: int = 1000,
     settings: dict[str, str] | None = None,
 ) -> Run:
-    config = load_config(TextRunConfig, CONFIGS / f"enwik8-{model}.yaml", {"train.seed": str(seed)} | (settings or {}))
+    path = CONFIGS / "lm" / f"enwik8-{model}.yaml"
+    config = load_config(TextRunConfig, path, {"train.seed": str(seed)} | (settings or {})
+    )
     parts = {part: {"loss": 1.0, "perplexity": value} for part, value in zip(PARTS, perplexities, strict=True)}
     lines: list[dict[str, Any]] = [
         {
