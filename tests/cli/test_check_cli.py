@@ -1,9 +1,10 @@
 """`rebased check`: one line per check, and exit codes, over fake suites."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ fake_suites.mixers.append("leaky")
 """
 
 
-def checks(name: str) -> Iterator[CheckResult]:
-    yield CheckResult("keeps shapes", ok=True)
+def checks(name: str, settings: Mapping[str, Any] | None = None) -> Iterator[CheckResult]:
+    if settings:
+        yield CheckResult(f"takes {settings}", ok=True, message="")
+    yield CheckResult("keeps shapes", ok=True, message="")
     yield CheckResult(
         "never looks ahead", ok=name != "leaky", message="y[:, 3] changed\nwith x[:, 4]" * (name == "leaky")
     )
@@ -63,6 +66,25 @@ def test_a_name_in_both_registers_is_checked_twice(capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert "mixer shared: all 3" in text
     assert "task shared: all 3" in text
+
+
+def test_a_task_is_checked_with_the_fields_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("mqar", "--task.seq_len", "32", "--task.weights=[1, 2]") == 0
+    assert capsys.readouterr().out.startswith("✓ takes {'seq_len': 32, 'weights': [1, 2]}\n✓ keeps shapes\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("mqar", "--seq_len", "32"), "unknown option '--seq_len'; did you mean '--task.seq_len'?"),
+        (("mqar", "--train.lr", "1"), "--train.lr: the fields of a task are set with --task.KEY VALUE"),
+        (("rebased", "--task.seq_len", "32"), "--task.seq_len: 'rebased' is a mixer; only tasks take settings here"),
+        (("mqar", "mine.py:leaky"), "unexpected word 'mine.py:leaky'"),
+    ],
+)
+def test_bad_settings_are_named(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    assert run(*words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """rebased check: the contract suite for one mixer or task, without a checkout and without pytest."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
-from rebased.config import did_you_mean
+from rebased.cli.overrides import parse_overrides
+from rebased.config import did_you_mean, parse_yaml
 from rebased.evaluate.checks import CheckResult
 
+OPTIONS = ("--help", "--task.seq_len")
 FAILED = 1
 
 
@@ -18,7 +22,7 @@ class Suite(NamedTuple):
     """A register and the contract suite for what is in it, both as module:function."""
 
     names: str  # () -> list[str]
-    run: str  # (name) -> iterable of CheckResults
+    run: str  # (name), or (name, settings) where settings are given -> CheckResults
 
 
 SUITES = {
@@ -27,10 +31,11 @@ SUITES = {
 }
 
 
-def check(target: str) -> int:
+def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
     """Run the contract suite for a mixer or a task: one line per check.
 
-    The exit code is 1 if a check failed, 2 if there is nothing to check (no such file, no such name).
+    The fields of a task can be set with --task.KEY VALUE, for example --task.seq_len 32; a field without a default must
+    be set. The exit code is 1 if a check failed, 2 if there is nothing to check (no such file, no such name).
 
     Parameters
     ----------
@@ -47,8 +52,25 @@ def check(target: str) -> int:
     kinds = [kind for kind, names in registered.items() if name in names]
     if not kinds:
         raise ValueError(unknown(source, name, registered))
-    failed = [run_suite(kind, name, load(SUITES[kind].run)) for kind in kinds]
-    return FAILED if any(failed) else 0
+    fields = task_fields(settings)
+    if fields and kinds == ["mixer"]:
+        raise ValueError(f"--task.{next(iter(fields))}: {name!r} is a mixer; only tasks take settings here")
+    failed = 0
+    for kind in kinds:
+        given = (fields,) if fields and kind == "task" else ()
+        failed += run_suite(kind, name, partial(load(SUITES[kind].run), name, *given))
+    return FAILED if failed else 0
+
+
+def task_fields(settings: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a task that the command line sets: ["--task.seq_len", "32"] gives {"seq_len": 32}."""
+    fields = {}
+    for key, text in parse_overrides(settings, OPTIONS).items():
+        section, _, field = key.partition(".")
+        if section != "task":
+            raise ValueError(f"--{key}: the fields of a task are set with --task.KEY VALUE")
+        fields[field] = parse_yaml(text, f"--{key}")
+    return fields
 
 
 def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
@@ -58,12 +80,12 @@ def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
     return f"{where} named {name!r}; {did_you_mean(name, known)} (@register_mixer and @register_task register your own)"
 
 
-def run_suite(kind: str, name: str, run: Callable[[str], Iterable[CheckResult]]) -> int:
+def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]]) -> int:
     """Print one line per check and a summary. Return the number of checks that failed."""
     console = Console()
     done = failed = 0
     with console.status(f"checking {kind} {name} ...") as status:
-        for result in run(name):
+        for result in run():
             done, failed = done + 1, failed + (not result.ok)
             console.print(line_of(result), soft_wrap=True)
             status.update(f"checking {kind} {name}: {done} done ...")

@@ -1,11 +1,11 @@
-"""What one check of a contract suite found."""
+"""What a contract suite answers: one result per check."""
 
 from typing import NamedTuple
 
 
 class CheckResult(NamedTuple):
-    """The result of one check. A check that passed may have a message too, for example why it did not apply."""
+    """The outcome of one named check. The message says what was expected and what was found; empty where it is ok."""
 
     name: str
     ok: bool
-    message: str = ""  # if not ok: what was found and what was expected
+    message: str
