@@ -94,8 +94,8 @@ def test_what_is_not_installed_is_told_with_its_remedy(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_the_first_word_of_each_group_answers_without_torch() -> None:
-    for word in GROUPS:
+def test_help_and_lists_answer_without_torch() -> None:
+    for word in (*GROUPS, "--help", "configs"):
         script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
         script += "atexit.register(lambda: print('torch' in sys.modules)); main()"
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -28,8 +28,8 @@ def find_config(name: Path | str, kind: Kind) -> Path:
     path, shipped = Path(name), shipped_configs()
     if path.is_file():
         return path
-    for known in (path.as_posix(), f"{FOLDERS.get(kind, '')}/{path.as_posix()}"):
-        if known in shipped:
+    for folder in ("", FOLDERS.get(kind, "")):
+        if (known := (Path(folder) / path).as_posix()) in shipped:
             return shipped[known]
     if path.exists():  # a pipe, or a folder, about which the reader of the file complains
         return path
