@@ -21,6 +21,7 @@ from typing import Any
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import Segment
 from rebased.train.sweep import read_sweep
@@ -99,7 +100,7 @@ def print_hours(names: Sequence[str], results: Path) -> None:
     steps = {(row["preset"], row["T"]): row["ms"] for row in rows}
     print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns per token ({targets}); others beside it: {presets}")
     for name in names:
-        points = [point.config for point in read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {})]
+        points = [point.config for point in read_sweep(find_config(name, "sweep"), {})]
         lengths: Counter[int] = Counter()
         for run in points:
             lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, ns, steps)

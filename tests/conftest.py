@@ -1,4 +1,4 @@
-"""What all tests share: `--mixer` and `--task`, no GPU tests without a GPU, only `ops` where there is torch alone."""
+"""What all tests share: --mixer, --task, --all; no GPU tests without a GPU; only tests/ops where torch is alone."""
 
 import os
 import signal
@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the contract suite alone, for one mixer: a registered name, path/to/file.py:name, or module:name",
     )
     parser.addoption("--task", metavar="NAME", help="the same for one task")
+    parser.addoption("--all", action="store_true", help="also run the tests marked `release`, as `make test-all` does")
 
 
 def pytest_report_header() -> str | None:
@@ -48,6 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if item.path.name not in suites]
         items[:] = [item for item in items if item.path.name in suites]
         config.hook.pytest_deselected(items=others)
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("release"):
+                item.add_marker(pytest.mark.skip(reason="takes long: `make test-all` runs it"))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu:
         import torch

@@ -8,9 +8,10 @@ from typing import Any
 from rebased.config import load_config, merge
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import RunConfig
 
-LM_CONFIGS = Path(__file__).parents[1] / "configs" / "lm"
+LM_CONFIGS = CONFIGS / "lm"
 MACHINE = {"cpu": "A CPU", "cores": 2, "threads": 1, "gpu": None, "system": "Linux", "python": "3.11", "torch": "2.9"}
 CODE = {"version": "0.1.0", "commit": "0123456789abcdef", "dirty": False}
 

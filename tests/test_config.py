@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
 from rebased.models import LMConfig, preset
+from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import RunConfig
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
 
@@ -160,7 +160,7 @@ def test_each_mistake_has_a_line() -> None:
         ("train:\n  lr: 1\n  lr: 2\n", r"is not valid YAML in line 3, column 3: the key 'lr' stands twice"),
         ("train: {lr: 1", r"is not valid YAML in line 1, column 14"),
         ("a: !!python/object/apply:os.getcwd []", r"is not valid YAML in line 1, column 4"),
-        ("", "is empty; the files under configs/ show"),
+        ("", "is empty; `rebased configs` lists configs that show"),
         ("just words", r"should hold keys and values .*; it holds 'just words'"),
         ("a: \x00", r"is not valid YAML"),
         ("{[1, 2]: 3}", r"is not valid YAML"),

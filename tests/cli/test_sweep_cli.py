@@ -24,7 +24,6 @@ from rebased.runs.record import read_record
 from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, make_plan, read_sweep
 
-ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {
     "task": {
@@ -392,7 +391,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
 
 
 def test_the_smallest_shipped_table_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rebased("sweep", str(ROOT / "configs/sweeps/table1-cpu.yaml"), "-o", "out") == 0
+    assert rebased("sweep", "table1-cpu", "-o", "out") == 0
     assert "6 of 6 runs done; out" in capsys.readouterr().out
     names = set()
     for lines in records().values():

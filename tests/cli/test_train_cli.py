@@ -133,7 +133,7 @@ BAD = [
     (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["--config", "tiny.yaml", "--out", "."], ". is not empty and not a run's (no config.yaml)"),
     (
-        ["--config", str(Path(__file__).parents[2] / "configs" / "lm" / "quick.yaml")],
+        ["--config", "lm/quick"],
         "data instead of task: it is for `rebased lm train`",
     ),
     ([], "--config"),

@@ -1,4 +1,4 @@
-"""Mamba against that of `transformers`: weights, values, gradients, steps; and its initial weights."""
+"""Mamba against its equations and against the one of `transformers`: values, gradients, steps; and how it starts."""
 
 import math
 from typing import Any
@@ -21,11 +21,12 @@ SUMS = (D, 4, 16, T, 2 * D) * 2
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     """Return two layers whose weights are large enough to matter and keep softplus away from its linear ends."""
-    from transformers import MambaConfig, MambaModel
-
+    transformers = pytest.importorskip("transformers")  # there after `make test-all`
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=8, hidden_size=D, num_hidden_layers=2, time_step_rank=math.ceil(D / 16))
-    model = MambaModel(config).eval()
+    config = transformers.MambaConfig(
+        vocab_size=8, hidden_size=D, num_hidden_layers=2, time_step_rank=math.ceil(D / 16)
+    )
+    model = transformers.MambaModel(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(0.2 * torch.randn_like(parameter) if "norm" not in name else 0.1)
@@ -47,6 +48,37 @@ def run(blocks: list[Block], x: Tensor, norm: nn.Module) -> Tensor:
     for block in blocks:
         x = block(x)
     return norm(x)
+
+
+def equations(mixer: Mamba, x: Tensor) -> Tensor:
+    """Mamba as its paper writes it, one token at a time: [B,T,D] -> [B,T,D]."""
+    u, gate = mixer.in_proj(x).chunk(2, dim=-1)  # [B,T,E]
+    taps = mixer.conv1d.weight.shape[2]
+    window = functional.pad(u, (0, 0, taps - 1, 0)).unfold(1, taps, 1)  # [B,T,E,taps]
+    u = functional.silu((window * mixer.conv1d.weight.squeeze(1)).sum(-1) + mixer.conv1d.bias)
+    h, outputs = x.new_zeros(x.shape[0], u.shape[2], mixer.d_state), []  # [B,E,N]
+    for t in range(x.shape[1]):
+        low_rank, b, c = mixer.x_proj(u[:, t]).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
+        dt = functional.softplus(mixer.dt_proj(low_rank)).unsqueeze(-1)  # [B,E,1]
+        h = torch.exp(-dt * mixer.A_log.exp()) * h + dt * u[:, t].unsqueeze(-1) * b.unsqueeze(1)
+        outputs.append((h * c.unsqueeze(1)).sum(-1) + mixer.D * u[:, t])
+    return mixer.out_proj(torch.stack(outputs, dim=1) * functional.silu(gate))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"d_state": 5, "d_conv": 3, "expand": 1}], ids=str)
+def test_values_and_gradients_are_those_of_the_equations(arguments: dict[str, int]) -> None:
+    torch.manual_seed(3)
+    mixer = Mamba(D, **arguments).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    x = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
+    actual, expected = mixer(x), equations(mixer, x)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    weights, inputs = torch.randn_like(actual), (x, *mixer.parameters())
+    got, wanted = (torch.autograd.grad((y * weights).sum(), inputs) for y in (actual, expected))
+    for name, a, b in zip(("x", *(name for name, _ in mixer.named_parameters())), got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_values_and_gradients_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None:

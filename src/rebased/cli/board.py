@@ -1,4 +1,4 @@
-"""How several runs side by side look: in a terminal a bar each, in a log a line an epoch each."""
+"""Progress of several runs at once: one bar per run in a terminal, one line per run and epoch in a log."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +12,8 @@ from rebased.train import RunStart, Sink, StepReport
 
 
 class Board:
+    """Shows the progress of runs between `with` and its end. Each run gets its own sink."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
@@ -24,11 +26,12 @@ class Board:
         )
 
     def sink(self, name: str, epochs: int) -> Sink:
-        """The ear of one run; its bar waits from now on."""
+        """Return the sink of one run. In a terminal its bar appears at once and says "waiting"."""
         task = self._progress.add_task(name, total=None, start=False, what="waiting")
         return _Bar(self._progress, task) if self._console.is_terminal else _Lines(self._console, name, epochs)
 
     def stopping(self, runs: int) -> None:
+        """Say that so many runs are being saved after Ctrl-C."""
         self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
@@ -42,6 +45,8 @@ class Board:
 
 
 class _Bar(Sink):
+    """The bar of one run."""
+
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task, self._status = progress, task, Status()
 
@@ -63,6 +68,8 @@ class _Bar(Sink):
 
 
 class _Lines(Sink):
+    """One line per epoch of one run, for logs."""
+
     def __init__(self, console: Console, name: str, epochs: int) -> None:
         self._console, self._name, self._epochs = console, name, epochs
 

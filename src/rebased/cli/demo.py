@@ -1,7 +1,6 @@
 """rebased demo: ReBased, Based and attention on one small MQAR, side by side on the CPU, and a page about them."""
 
 import shlex
-from importlib.resources import as_file, files
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rebased.report import check_replaceable, demo_page, write_page
 from rebased.report.demo import findings
 from rebased.runs.finished import read_run
 from rebased.runs.record import RECORD, read_record
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 
@@ -35,7 +35,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     seeds
         How many runs of each model.
     config
-        YAML file with another run than the demo's own; its model.preset and train.seed are replaced.
+        YAML file or name of a shipped config with another run than the demo's own. Its model.preset and train.seed are
+        replaced.
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
@@ -67,14 +68,12 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
 
 def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
     """One run with each model and seed in turn: the same data and settings for all."""
-    with as_file(files("rebased.cli") / "demo.yaml") as own:
-        return {
-            f"{model} seed {seed}": load_config(
-                RunConfig, path or own, {"model.preset": model, "train.seed": str(seed)}
-            )
-            for model in MODELS
-            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-        }
+    path = find_config(path or "demo", "run")
+    return {
+        f"{model} seed {seed}": load_config(RunConfig, path, {"model.preset": model, "train.seed": str(seed)})
+        for model in MODELS
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+    }
 
 
 def is_done(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from rebased.cli.progress import progress_sink
 from rebased.config import load_config
 from rebased.runs.lm_config import TextRunConfig, TextTrain
 from rebased.runs.record import read_record
+from rebased.runs.shipped import find_config
 from rebased.train import RunResult, train
 from rebased.train.dashboards import dashboards
 from rebased.train.world import ToldElsewhere
@@ -46,8 +47,8 @@ def lm_train(
     Parameters
     ----------
     config
-        YAML file with the sections data, model and train; configs/lm/ has some. Any setting in it can be changed on
-        the command line: --train.lr 3e-4 --model.n_layers 6
+        YAML file with the sections data, model and train, or the name of a shipped one, such as lm/quick (`rebased
+        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-4 --model.n_layers 6
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume
@@ -61,6 +62,7 @@ def lm_train(
     """
     for name in imports:
         import_user_code(name)
+    config = find_config(config, "lm")
     run = load_config(TextRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()

@@ -13,6 +13,7 @@ from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
 from rebased.runs.record import read_record
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig, TrainConfig
 from rebased.train import RunResult
 from rebased.train import train as run_training
@@ -45,8 +46,9 @@ def train(
     Parameters
     ----------
     config
-        YAML file with the sections task, model and train; configs/ has some. Any setting in it can be changed on the
-        command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
+        YAML file with the sections task, model and train, or the name of a shipped one, such as mqar/quick (`rebased
+        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
+        --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume
@@ -61,6 +63,7 @@ def train(
     """
     for name in imports:
         import_user_code(name)
+    config = find_config(config, "run")
     run = load_config(RunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
