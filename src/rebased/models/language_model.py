@@ -13,10 +13,7 @@ from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, position
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
-from rebased.ops import embed, linear_cross_entropy
-
-IGNORE = -100
-"""The label of a position that no loss and no accuracy looks at (torch's own default)."""
+from rebased.ops import IGNORE, embed, linear_cross_entropy
 
 
 class LMState(NamedTuple):

@@ -2,7 +2,7 @@
 
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
-from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from rebased.ops.cross_entropy import IGNORE, linear_argmax, linear_cross_entropy
 from rebased.ops.embedding import embed
 from rebased.ops.norm import layer_norm, rms_norm
 from rebased.ops.polynomial import (
@@ -21,6 +21,7 @@ from rebased.ops.scan import selective_scan, selective_scan_extend
 
 __all__ = [
     "BASED",
+    "IGNORE",
     "REBASED",
     "Backend",
     "Coefficients",

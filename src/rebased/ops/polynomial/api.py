@@ -6,9 +6,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, choose_path, has_triton
+from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton
 from rebased.ops.polynomial import chunked, recurrent, reference, summary
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state, state_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state
 
 REBASED: Coefficients = (0.0, 0.0, 1.0)
 BASED: Coefficients = (1.0, 1.0, 0.5)
@@ -136,8 +136,8 @@ def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: Coefficie
             f"this state is of another shape: kv {list(state.kv.shape)}, z {list(state.z.shape)}; these inputs need "
             f"kv {[B, H, F, V]}, z {[B, H, F]} (F = {F} for K = {K} and coefficients {coefficients})"
         )
-    if state.kv.dtype != state_dtype(q.dtype) or state.z.dtype != state_dtype(q.dtype):
-        raise ValueError(f"a state for {q.dtype} inputs is {state_dtype(q.dtype)}; this one is {state.kv.dtype}")
+    if state.kv.dtype != accumulate_dtype(q.dtype) or state.z.dtype != accumulate_dtype(q.dtype):
+        raise ValueError(f"a state for {q.dtype} inputs is {accumulate_dtype(q.dtype)}; this one is {state.kv.dtype}")
     if state.kv.device != q.device or state.z.device != q.device:
         raise ValueError(f"the state is on {state.kv.device} and the inputs are on {q.device}; move one of them")
 

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import splits_matmuls
+from rebased.ops.backend import accumulate_dtype, splits_matmuls
 from rebased.ops.polynomial.features import contract, expand
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights, state_dtype
-from rebased.ops.threads import run_parts
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
+from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
@@ -130,7 +130,7 @@ class _Gradients(torch.autograd.Function):
 
 def _with_ones(v: Tensor) -> Tensor:
     """v' = [v, 1]: [B,T,H,V] -> [B,T,H,V+1], in the dtype of the sums."""
-    v = v.to(state_dtype(v.dtype))
+    v = v.to(accumulate_dtype(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
 
 
@@ -170,7 +170,7 @@ def _walk(
     limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
     rows = max(1, limit // (tile * (K * K + 2 * F + 3 * segment + 4 * W)))
     threads = _threads(x.device, B * T * H * cost)
-    run_parts(walk_rows, _row_groups(B, H, min(rows, -(-B * H // threads))), threads)
+    run_on_threads(walk_rows, _row_groups(B, H, min(rows, -(-B * H // threads))), threads)
     return out, dx, after
 
 

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.state import (
     Coefficients,
     PolyState,
     init_poly_state,
     key_features,
     query_features,
-    state_dtype,
 )
 
 
@@ -22,7 +22,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
-    dtype = state_dtype(q.dtype)
+    dtype = accumulate_dtype(q.dtype)
     phi_q = query_features(q.to(dtype), coefficients, scale)  # [B,T,H,F]
     phi_k = key_features(k.to(dtype), coefficients)  # [B,T,H,F]
     values = v.to(dtype)

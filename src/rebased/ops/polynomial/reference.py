@@ -8,7 +8,8 @@ Half precision is computed in fp32 (eps is below the smallest fp16 number); ever
 import torch
 from torch import Tensor
 
-from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features, state_dtype
+from rebased.ops.backend import accumulate_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
 
 
 def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float) -> Tensor:
@@ -19,7 +20,7 @@ def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
-    dtype = state_dtype(q.dtype)
+    dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
     numerator = torch.einsum("bhij,bjhv->bihv", sim, v.to(dtype))
     denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,T,H,1]
@@ -29,7 +30,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
-    dtype = state_dtype(q.dtype)
+    dtype = accumulate_dtype(q.dtype)
     out_dtype, (q, k, v) = v.dtype, (x.to(dtype) for x in (q, k, v))
     sim = similarity(q, k, coefficients=coefficients, scale=scale)
     phi_q = query_features(q, coefficients, scale)  # [B,T,H,F]

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rebased.ops.backend import accumulate_dtype
+
 Coefficients = tuple[float, float, float]
 
 
@@ -29,11 +31,6 @@ def feature_count(key_width: int, coefficients: Coefficients) -> int:
     return (c0 != 0) + (c1 != 0) * key_width + (c2 != 0) * key_width * (key_width + 1) // 2
 
 
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """States and sums are fp32, or fp64 for fp64 inputs."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def init_poly_state(
     batch: int,
     heads: int,
@@ -46,7 +43,7 @@ def init_poly_state(
 ) -> PolyState:
     """The state before the first token: zeros. `dtype` is that of the inputs; the state's own follows from it."""
     features = feature_count(key_width, coefficients)
-    kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=state_dtype(dtype))
+    kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=accumulate_dtype(dtype))
     return PolyState(kv=kv, z=kv.new_zeros(batch, heads, features))
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.features import contract, expand
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, state_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count
 
 CPU_WORDS = 2**20  # features worked on at once: a few megabytes stay in a cache; an accelerator wants many
 ACCELERATOR_WORDS = 2**28
@@ -21,7 +22,7 @@ ACCELERATOR_WORDS = 2**28
 def summarise(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
     """k [B,T,H,K], v [B,T,H,V] -> kv [B,H,F,V], z [B,H,F]. Differentiable once."""
     B, _, H, _ = k.shape
-    dtype = state_dtype(k.dtype)
+    dtype = accumulate_dtype(k.dtype)
     keys = k.permute(0, 2, 3, 1).to(dtype).flatten(0, 1)  # [BH,K,T]
     values = torch.nn.functional.pad(v.to(dtype), (0, 1), value=1.0).transpose(1, 2).flatten(0, 1)  # [BH,T,V+1]
     with torch.autocast(k.device.type, enabled=False):
