@@ -68,6 +68,11 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def in_torch_func() -> bool:
+    """True inside a transform of torch.func (vmap, grad, ...). torch.compile traces these transforms itself."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 @cache
 def _log_once(path: str, device_type: str) -> None:
     _log.info("backend 'auto' on %s takes the %r path", device_type, path)

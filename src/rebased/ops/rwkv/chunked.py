@@ -39,7 +39,7 @@ def _running_max_(m: Tensor, fade: Tensor) -> None:
     if T == 1:
         return
     even = T // 2 * 2
-    seconds, rest = m[1:even:2], m[2::2]
-    torch.maximum(seconds, m[0:even:2] - fade[1:even:2], out=seconds)
+    seconds = m[1:even:2]
+    seconds.clamp_min_(m[0:even:2] - fade[1:even:2])
     _running_max_(seconds, fade[1:even:2] + fade[0:even:2])
-    torch.maximum(rest, m[1 : T - 1 : 2] - fade[2::2], out=rest)
+    m[2::2].clamp_min_(m[1 : T - 1 : 2] - fade[2::2])
