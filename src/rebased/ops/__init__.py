@@ -1,4 +1,8 @@
-"""Functions on tensors. Needs torch alone (and triton for the GPU's kernels)."""
+"""Functions on tensors. They need only torch, and triton for the kernels on a GPU.
+
+Every operator has a folder. `api.py` holds its public functions, which check their inputs and choose a path.
+`reference.py`, `chunked.py` and `gpu` (a file or a folder) compute backend="reference", "chunked" and "triton".
+"""
 
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend

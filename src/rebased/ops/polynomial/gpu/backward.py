@@ -10,7 +10,6 @@ from rebased.ops.polynomial.gpu.features import (
     SLICE,
     TILE,
     add_product,
-    at_head,
     fold,
     fold_linear,
     half_slope,
@@ -160,10 +159,11 @@ def query_grad_kernel(
     )
     if first >= length:
         return
-    q = at_head(q, row, start, h, q_batch, q_token, q_head)
-    k = at_head(k, row, start, h, k_batch, k_token, k_head)
-    v = at_head(v, row, start, h, v_batch, v_token, v_head)
-    do = at_head(do, row, start, h, do_batch, do_token, do_head)
+    head = h.to(tl.int64)
+    q += row * q_batch + start * q_token + head * q_head
+    k += row * k_batch + start * k_token + head * k_head
+    v += row * v_batch + start * v_token + head * v_head
+    do += row * do_batch + start * do_token + head * do_head
     HALF: tl.constexpr = v.dtype.element_ty == tl.bfloat16
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
@@ -260,10 +260,11 @@ def key_grad_kernel(
     )
     if first >= length:
         return
-    q = at_head(q, row, start, h, q_batch, q_token, q_head)
-    k = at_head(k, row, start, h, k_batch, k_token, k_head)
-    v = at_head(v, row, start, h, v_batch, v_token, v_head)
-    do = at_head(do, row, start, h, do_batch, do_token, do_head)
+    head = h.to(tl.int64)
+    q += row * q_batch + start * q_token + head * q_head
+    k += row * k_batch + start * k_token + head * k_head
+    v += row * v_batch + start * v_token + head * v_head
+    do += row * do_batch + start * do_token + head * do_head
     here = (row * T + start) * H + h
     inverse += (row * H + h) * T + start
     deltas += (row * H + h) * T + start

@@ -46,12 +46,6 @@ def locate_tile(cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, SIZE: t
 
 
 @triton.jit
-def at_head(x, row, start, h, batch, token, head):
-    """The pointer x moved to token `start` of a batch row and head; batch, token and head are strides."""
-    return x + (row * batch + start * token + h.to(tl.int64) * head)
-
-
-@triton.jit
 def positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr):
     """[SIZE]: first, first + 1, ...; in 64 bits if WIDE, where a position times a stride may not fit into 32."""
     rows = first + tl.arange(0, SIZE)

@@ -6,7 +6,6 @@ import triton.language as tl
 from rebased.ops.polynomial.gpu.features import (
     TILE,
     add_product,
-    at_head,
     load_linear,
     load_rows,
     load_slice,
@@ -114,9 +113,10 @@ def forward_kernel(
     )
     if first >= length:
         return
-    q = at_head(q, row, start, h, q_batch, q_token, q_head)
-    k = at_head(k, row, start, h, k_batch, k_token, k_head)
-    v = at_head(v, row, start, h, v_batch, v_token, v_head)
+    head = h.to(tl.int64)
+    q += row * q_batch + start * q_token + head * q_head
+    k += row * k_batch + start * k_token + head * k_head
+    v += row * v_batch + start * v_token + head * v_head
     HALF: tl.constexpr = v.dtype.element_ty == tl.bfloat16
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 

@@ -9,7 +9,6 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     TILE,
-    at_head,
     load_linear_across,
     load_rows,
     load_slice_across,
@@ -112,8 +111,8 @@ def chunk_sums_kernel(
         last = inside == 0 if BACKWARD else (inside + 1) * CHUNK >= length
         if last:
             return
-    x = at_head(x, row, start, h, x_batch, x_token, x_head)
-    y = at_head(y, row, start, h, y_batch, y_token, y_head)
+    x += row * x_batch + start * x_token + h.to(tl.int64) * x_head
+    y += row * y_batch + start * y_token + h.to(tl.int64) * y_head
     if WEIGHTED:
         scale += (row * H + h) * T + start
         weight += (row * H + h) * T + start
