@@ -158,7 +158,7 @@ def main() -> None:
     K, found = args.K, dict[tuple[int, str], list[float]]()
     for T in args.lengths:
         plan = make_plan(T, K, V, low=False, products="bf16", has_state=False)
-        chunk, usual = plan.chunk, Roundings(sums=exact if plan.whole else bf16)
+        chunk, usual = plan.chunk, Roundings(sums=exact if plan.hi_lo else bf16)
         if chunk is not None:
             usual = usual._replace(query_slopes=exact)
         cases = {"as the kernels do": usual}

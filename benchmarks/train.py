@@ -46,8 +46,9 @@ from benchmarks.machine import machine
 from rebased.analysis.intervals import t_interval
 from rebased.models import LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
-from rebased.ops import cross_entropy, linear_cross_entropy
+from rebased.ops import linear_cross_entropy
 from rebased.ops.backend import has_gpu
+from rebased.ops.cross_entropy import api as cross_entropy
 from rebased.runs.synthetic_config import Precision, RunConfig, TrainConfig
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
 from rebased.train import RunResult, Sink
@@ -201,7 +202,7 @@ def head(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
                     loss = linear_cross_entropy(hidden, weight, target)
                 torch.autograd.grad(loss, [hidden, weight])
 
-            name = "GPU_BLOCK_LOGITS" if args.device.type == "cuda" else "CPU_BLOCK_LOGITS"
+            name = "GPU_CHUNK_LOGITS" if args.device.type == "cuda" else "CPU_CHUNK_LOGITS"
             former = getattr(cross_entropy, name)
             setattr(cross_entropy, name, 1 << size)
             try:

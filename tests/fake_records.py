@@ -11,7 +11,14 @@ from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import RunConfig
 
-LM_CONFIGS = CONFIGS / "lm"
+ENWIK8 = {  # as the sweep enwik8 has them
+    "rebased": {},
+    "based": {"model.mixers": "[short_conv, {name: based, n_heads: 12, key_width: 16}]"},
+    "attention": {
+        "model.mixers": "[{name: attention, n_heads: 6, qkv_bias: false, dropout: 0}]",
+        "model.n_layers": "8",
+    },
+}
 MACHINE = {"cpu": "A CPU", "cores": 2, "threads": 1, "gpu": None, "system": "Linux", "python": "3.11", "torch": "2.9"}
 CODE = {"version": "0.1.0", "commit": "0123456789abcdef", "dirty": False}
 
@@ -85,7 +92,7 @@ def fake_lm_run(
     """A language model's record: perplexities of all, AR and non-AR tokens of the test split; `settings` are other
     settings of the shipped config, `sha256` is the text's checksum."""
     config = load_config(
-        TextRunConfig, LM_CONFIGS / f"enwik8-{model}.yaml", {"train.seed": str(seed)} | (settings or {})
+        TextRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
     )
     parts = {
         part: {"loss": 1.0, "perplexity": value}

@@ -22,6 +22,7 @@ from rebased.models.weights import load_model
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS
+from rebased.train.sweep import read_sweep
 
 TINY: dict[str, Any] = {
     "data": {"folder": "text", "seq_len": 16},
@@ -240,9 +241,9 @@ def test_the_papers_models_and_their_training(name: str, parameters: int) -> Non
 
 
 def test_the_three_models_on_enwik8_differ_in_the_model_alone() -> None:
-    configs = [
-        load_config(TextRunConfig, CONFIGS / "lm" / f"enwik8-{name}.yaml") for name in ("attention", "based", "rebased")
-    ]
+    points = read_sweep(CONFIGS / "sweeps" / "enwik8.yaml", {})
+    configs = [point.config for point in points if point.config.train.seed == 42]
+    assert (len(points), len(configs)) == (9, 3)
     assert len({config.train for config in configs}) == len({config.data for config in configs}) == 1
     counts = [count_parameters(config.model) for config in configs]
     assert max(counts) < 1.02 * min(counts)

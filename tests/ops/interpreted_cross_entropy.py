@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ops.cross_entropy_cases import assert_is_the_law, case
-from rebased.ops import cross_entropy_triton, linear_cross_entropy, use_backend
+from rebased.ops import linear_cross_entropy, use_backend
 from rebased.ops.backend import triton_interpreted
+from rebased.ops.cross_entropy import gpu
 from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("vocab", [7, 32, 33, 100])
 def test_kernel(vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_interpreted()
-    monkeypatch.setattr(cross_entropy_triton, "MAX_BLOCK", 32)
-    monkeypatch.setattr(cross_entropy_triton, "PIECE", 16)
+    monkeypatch.setattr(gpu, "MAX_TILE", 32)
+    monkeypatch.setattr(gpu, "LONG_ROW_TILE", 16)
     with use_backend("triton"):
         assert_is_the_law(*case(9, 6, vocab, dtype))
 

@@ -53,10 +53,10 @@ def test_groups_that_do_not_fill_ask_for_no_block_that_is_not_there(cut: Cut, mo
     cut(64)
     asked = set()
 
-    def spy(block: Any, TILES: Any) -> Any:
-        asked.add(number := int(block.handle.data.item()))
+    def spy(tile: Any, SLICES: Any) -> Any:
+        asked.add(number := int(tile.handle.data.item()))
         assert number < 6, "no such pair"
-        return pair_of(block, TILES)
+        return pair_of(tile, SLICES)
 
     monkeypatch.setattr(states, "pair_of", spy)
     given, exact = tensors(Shape(B=1, T=128, H=1, K=24, V=16), REBASED, torch.float32)

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from ops.cross_entropy_cases import assert_is_the_law, case
-from rebased.ops import cross_entropy, linear_argmax, linear_cross_entropy
+from rebased.ops import linear_argmax, linear_cross_entropy
+from rebased.ops.cross_entropy import api
 from tolerances import assert_near
 
 
 @pytest.mark.parametrize("logits", [1, 100, 1 << 20], ids=["a row a block", "odd blocks", "one block"])
 @pytest.mark.parametrize("shape", [(37, 6, 11), (1, 1, 2), (64, 5, 301)], ids=str)
 def test_is_cross_entropy(shape: tuple[int, int, int], logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "CPU_BLOCK_LOGITS", logits)
+    monkeypatch.setattr(api, "CPU_CHUNK_LOGITS", logits)
     assert_is_the_law(*case(*shape))
 
 
@@ -47,18 +48,18 @@ def test_only_the_gradients_that_are_wanted(frozen: int) -> None:
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.dtype, int]]:
     """The dtype and the number of every block of logits that was made."""
-    seen, original = [], cross_entropy._losses_and_gradient_
+    seen, original = [], api.losses_and_gradient_
 
     def look(logits: Tensor, *rest: Any) -> None:
         seen.append((logits.dtype, logits.numel()))
         original(logits, *rest)
 
-    monkeypatch.setattr(cross_entropy, "_losses_and_gradient_", look)
+    monkeypatch.setattr(api, "losses_and_gradient_", look)
     return seen
 
 
 def test_all_logits_are_never_there(blocks: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "CPU_BLOCK_LOGITS", 300)
+    monkeypatch.setattr(api, "CPU_CHUNK_LOGITS", 300)
     linear_cross_entropy(*case(40, 8, 30))
     assert blocks == [(torch.float64, 300)] * 4
 
@@ -97,7 +98,7 @@ def test_compiles_as_one_graph() -> None:
 
 def test_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, weight, _ = case(37, 6, 11)
-    monkeypatch.setattr(cross_entropy, "CPU_BLOCK_LOGITS", 50)
+    monkeypatch.setattr(api, "CPU_CHUNK_LOGITS", 50)
     assert torch.equal(linear_argmax(hidden, weight), (hidden @ weight.T).argmax(-1))
 
 

@@ -15,14 +15,15 @@ KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import linear_scan, rwkv_triton
+    from rebased.ops import backend
+    from rebased.ops.rwkv import gpu
 
     launches: list[dict[str, Any]] = []
     for name in KERNELS:
-        monkeypatch.setattr(rwkv_triton, name, record_launches(getattr(rwkv_triton, name), launches))
-    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
-    for T, pieces in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
-        monkeypatch.setattr(rwkv_triton, "pieces_of_time", lambda *_, pieces=pieces: pieces)
+        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    for T, chunks in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
+        monkeypatch.setattr(gpu, "count_chunks", lambda *_, chunks=chunks: chunks)
         k, v, w, u, *_ = wkv_inputs(1, T, 64, dtype=dtype).values()
         wkv(k.requires_grad_(), v, w, u, backend="triton").sum().backward()
     both, each = ["forward_kernel"] * 2 + ["backward_kernel"] * 2 + ["rate_kernel"], list(KERNELS)

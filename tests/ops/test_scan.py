@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
-from rebased.ops import scan, selective_scan, selective_scan_extend
+from rebased.ops import Backend, selective_scan, selective_scan_extend
+from rebased.ops.scan import chunked
 from tolerances import assert_near
 
 
@@ -18,7 +19,7 @@ def _seed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("T", [1, 2, 3, 16, 37])
 def test_chunked_is_the_loop(T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "CHUNK_TOKENS", (8, 8))  # several chunks, the last of them short
+    monkeypatch.setattr(chunked, "CHUNK_TOKENS", (8, 8))  # several chunks, the last of them short
     assert_gradients_match(scan_inputs(2, T, 3, 5, dtype=dtype), "chunked")
 
 
@@ -37,7 +38,7 @@ def test_autocast_does_not_reach_inside() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
-def test_one_channel_written_out(backend: scan.Backend) -> None:
+def test_one_channel_written_out(backend: Backend) -> None:
     """A constant input with B = C = 1: the geometric series that the recurrence is."""
     step, rate, T = 0.25, -2.0, 9
     ones = torch.ones(1, T, 1, dtype=torch.float64)
@@ -68,7 +69,7 @@ def test_65536_tokens_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
-def test_extreme_decays(backend: scan.Backend) -> None:
+def test_extreme_decays(backend: Backend) -> None:
     """exp(-1e9) is zero and exp(-1e-9) is one: neither may turn into inf or NaN on the way."""
     inputs = scan_inputs(1, 40, 2, 3)
     inputs["dt"] = torch.tensor([1e5, 1e-9]).repeat(20).reshape(1, 40, 1).expand(1, 40, 2)
@@ -78,7 +79,7 @@ def test_extreme_decays(backend: scan.Backend) -> None:
 
 def test_the_backward_holds_one_chunk_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between forward and backward nothing of the size [B,T,D,N] is kept."""
-    monkeypatch.setattr(scan, "CHUNK_TOKENS", (16, 16))
+    monkeypatch.setattr(chunked, "CHUNK_TOKENS", (16, 16))
     inputs = scan_inputs(2, 128, 32, 16)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):

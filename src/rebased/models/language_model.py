@@ -20,10 +20,7 @@ from rebased.mixers import (
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
-from rebased.ops import embed, linear_cross_entropy
-
-IGNORE = -100
-"""The label of a position that counts in no loss and no accuracy (torch's own default)."""
+from rebased.ops import IGNORE, embed, linear_cross_entropy
 
 
 class LMState(NamedTuple):

@@ -78,7 +78,7 @@ class TextRunConfig(BaseRunConfig):
         "train.recompute",
         "train.parallel",
     )
-    how: ClassVar[tuple[str, ...]] = execution
+    not_in_digest: ClassVar[tuple[str, ...]] = execution
     metric: ClassVar[Literal["accuracy", "perplexity"]] = "perplexity"
     verb: ClassVar[str] = "lm train"
 

@@ -17,7 +17,7 @@ MODEL_ORDER = ("Attention", "Based", "ReBased")  # as in the paper's Table 2
 # Settings that name no model: the seed, execution settings, and how often something is recorded.
 NAMELESS = (
     "train.seed",
-    *TextRunConfig.how,
+    *TextRunConfig.execution,
     "train.log_every",
     "train.eval_every",
     "train.eval_windows",

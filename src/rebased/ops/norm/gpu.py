@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Norms on a GPU: many rows a program, each number read once and written once, in whatever dtype.
+"""Norms on a GPU: many rows per program, each number read once and written once, in any float dtype.
 
-The backward finds mean and deviation again from x, which it reads anyway. Its programs walk over the rows and keep
-their share of the weight's and the bias's gradient in registers; the shares are added up in a fixed order.
+The backward computes mean and deviation again from x, which it reads anyway. Its programs loop over the rows and keep
+their share of the gradients of weight and bias in registers. The shares are then added in a fixed order.
 """
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 
-TILE = 4096  # numbers that a program holds of each tensor
+TILE = 4096  # numbers of each tensor that a program holds
 PROGRAMS = 1024  # of the backward, at most
 
 
 @triton.jit
 def _standardise(x, inside, N, eps, CENTRE: tl.constexpr):
-    """x [ROWS,BLOCK] -> zeros outside of the N features, else standardised; and 1 / deviation [ROWS,1]."""
+    """x [ROWS, WIDTH] standardised, with zeros outside of the N features; and 1 / deviation [ROWS, 1]."""
     if CENTRE:
         x = tl.where(inside, x - (tl.sum(x, 1) / N)[:, None], 0.0)
     scale = (1.0 / tl.sqrt(tl.sum(x * x, 1) / N + eps))[:, None]
@@ -26,19 +26,21 @@ def _standardise(x, inside, N, eps, CENTRE: tl.constexpr):
 
 
 @triton.jit
-def _locate(tile, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _locate(tile, M, N, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The offsets [ROWS, WIDTH] of a tile in [M, N], the mask of those inside, and the columns [1, WIDTH]."""
     rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
+    columns = tl.arange(0, WIDTH)[None, :]
     return rows * N + columns, (rows < M) & (columns < N), columns
 
 
 @triton.jit
 def forward_kernel(
     x, weight, bias, y, M, N, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    at, inside, columns = _locate(tl.program_id(0), M, N, ROWS, BLOCK)
+    """y [M, N] of x [M, N], weight [N] and bias [N]; one tile of ROWS rows per program."""
+    at, inside, columns = _locate(tl.program_id(0), M, N, ROWS, WIDTH)
     given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     out, _ = _standardise(given, inside, N, eps, CENTRE)
     if HAS_WEIGHT:
@@ -53,17 +55,17 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     x, weight, dy, dx, dweight, dbias, M, N, eps, tiles,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """dx [M,N], and a program's share of dweight and dbias [programs,N]."""
-    columns = tl.arange(0, BLOCK)[None, :]
-    gain = tl.full([1, BLOCK], 1.0, tl.float32)
+    """dx [M, N], and each program's share of dweight and dbias [programs, N]."""
+    columns = tl.arange(0, WIDTH)[None, :]
+    gain = tl.full([1, WIDTH], 1.0, tl.float32)
     if HAS_WEIGHT:
         gain = tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)
-    gains = tl.zeros([1, BLOCK], tl.float32)
-    shifts = tl.zeros([1, BLOCK], tl.float32)
+    gains = tl.zeros([1, WIDTH], tl.float32)
+    shifts = tl.zeros([1, WIDTH], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, inside, _ = _locate(tile, M, N, ROWS, BLOCK)
+        at, inside, _ = _locate(tile, M, N, ROWS, WIDTH)
         given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         standard, scale = _standardise(given, inside, N, eps, CENTRE)
@@ -83,10 +85,10 @@ def backward_kernel(
 
 
 def _sizes(x: Tensor) -> tuple[int, int, dict[str, int]]:
-    """Rows, features, and how a program takes them."""
+    """The number of rows M, the number of features N, and the constants of a kernel."""
     N = x.shape[-1]
-    block = triton.next_power_of_2(N)
-    return x.numel() // N, N, {"ROWS": max(1, TILE // block), "BLOCK": block, "num_warps": 4 if block <= TILE else 8}
+    width = triton.next_power_of_2(N)
+    return x.numel() // N, N, {"ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4 if width <= TILE else 8}
 
 
 @torch.library.custom_op("rebased::norm", mutates_args=())
@@ -149,4 +151,5 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
+    """layer_norm (centre) or rms_norm of x [..., D] in `dtype`; weight and bias [D] or None. Differentiable once."""
     return _forward(x.contiguous(), weight, bias, eps, dtype, centre, residual)

@@ -1,8 +1,8 @@
-"""The loss of a linear head, without its logits: cross-entropy of hidden @ weight.T, a block of rows at a time.
+"""The loss of a linear head without its logits: cross-entropy of hidden @ weight.T, one chunk of rows at a time.
 
-[N,vocab] never stands in memory. Where a gradient will be asked for, it is computed while a block of logits is there:
-they are overwritten by softmax - onehot, which two products turn into shares of the gradients. The backward then only
-scales. A step reads and writes each logit five times, and no logit is computed twice.
+All logits [N, vocab] are never in memory at once. If a gradient is needed, it is computed while a chunk of logits is
+there: they are overwritten by softmax - onehot, and two products turn these into shares of the gradients. The backward
+then only scales. A step reads and writes each logit five times and computes no logit twice.
 """
 
 import math
@@ -11,31 +11,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.ops.linear_scan import scan_path
-from rebased.ops.polynomial.state import state_dtype
+from rebased.ops.backend import accumulate_dtype, kernel_path
+from rebased.ops.cross_entropy.reference import losses_and_gradient_
 
-IGNORED = -100
-"""The target of a row that counts for nothing (torch's own default)."""
+HALF_SCALE = 2.0**14  # of softmax - onehot in fp16: fp16 holds up to 65,504, and down to 6e-5 with all digits
 
-HALF_SCALE = 2.0**14  # of softmax - onehot in fp16: its greatest is 65,504, its least with all digits 6e-5
-
-GPU_BLOCK_LOGITS = 1 << 28  # logits of a block: half a gigabyte in bf16; the weight's gradient is added up once a block
-CPU_BLOCK_LOGITS = 1 << 20
+GPU_CHUNK_LOGITS = 1 << 28  # logits of a chunk: half a GB in bf16. The gradient of weight is read and written per chunk
+CPU_CHUNK_LOGITS = 1 << 20
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the cross-entropies of hidden @ weight.T over the rows whose target is not -100.
+    """The sum of the cross-entropies of hidden @ weight.T over the rows whose target is not IGNORE (-100).
 
-    hidden [N,D], weight [vocab,D], targets [N] -> [], in fp32 (fp64 for fp64). Under autocast the products are in its
-    dtype; where torch may use TF32 on a GPU, they are in fp16, which has TF32's ten digits in half the bytes. The loss
-    and the sum of the weight's gradient are fp32 always. A target outside of the vocabulary makes the loss NaN on a
-    GPU, where nobody waits to look at it, and is an error on a CPU. There is no second derivative.
+    Under autocast the products are in its dtype. Where torch may use TF32 on a GPU they are in fp16, which has the ten
+    mantissa bits of TF32 in half the bytes. The loss and the gradient of weight are always accumulated in fp32.
+
+    Args:
+        hidden: [N, D], any float dtype.
+        weight: [vocab, D], any float dtype.
+        targets: [N], integers from 0 to vocab - 1, or IGNORE.
+
+    Returns:
+        [], fp32 (fp64 for fp64 inputs): the sum, 0 if no row counts. Differentiable once in hidden and weight.
+
+    Raises:
+        ValueError: if shapes do not match or targets are not integers.
+        RuntimeError: on a CPU, if a target is outside of the vocabulary; on a GPU the loss is NaN instead, because a
+            check would wait for the device. Also on a second derivative.
     """
     _check(hidden, weight, targets)
     dtype, device = torch.promote_types(hidden.dtype, weight.dtype), hidden.device.type
     if dtype != torch.float64 and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    on_gpu = scan_path("auto", hidden) == "triton" and dtype != torch.float64
+    on_gpu = kernel_path("auto", hidden) == "triton" and dtype != torch.float64
     wanted = torch.is_grad_enabled()
     loss, _, _ = _forward(
         hidden, weight, targets, dtype, wanted and hidden.requires_grad, wanted and weight.requires_grad, on_gpu
@@ -44,13 +52,20 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 
 def linear_argmax(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The most likely token of each row, hidden [N,D], weight [vocab,D] -> [N], a block of rows at a time too.
+    """The most likely token of each row: argmax of hidden @ weight.T, one chunk of rows at a time.
 
-    In the inputs' dtype even under autocast: bf16 cannot tell near logits apart.
+    Computed in the dtype of hidden, also under autocast: bf16 cannot tell near logits apart.
+
+    Args:
+        hidden: [N, D], any float dtype.
+        weight: [vocab, D], any float dtype.
+
+    Returns:
+        [N], int64.
     """
     with torch.autocast(hidden.device.type, enabled=False):
         weight = weight.to(hidden.dtype)
-        return torch.cat([(rows @ weight.t()).argmax(-1) for rows in hidden.split(_block_rows(hidden, weight))])
+        return torch.cat([(rows @ weight.t()).argmax(-1) for rows in hidden.split(_chunk_rows(hidden, weight))])
 
 
 @torch.library.custom_op("rebased::linear_cross_entropy", mutates_args=())
@@ -63,29 +78,31 @@ def _forward(
     for_weight: bool,
     on_gpu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss and, where wanted (else empty), its gradients: hidden's in its own dtype, the weight's in fp32."""
+    """The loss and its gradients, each empty if not wanted: of hidden in its dtype, of weight in fp32."""
     if on_gpu:
-        from rebased.ops.cross_entropy_triton import losses_and_gradient_
+        from rebased.ops.cross_entropy import gpu
+
+        run = gpu.losses_and_gradient_
     else:
-        losses_and_gradient_ = _losses_and_gradient_
+        run = losses_and_gradient_
     if on_gpu and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         dtype = torch.float16
     scale = HALF_SCALE if dtype == torch.float16 else 1.0
     with torch.autocast(hidden.device.type, enabled=False):
         head = weight.to(dtype)
-        losses = hidden.new_empty(len(hidden), dtype=state_dtype(dtype))
+        losses = hidden.new_empty(len(hidden), dtype=accumulate_dtype(dtype))
         d_hidden = torch.empty_like(hidden) if for_hidden else hidden.new_empty(0)
         d_weight = torch.zeros_like(weight, dtype=losses.dtype) if for_weight else losses.new_empty(0)
-        size = _block_rows(hidden, weight)
+        size = _chunk_rows(hidden, weight)
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
-            block = hidden[rows].to(dtype)
-            logits = block @ head.t()  # [rows,vocab]
-            losses_and_gradient_(logits, targets[rows], losses[rows], scale if for_hidden or for_weight else None)
+            chunk = hidden[rows].to(dtype)
+            logits = chunk @ head.t()  # [rows, vocab]
+            run(logits, targets[rows], losses[rows], scale if for_hidden or for_weight else None)
             if for_hidden:
                 torch.div(_product(logits, head, losses.dtype), scale, out=d_hidden[rows])
             if for_weight:
-                _add_product_(d_weight, logits.t(), block)
+                _add_product_(d_weight, logits.t(), chunk)
         if scale != 1:
             d_weight /= scale
         return losses.sum(), d_hidden, d_weight
@@ -101,7 +118,7 @@ def _(
     for_weight: bool,
     on_gpu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = state_dtype(dtype)
+    wide = accumulate_dtype(dtype)
     d_hidden = torch.empty_like(hidden) if for_hidden else hidden.new_empty(0)
     d_weight = torch.empty_like(weight, dtype=wide) if for_weight else hidden.new_empty(0, dtype=wide)
     return hidden.new_empty((), dtype=wide), d_hidden, d_weight
@@ -126,20 +143,6 @@ def _differentiate(ctx: Any, d_loss: Tensor | None, *second: Tensor | None) -> t
 _forward.register_autograd(_differentiate, setup_context=_save)
 
 
-def _losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale: float | None) -> None:
-    """Write the loss of each row [rows]; in place, logits [rows,vocab] become scale * (softmax - onehot), if any."""
-    counts = targets != IGNORED
-    at = torch.where(counts, targets, 0).unsqueeze(1)
-    logs = torch.log_softmax(logits, 1, dtype=losses.dtype)
-    losses.copy_(torch.where(counts, -logs.gather(1, at).squeeze(1), 0))
-    if scale is not None:
-        softmax = torch.exp(logs, out=logits if logits.dtype == logs.dtype else logs)
-        softmax.scatter_add_(1, at, torch.full_like(at, -1, dtype=softmax.dtype))
-        softmax[~counts] = 0
-        if softmax is not logits:
-            logits.copy_(softmax.mul_(scale))
-
-
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
@@ -148,7 +151,7 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b, of half precision too in `dtype`."""
+    """a @ b, accumulated and returned in `dtype` also if a and b are in half precision."""
     if a.dtype == dtype:
         return a @ b
     if a.is_cuda:
@@ -156,8 +159,8 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return a.to(dtype) @ b.to(dtype)
 
 
-def _block_rows(hidden: Tensor, weight: Tensor) -> int:
-    return max(1, math.ceil((GPU_BLOCK_LOGITS if hidden.is_cuda else CPU_BLOCK_LOGITS) / len(weight)))
+def _chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    return max(1, math.ceil((GPU_CHUNK_LOGITS if hidden.is_cuda else CPU_CHUNK_LOGITS) / len(weight)))
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
@@ -167,4 +170,4 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
             f"{list(hidden.shape)}, {list(weight.shape)} and {list(targets.shape)}"
         )
     if targets.is_floating_point():
-        raise ValueError(f"targets must be whole numbers, which tokens are; they are {targets.dtype}")
+        raise ValueError(f"targets must be whole numbers, as tokens are; they are {targets.dtype}")

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
 """The short convolution on a GPU: each tensor is read once and written once, forward and backward.
 
-In plain torch every tap is a pass over memory of its own, some 40 passes with the gradients; here there are six.
+In plain torch every tap is one pass over memory, about 40 passes with the gradients. Here there are six.
 """
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 
-TOKENS, CHANNELS, WARPS = 32, 64, 4  # of a program
+TOKENS, CHANNELS, WARPS = 32, 64, 4  # per program
 
 
 @triton.jit
 def _locate(T, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
+    """The batch row, the tokens [TOKENS, 1] and the channels [1, CHANNELS] of this program."""
     row = tl.program_id(2).to(tl.int64)
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     return row, tokens, tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -23,7 +24,7 @@ def _locate(T, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _load_seen(x, state, p, D, channels, mask, W: tl.constexpr):
-    """Input number p of a sequence; the W - 1 before the first token are the state's."""
+    """Input p of a sequence. The W - 1 inputs before the first token come from the state."""
     here = tl.load(x + p * D + channels, mask=mask & (p >= 0), other=0.0).to(tl.float32)
     before = tl.load(state + (p + W - 1) * D + channels, mask=mask & (p < 0), other=0.0).to(tl.float32)
     return tl.where(p < 0, before, here)
@@ -33,7 +34,7 @@ def _load_seen(x, state, p, D, channels, mask, W: tl.constexpr):
 def forward_kernel(
     x, state, weight, bias, y, T, D, W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """y_t = bias + sum_w weight[w] seen_{t-(W-1)+w}: x, y [B,T,D], state [B,W-1,D], weight [W,D], bias [D]."""
+    """y_t = bias + sum_w weight[w] seen_{t-(W-1)+w}: x, y [B, T, D], state [B, W-1, D], weight [W, D], bias [D]."""
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
     mask = (tokens < T) & (channels < D)
     acc = tl.load(bias + channels, mask=channels < D, other=0.0) + tl.zeros([TOKENS, CHANNELS], tl.float32)
@@ -47,9 +48,9 @@ def forward_kernel(
 def backward_kernel(
     x, state, weight, dy, dx, dstate, sums, T, D, W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """dx, dstate, and sums [B,tiles,W+1,D]: a tile's share of dweight and, last, of dbias.
+    """dx, dstate, and sums [B, tiles, W+1, D]: the share of each tile in dweight and, last, in dbias.
 
-    Here a program's tokens are inputs, the state's among them: input p meets tap w in output p + W - 1 - w.
+    The tokens of a program are inputs here, including those of the state: input p meets tap w in output p + W - 1 - w.
     """
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
     p = tokens - (W - 1)
@@ -63,7 +64,7 @@ def backward_kernel(
         out = out.to(tl.float32)
         dseen += tl.load(weight + w * D + channels, mask=channels < D, other=0.0) * out
         tl.store(sums + w * D + channels, tl.sum(seen * out, 0)[None, :], mask=channels < D)
-        if w == W - 1:  # here t = p: every output once
+        if w == W - 1:  # here t = p, so every output is added once
             tl.store(sums + W * D + channels, tl.sum(out, 0)[None, :], mask=channels < D)
     tl.store(dx + row * T * D + p * D + channels, dseen.to(dx.dtype.element_ty), mask=mask & (p >= 0))
     at = dstate + row * (W - 1) * D + tokens * D + channels
@@ -76,7 +77,7 @@ def _grid(inputs: int, D: int, batch: int) -> tuple[int, int, int]:
 
 @torch.library.custom_op("rebased::short_conv", mutates_args=())
 def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """weight [W,D] and bias [D] in fp32."""
+    """y [B, T, D] in the dtype of x; weight [W, D] and bias [D] in fp32."""
     batch, T, D = x.shape
     y = torch.empty_like(x)
     options = {"W": len(weight), "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
@@ -119,7 +120,7 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> Tensor:
-    """short_conv_extend's y, computed in fp32 whatever the inputs' dtype: weight [D,W], state [B,W-1,D]."""
+    """The y of short_conv_extend, computed in fp32: x [B, T, D], weight [D, W], bias [D], state [B, W-1, D]."""
     taps = weight.float().t().contiguous()
     offset = taps.new_zeros(x.shape[2]) if bias is None else bias.float()
     return _forward(x.contiguous(), state.to(x.dtype).contiguous(), taps, offset)
