@@ -32,9 +32,9 @@ def checks(name: str, settings: Mapping[str, Any] | None = None) -> Iterator[Che
 @pytest.fixture(autouse=True)
 def _fake_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mixers, tasks = ["rebased", "shared"], ["mqar", "shared"]
-    fake = SimpleNamespace(mixers=mixers, mixer_names=lambda: mixers, task_names=lambda: tasks, run=checks)
+    fake = SimpleNamespace(mixers=mixers)
     monkeypatch.setitem(sys.modules, "fake_suites", fake)
-    suites = {kind: Suite(f"fake_suites:{kind}_names", "fake_suites:run") for kind in ("mixer", "task")}
+    suites = {"mixer": Suite(lambda: mixers, checks), "task": Suite(lambda: tasks, checks)}
     monkeypatch.setattr(rebased.cli.check, "SUITES", suites)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN)

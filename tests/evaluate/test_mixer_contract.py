@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rebased.evaluate.checks import CheckResult
 from rebased.evaluate.mixer_contract import CHECKS, run_mixer_contract
 from rebased.mixers import contract, register_mixer
 
@@ -150,9 +151,10 @@ def _clean_register() -> Iterator[None]:
 def test_a_good_mixer_passes_every_check() -> None:
     register_mixer("under_test")(Good)
     stream = torch.get_rng_state()
-    results = run_mixer_contract("under_test")
+    results = list(run_mixer_contract("under_test"))
     assert [result.name for result in results] == [check.name for check in CHECKS]
-    assert {result.outcome for result in results} == {"passed"}
+    assert {result.message for result in results if result.ok} == {""}
+    assert all(result.ok for result in results)
     assert torch.equal(torch.get_rng_state(), stream)
 
 
@@ -176,11 +178,12 @@ def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:
             return x.cumsum(1)
 
     results = {result.name: result for result in run_mixer_contract("under_test")}
-    assert results["keeps_shape[T=21]"].outcome == "passed"
-    assert results["keeps_shape[T=64]"].message == "KeyError: 'too long'"
-    assert results["state_has_declared_size[T=5]"].outcome == "skipped"
+    assert results["keeps_shape[T=21]"] == CheckResult("keeps_shape[T=21]", True, "")
+    assert results["keeps_shape[T=64]"].message.startswith("KeyError: 'too long' (")
+    assert not results["keeps_shape[T=64]"].ok
+    assert results["state_has_declared_size[T=5]"].message.startswith("skipped: ")
     assert "no init_state, extend and state_size" in results["state_has_declared_size[T=5]"].message
-    assert results["shards_are_the_whole[n=3, float32]"].message == "mixer 'under_test' has no forward_shard"
+    assert results["shards_are_the_whole[n=3, float32]"].message == "skipped: mixer 'under_test' has no forward_shard"
 
 
 def test_names_are_unique_and_reasons_are_given() -> None:

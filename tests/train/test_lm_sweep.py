@@ -42,7 +42,8 @@ def test_it_is_a_sweep_like_any_other(sweep: Path, capsys: pytest.CaptureFixture
     alone = tiny_lm_run.run(read_sweep(sweep, {})[0].config, Path("alone"))  # type: ignore[arg-type]
     together = Path("runs") / read_sweep(sweep, {})[0].config.digest()
     assert alone.status == "done"
-    assert tiny_lm_run.everything(together)[1] == tiny_lm_run.everything(Path("alone"))[1]
+    want = pytest.approx(tiny_lm_run.losses(Path("alone")), rel=1e-4)  # a worker computes without oneDNN
+    assert tiny_lm_run.losses(together) == want
     assert rebased("sweep", "sweep.yaml", "--out", "runs", "--workers", "1") == 0
     assert "4 done, 0 to train" in capsys.readouterr().out
     assert rebased("report", "runs", "-o", "page.html") == 0

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
@@ -13,22 +12,23 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.overrides import parse_overrides
 from rebased.config import did_you_mean, parse_yaml
 from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.mixer_contract import run_mixer_contract
+from rebased.evaluate.task_contract import run_task_contract
+from rebased.mixers import mixer_names
+from rebased.tasks import task_names
 
 OPTIONS = ("--help", "--task.seq_len")
 FAILED = 1
 
 
 class Suite(NamedTuple):
-    """A register and the contract suite for what is in it, both as module:function."""
+    """A register and the contract suite for what is in it."""
 
-    names: str  # () -> list[str]
-    run: str  # (name), or (name, settings) where settings are given -> CheckResults
+    names: Callable[[], list[str]]
+    run: Callable[..., Iterable[CheckResult]]  # (name), or (name, settings) where settings are given
 
 
-SUITES = {
-    "mixer": Suite("rebased.mixers:mixer_names", "rebased.evaluate.mixer_contract:run_mixer_contract"),
-    "task": Suite("rebased.tasks:task_names", "rebased.evaluate.task_contract:run_task_contract"),
-}
+SUITES = {"mixer": Suite(mixer_names, run_mixer_contract), "task": Suite(task_names, run_task_contract)}
 
 
 def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
@@ -48,7 +48,7 @@ def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=
         import_user_code(source, said=source)
     elif name.endswith(".py"):
         raise ValueError(f"{name}: which mixer or task in this file? write {name}:NAME")
-    registered = {kind: load(suite.names)() for kind, suite in SUITES.items()}
+    registered = {kind: list(suite.names()) for kind, suite in SUITES.items()}
     kinds = [kind for kind, names in registered.items() if name in names]
     if not kinds:
         raise ValueError(unknown(source, name, registered))
@@ -58,7 +58,7 @@ def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=
     failed = 0
     for kind in kinds:
         given = (fields,) if fields and kind == "task" else ()
-        failed += run_suite(kind, name, partial(load(SUITES[kind].run), name, *given))
+        failed += run_suite(kind, name, partial(SUITES[kind].run, name, *given))
     return FAILED if failed else 0
 
 
@@ -99,9 +99,3 @@ def line_of(result: CheckResult) -> Text:
     mark = ("✓", "green") if result.ok else ("✗", "red")
     message = f": {' '.join(result.message.split())}" if result.message else ""
     return Text.assemble(mark, f" {result.name}{message}")
-
-
-def load(reference: str) -> Any:
-    """Return the function that "module:function" names."""
-    module, _, function = reference.partition(":")
-    return getattr(import_module(module), function)

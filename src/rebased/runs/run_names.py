@@ -116,7 +116,7 @@ def span(values: set[Any]) -> str:
 
 
 def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:
-    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ in that."""
+    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ so."""
     kinds = [kind_of(run["model"]) for run in runs]
     places = [(task, run["model"]["d_model"]) for run, task in zip(runs, tasks, strict=True)]
     apart = tell_apart(kinds, [own_settings(run) for run in runs], places)

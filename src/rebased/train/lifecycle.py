@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from rebased.models import check_causality
 from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.folder import run_folder
 from rebased.runs.lm_config import TextRunConfig
@@ -66,6 +67,7 @@ def train(config: BaseRunConfig, folder: Path | str, *, resume: bool = False, si
     folder = Path(folder)
     with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
         workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
+        check_causality(workload.model)
         heard = sinks if world.is_rank_zero else ()
         with (
             _shared_folder(folder, config, resume, world) as digest,
