@@ -2,56 +2,76 @@
 PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
-READY := .venv/.ready
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
+# One environment, three stamps. Each adds packages to what is there and reinstalls none of it.
+DEMO := .venv/.ready-demo
+TEST := .venv/.ready-test
+TEST_ALL := .venv/.ready-test-all
+# One thread per worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
+# many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test suite test-gpu lint style types format bench tree clean
+.PHONY: help setup demo test test-all suite suite-all test-gpu lint style types format bench tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## create .venv and install the package with all it needs (PYTHON=python3.12 picks another Python)
+setup: $(TEST) ## create .venv with what tests and development need (PYTHON=python3.12 picks another Python)
 
-# Bytecode is written when a module is first used: to compile all of torch and Ray here takes as long as the rest.
-$(READY): pyproject.toml constraints.txt
+# Bytecode is written when a module is first used: to compile all of torch here takes as long as the rest.
+$(DEMO): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found; install Python 3.11 or newer, or name yours: make PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"error: rebased needs Python 3.11 or newer and $(PYTHON) is {v[0]}.{v[1]}; name a newer one: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv || { echo "error: $(PYTHON) cannot create environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) -e ".[lab]"
 	@touch $@
 
-demo: setup ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
+# The package is installed already, so pip installs only what the extra adds.
+$(TEST): $(DEMO)
+	$(PIP) "rebased[dev]"
+	@touch $@
+
+$(TEST_ALL): $(TEST)
+	$(PIP) "rebased[test-all]"
+	@touch $@
+
+demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
 	$(BIN)/rebased demo
 
-# One thread a worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
-# many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
-# mypy takes one core, so it goes beside the tests.
-test: setup style ## lint, types and the whole test suite
+# mypy takes one core, so it runs beside the tests.
+test: style ## ruff, mypy and the tests: what CI runs
 	@$(MAKE) --no-print-directory -j2 types suite
 
-suite: setup
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test-all: style $(TEST_ALL) ## make test, and the heavier tests that a release needs
+	@$(MAKE) --no-print-directory -j2 types suite-all
 
-test-gpu: setup ## the tests that need a CUDA device
+suite: $(TEST)
+	$(PYTEST)
+
+suite-all: $(TEST_ALL)
+	$(PYTEST) --all
+
+test-gpu: $(TEST) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: style types ## ruff and mypy, changing nothing
+lint: style types ## ruff and mypy; changes nothing
 
-style: setup
+style: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: $(TEST)
 	$(BIN)/mypy
 
-format: setup ## let ruff fix what it can
+format: $(TEST) ## let ruff fix and format what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## measure the operator on this machine's CPU; the result is appended to benchmarks/
+bench: $(DEMO) ## measure the operator on this machine's CPU and add a record to benchmarks/results/
 	$(BIN)/python benchmarks/poly_cpu.py
 
-tree: setup ## write the README's file tree from the first line of each file
+tree: $(DEMO) ## write the README's file tree from the first line of each file
 	$(BIN)/python docs/make_tree.py
 
 clean: ## remove .venv and caches; runs/ stays

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.lm_report import draw, profile_table, ratios, speed_table
-from benchmarks.ops import machine
+from benchmarks.machine import machine
 
 from rebased.data import TextBatch
 from rebased.files import replacing
@@ -39,8 +39,8 @@ from rebased.models import LanguageModel, LMConfig, preset
 from rebased.ops.backend import has_gpu
 from rebased.runs.lm_config import TextTrain
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.step import TextStep
-from rebased.train.lm.world import World
+from rebased.train.lm.step import LMStep
+from rebased.train.world import World
 
 TOKENS = 32_768
 LENGTHS = (4096, 16_384, 65_536, 1024, 8192, 2048, 32_768)  # the ones with a target first
@@ -100,7 +100,7 @@ def ready_step(case: Case) -> Callable[[], None]:
     train = TextTrain(batch_size=case.batch, compile=case.compile, device=case.device)  # type: ignore[arg-type]
     with torch.device(device):  # to draw weights on the host would take longer than all else
         model = LanguageModel(shape)
-    step = TextStep(model, train, World(0, 1, device))
+    step = LMStep(model, train, World(0, 1, device))
     tokens = torch.randint(shape.vocab_size, (case.batch, case.T))
     parts = [TextBatch(tokens, tokens.roll(-1, 1), None)]
     done = 0
@@ -225,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         raise SystemExit("no CUDA device here; --device cpu goes through the same steps at a small size")
     start, now = time.monotonic(), datetime.now(UTC)
     spoken = [word for word in (sys.argv[1:] if words is None else words) if word not in ("--out", str(args.out))]
-    about = machine(args.device)
+    about = machine(args.device, "triton", "flash-linear-attention")
     record: dict[str, Any] = {
         "what": "one training step of the paper's language models: seconds, bytes at its peak, tokens a second",
         "date": now.isoformat(timespec="seconds"),

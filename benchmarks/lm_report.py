@@ -1,8 +1,16 @@
-"""What benchmarks/lm.py measured, as tables in the terminal and as a plot: both from its record alone."""
+"""Tables and a plot of what benchmarks/lm.py measured, from its record alone.
 
+PYTHONPATH=src python benchmarks/lm_report.py benchmarks/results/lm-....json --plot lm.svg
+"""
+
+import argparse
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.axes import logarithmic
 from rich.console import Console
@@ -54,15 +62,18 @@ def draw(record: Record, path: Path) -> None:
 
 
 def speed_table(record: Record) -> None:
-    names = list(dict.fromkeys(row["model"] for row in record["steps"]))
-    table = Table(title="thousand tokens a second / GiB", title_justify="left")
-    for column in ("T", *names, "paper-text over attention", "wanted"):
+    rows = record["steps"]
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    table = Table(title="thousand tokens per second / GiB", title_justify="left")
+    for column in ("T", *names, "paper-text over attention", "over the faster kernel", "wanted"):
         table.add_column(column, justify="right")
-    over = {row["T"]: f"{row['over_attention']:.2f}" for row in record["ratios"]}
-    for T in sorted({row["T"] for row in record["steps"]}):
-        at = {row["model"]: row for row in record["steps"] if row["T"] == T}
+    over = {
+        row["T"]: [f"{row[key]:.2f}" for key in ("over_attention", "over_fastest_attention")] for row in ratios(rows)
+    }
+    for T in sorted({row["T"] for row in rows}):
+        at = {row["model"]: row for row in rows if row["T"] == T}
         wanted = f"{WANTED[T]}" if T in WANTED else ""
-        table.add_row(f"{T:,}", *(_cell(at.get(name)) for name in names), over.get(T, ""), wanted)
+        table.add_row(f"{T:,}", *(_cell(at.get(name)) for name in names), *over.get(T, ("", "")), wanted)
     Console(width=160).print(table)
 
 
@@ -91,3 +102,18 @@ def _cell(row: Record | None) -> str:
         return str(row["failed"])
     memory = "" if row["peak_bytes"] is None else f" / {row['peak_bytes'] / 2**30:.0f}"
     return f"{row['tokens_per_second'] / 1e3:,.1f}{memory}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    args = parser.parse_args()
+    record = json.loads(args.record.read_text())
+    if args.plot:
+        draw(record, args.plot)
+    speed_table(record)
+
+
+if __name__ == "__main__":
+    main()

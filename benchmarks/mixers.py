@@ -10,14 +10,11 @@ import argparse
 import inspect
 import json
 import math
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.axes import logarithmic
+from benchmarks.machine import machine
 
 from rebased.mixers import mixer_class, mixer_names
 from rebased.ops.backend import has_gpu
@@ -131,15 +129,6 @@ def plot(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What was measured, without saying whose it is."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    with suppress(PackageNotFoundError):
-        versions["triton"] = version("triton")
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    return {"device": name, "threads": torch.get_num_threads(), "versions": versions}
-
-
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="short sequences, one row each")
@@ -168,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         "what": "forward and backward of every mixer",
         "date": now.isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/mixers.py", *(w for w in spoken if w not in ("--out", str(args.out)))]),
-        "machine": machine(device),
+        "machine": machine(device, "triton"),
         "bytes": "peak above rest" if device == "cuda" else "saved for the backward",
         "mixers": rows,
         "growth": {quantity: growth(rows, quantity) for quantity in ("seconds", "bytes")},

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import platform
 import re
 import statistics
 import sys
@@ -28,7 +27,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
+from benchmarks.machine import machine
 from benchmarks.ops_report import draw, show
 from benchmarks.regimes import REGIMES, Regime, forced
 
@@ -345,16 +344,6 @@ def run_once(name: str, T: int, key_width: int) -> None:
 # --- the record ------------------------------------------------------------------------------------------------------
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What was measured on, without saying whose it is."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("triton", "flash-linear-attention"):
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    return {"device": name, "versions": versions}
-
-
 def save(record: dict[str, Any], folder: Path) -> Path:
     name = re.sub(r"[^a-z0-9]+", "-", record["machine"]["device"].lower().removeprefix("nvidia"))
     moment = re.sub(r"[^\d-]", "", record["date"].split("+")[0].replace("T", "-"))
@@ -381,7 +370,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         "what": "polynomial attention and its peers: ms, bytes, relative error against fp64",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/ops.py", *spoken]),
-        "machine": machine(args.device),
+        "machine": machine(args.device, "triton", "flash-linear-attention"),
         "shape": {"tokens": scope.tokens, "H": scope.heads, "K": K, "V": V, "dtype": str(scope.dtype)},
     }
     if args.device == "cuda":

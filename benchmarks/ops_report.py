@@ -1,8 +1,16 @@
-"""What benchmarks/ops.py measured, as tables in the terminal and as a plot: both from its record alone."""
+"""Tables and a plot of what benchmarks/ops.py measured, from its record alone.
 
+PYTHONPATH=src python benchmarks/ops_report.py benchmarks/results/ops-....json --plot ops.svg
+"""
+
+import argparse
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.axes import logarithmic
 from rich.console import Console
@@ -116,3 +124,18 @@ def cell(row: Record, mode: str) -> str:
         return "[red]wrong[/red]" if "wrong" in row else "failed"
     ms = [row.get(f"{mode}_{part}_ms") for part in ("forward", "both")]
     return " / ".join(f"{x:.3f}" for x in ms if x is not None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    args = parser.parse_args()
+    record = json.loads(args.record.read_text())
+    if args.plot:
+        draw(record, args.plot)
+    show(record)
+
+
+if __name__ == "__main__":
+    main()

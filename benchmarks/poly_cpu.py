@@ -30,6 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.cases import HEADLINE, inputs
+from benchmarks.machine import machine
 
 from rebased.ops import REBASED, poly_attention
 
@@ -143,23 +144,6 @@ def resident(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers depend on; nothing that names the machine."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        listing = subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
-        cpu = next((line.split(":")[1].strip() for line in listing if line.startswith("Model name")), cpu)
-    return {
-        "cpu": cpu,
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_at_start": round(os.getloadavg()[0], 1),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def show(timing: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
     console = Console()
     table = Table(title=f"ReBased (K {HEADLINE.K}, V {HEADLINE.V}) and SDPA (64), {HEADLINE.H} heads, fp32, CPU")
@@ -187,7 +171,7 @@ def main() -> None:
     if options.peak_of:
         print_peak(options.peak_of)
         return
-    about = machine()
+    about = machine("cpu") | {"architecture": platform.machine(), "load_at_start": round(os.getloadavg()[0], 1)}
     error = check()
     lengths, memory_lengths = (LENGTHS[:3], MEMORY_LENGTHS[:2]) if options.small else (LENGTHS, MEMORY_LENGTHS)
     memory = []

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import Literal
 
@@ -14,12 +13,14 @@ REGIMES: tuple[Regime, ...] = ("quadratic", "chunked")
 def forced(regime: Regime) -> Iterator[None]:
     """Within the block, backward passes included. The tiles are those that the plan has for this regime; a call with a
     state is always chunked."""
-    from rebased.ops.polynomial.gpu import launch, plan
+    from rebased.ops.polynomial.gpu import plan
+    from rebased.ops.polynomial.gpu.call import make_call
 
-    make_plan, cost = launch.make_plan, plan.chunked_cost
-    launch.make_plan = partial(make_plan)  # another planner, so that no call is remembered under this one
+    cost = plan.chunked_cost
     plan.chunked_cost = lambda *_: inf if regime == "quadratic" else 0.0
+    make_call.cache_clear()  # no plan of before or of this block is taken for the other
     try:
         yield
     finally:
-        launch.make_plan, plan.chunked_cost = make_plan, cost
+        plan.chunked_cost = cost
+        make_call.cache_clear()

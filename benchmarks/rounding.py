@@ -15,9 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rebased.ops.polynomial import reference
 from rebased.ops.polynomial.gpu.plan import make_plan
 
 V, TOKENS = 64, 32_768
+LAW_ERROR = 1e-4  # fp32 sums over some thousand tokens stay below this
 TILE = 64  # queries and keys that meet at a time
 Round = Callable[[Tensor], Tensor]
 
@@ -147,15 +149,16 @@ def softmax(inputs: Inputs, rounding: Roundings) -> list[Tensor]:
     return [rounding.results(x) for x in (o, slope @ k, slope.mT @ q, weights.mT @ do)]
 
 
-def main(words: Sequence[str] | None = None) -> dict[tuple[int, str], list[float]]:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", nargs="*", type=int, default=[256, 4096], metavar="T")
     parser.add_argument("-K", type=int, default=16, help="width of keys")
-    args = parser.parse_args(words)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="per length, over all seeds")
+    args = parser.parse_args()
     K, found = args.K, dict[tuple[int, str], list[float]]()
     for T in args.lengths:
         plan = make_plan(T, K, V, low=False, products="bf16", has_state=False)
-        chunk, usual = plan.chunk, Roundings(sums=exact if plan.whole else bf16)
+        chunk, usual = plan.chunk, Roundings(sums=exact if plan.hi_lo else bf16)
         if chunk is not None:
             usual = usual._replace(query_slopes=exact)
         cases = {"as the kernels do": usual}
@@ -165,9 +168,11 @@ def main(words: Sequence[str] | None = None) -> dict[tuple[int, str], list[float
         cases["all in bf16"] = PLAIN
         errors, norms = dict[str, Tensor](), dict[str, Tensor]()
         heads = max(1, 2048 // T)
-        for seed in range(TOKENS // T // heads):
+        for seed in range(args.tokens // T // heads):
             inputs = make_inputs(T, seed, heads, K)
             law = rebased(inputs, NOTHING, chunk)
+            if seed == 0:
+                check_law(inputs, law)
             for name, case in cases.items():
                 add(errors, norms, name, rebased(inputs, case, chunk), law)
             add(errors, norms, "softmax", softmax(inputs, PLAIN), softmax(inputs, NOTHING))
@@ -175,7 +180,19 @@ def main(words: Sequence[str] | None = None) -> dict[tuple[int, str], list[float
     print(f"{'T':>6}  {'rounded':22}     o    dq    dk    dv   (thousandths)")
     for (T, name), each in found.items():
         print(f"{T:6}  {name:22}" + "".join(f"{1e3 * error:6.2f}" for error in each))
-    return found
+
+
+def check_law(inputs: Inputs, law: Sequence[Tensor]) -> None:
+    """SystemExit if the computation without roundings is not the equation, o and its gradients."""
+    q, k, v, do = (x.transpose(0, 1).unsqueeze(0).double() for x in inputs[:4])  # [1,T,H,*]
+    for x in (q, k, v):
+        x.requires_grad_()
+    o = reference.attend(q, k, v, coefficients=(0.0, 0.0, 1.0), scale=1.0, eps=0.0)
+    for name, got, want in zip(["o", "dq", "dk", "dv"], law, (o, *torch.autograd.grad(o, (q, k, v), do)), strict=True):
+        want = want.detach()[0].transpose(0, 1)  # [H,T,*]
+        error = float((got - want).norm() / want.norm())
+        if not error < LAW_ERROR:
+            raise SystemExit(f"{name} without roundings is off by {error:.1e} of the equation: nothing was measured")
 
 
 def add(

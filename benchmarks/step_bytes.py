@@ -1,4 +1,4 @@
-"""What a training step of ReBased must move and multiply, part by part: python benchmarks/step_bytes.py [--D 512]
+"""Bytes and operations of a training step of ReBased, part by part: python benchmarks/step_bytes.py [--D 512]
 
 Counts, not measurements: every tensor that a kernel of an eager step reads or writes, once each time, parameters left
 out. Divided by a GPU's bandwidth they say what no kernel can go below, and beside benchmarks/train.py --only profile
@@ -6,6 +6,7 @@ which kernels stay far from it.
 """
 
 import argparse
+import json
 
 HEADS, KEY_WIDTH, VOCAB = 12, 16, 8192
 
@@ -42,11 +43,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--T", type=int, default=2048)
     parser.add_argument("--D", type=int, default=64)
-    parser.add_argument("--labels", type=int, help="of a row; a quarter of T unless given")
-    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes a second; the H200's by default")
+    parser.add_argument("--labels", type=int, help="per row; T / 4 by default")
+    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes per second; the H200's by default")
+    parser.add_argument(
+        "--json", action="store_true", help="print exact counts: {precision: {part: [bytes, operations]}}"
+    )
     args = parser.parse_args()
-    for precision in ("fp32", "tf32", "bf16"):
-        counted = parts(args.rows, args.T, args.D, args.labels or args.T // 4, precision)
+    labels = args.labels or args.T // 4
+    found = {name: parts(args.rows, args.T, args.D, labels, name) for name in ("fp32", "tf32", "bf16")}
+    if args.json:
+        print(json.dumps(found))
+        return
+    for precision, counted in found.items():
         print(f"{precision}: {args.rows} rows of T = {args.T}, D = {args.D}")
         for name, (moved, multiplied) in counted.items():
             say(name, moved, multiplied, args.bandwidth)

@@ -9,10 +9,10 @@ nearest length (the newest train-*.json with section `presets`, bf16). Evaluatio
 One run at a time, every epoch trained: runs side by side and early stops make it less.
 """
 
+import argparse
 import json
 import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,6 +21,7 @@ from typing import Any
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import Segment
 from rebased.train.sweep import read_sweep
@@ -82,25 +83,32 @@ def run_hours(run: RunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]
     return run.train.epochs * (seconds(task.train, 1) + seconds((*task.test, *task.held_out), 1 / 3)) / 3600
 
 
-def main(names: Sequence[str] = SWEEPS, results: Path = ROOT / "benchmarks" / "results") -> dict[str, float]:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="*", default=SWEEPS, help="names of files in configs/sweeps")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of records")
+    args = parser.parse_args()
+    logging.getLogger("rebased").setLevel(logging.ERROR)  # widths that heads do not divide: runs warn about them
+    print_hours(args.sweeps, args.results)
+
+
+def print_hours(names: Sequence[str], results: Path) -> None:
+    """One line per sweep: its runs, its hours, and their share per length."""
     targets, rows = newest_rows(results, "targets", preset="rebased", precision="tf32")
     ns = token_line(rows)
     presets, rows = newest_rows(results, "presets", precision="bf16", mode="captured")
     steps = {(row["preset"], row["T"]): row["ms"] for row in rows}
-    print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns a token ({targets}); others beside it: {presets}")
-    hours = {}
+    print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns per token ({targets}); others beside it: {presets}")
     for name in names:
-        points = [point.config for point in read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {})]
+        points = [point.config for point in read_sweep(find_config(name, "sweep"), {})]
         lengths: Counter[int] = Counter()
         for run in points:
             lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, ns, steps)
-        hours[name] = sum(lengths.values())
-        parts = ", ".join(f"T = {T:,} {lengths[T] / hours[name]:.0%}" for T in sorted(lengths))
-        cost = f"{hours[name]:.0f} GPU hours" if hours[name] > 1 else f"{60 * hours[name]:.0f} minutes"
+        hours = sum(lengths.values())
+        parts = ", ".join(f"T = {T:,} {lengths[T] / hours:.0%}" for T in sorted(lengths))
+        cost = f"{hours:.0f} GPU hours" if hours > 1 else f"{60 * hours:.0f} minutes"
         print(f"{name:20} {len(points):6,} runs  {cost:>14}   {parts}")
-    return hours
 
 
 if __name__ == "__main__":
-    logging.getLogger("rebased").setLevel(logging.ERROR)  # that heads do not divide a width is told where runs train
-    main(sys.argv[1:] or SWEEPS)
+    main()

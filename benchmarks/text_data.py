@@ -1,121 +1,272 @@
-"""How fast text becomes tokens on one core, ours beside the library's own way, and that both give the same tokens.
+"""How fast text becomes token ids: `rebased data prepare`'s encoder beside `tokenizers` and `tiktoken` alone.
 
-    python benchmarks/text_data.py enwik8.xz --tokenizer 20B_tokenizer.json.xz
+    python benchmarks/text_data.py enwik8.xz --tokenizer gpt2.tokenizer.json.xz --megabytes 20
 
-Seconds are this process's time on a core, with one thread, so that what else the machine does counts little. Prints a
-table and writes benchmarks/results/text_data-<date>.json.
+All encoders get the same chunks of text and return uint32 arrays. The benchmark stops if their token ids differ. Each
+measurement runs in new processes, and the fastest of `--repeats` counts. Rows:
+
+- one thread: one process with one thread;
+- all threads: one process, threads of the library itself;
+- all processes: one process per core, each encoding the whole text. This is how `rebased data prepare` works.
+
+MB/s is wall time; MB/core s is CPU time, which depends less on what else the machine does. "last tenth" is the CPU time
+of the end of the text alone: what an encoder that caches words reaches in a long job.
+
+Use an idle machine. Prints a table last and writes benchmarks/results/text_data-<date>.json.
 """
 
 import argparse
+import hashlib
 import json
+import multiprocessing
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from multiprocessing.managers import SyncManager
 from pathlib import Path
-from typing import Any
-
-os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # before the library starts its threads
+from threading import Barrier
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
+
+from benchmarks.machine import machine
 
 from rebased.data import PrepareConfig, prepare
-from rebased.data.encode_chunks import PART, read_parts
+from rebased.data.encode_chunks import read_chunks
 from rebased.data.sources import open_text
 from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
-from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.provenance import describe_code
 
 RESULTS = Path(__file__).parent / "results"
-LIBRARY_BYTES = 10 * 10**6  # the library is slow, and its speed does not change on the way
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+Encode = Callable[[Sequence[str]], list[np.ndarray]]
 
 
-def read(path: Path) -> Iterator[bytes]:
-    with open_text(path) as (stream, _):
-        yield from read_parts(stream)
+class Case(NamedTuple):
+    encoder: str  # rebased, tokenizers or tiktoken
+    processes: int
+    threads: int  # per process
 
 
-def rate(parts: list[bytes], seconds: float) -> float:
-    return sum(map(len, parts)) / 1e6 / seconds
+class Timing(NamedTuple):
+    begin: float  # seconds of the system's monotonic clock, which all processes share
+    end: float
+    cpu_seconds: float  # of all threads of this process
+    tail_seconds: float  # CPU seconds of the last tenth of the chunks; nan where chunks are not encoded one by one
+    tokens: int
+    digest: str  # of all token ids
 
 
-def encode_ours(path: Path, tokenizer: JsonTokenizer, rows: list[dict[str, Any]]) -> list[np.ndarray]:
-    """From cold, words learnt on the way; then the last tenth again by itself: what a long job settles to."""
-    parts = list(read(path))
-    found, times = [], []
-    for part in parts:
-        begin = time.process_time()
-        found += tokenizer.encode_many([part])
-        times.append(time.process_time() - begin)
-    tail = max(1, len(parts) // 10)
-    rows.append({"what": "ours, from cold", "mb_per_s": rate(parts, sum(times))})
-    rows.append({"what": "ours, the last tenth", "mb_per_s": rate(parts[-tail:], sum(times[-tail:]))})
-    return found
-
-
-def encode_library(path: Path, tokenizer: JsonTokenizer, ours: list[np.ndarray], rows: list[dict[str, Any]]) -> None:
-    parts = list(read(path))[: max(1, LIBRARY_BYTES // PART)]
+def make_encoder(name: str, tokenizer: JsonTokenizer, threads: int) -> Encode:
+    """A function from texts to token ids, each [n] uint32."""
+    if name == "rebased":
+        return lambda texts: tokenizer.encode_many([text.encode() for text in texts])
+    if name == "tiktoken":
+        return tiktoken_encoder(tokenizer, threads)
     engine = tokenizer._tokenizer
-    begin = time.process_time()
-    found = engine.encode_batch_fast([part.decode(errors="replace") for part in parts], add_special_tokens=False)
-    rows.append({"what": "tokenizers, the same parts", "mb_per_s": rate(parts, time.process_time() - begin)})
-    lines = [line for part in parts for line in part.decode(errors="replace").splitlines(keepends=True)]
-    begin = time.process_time()
-    engine.encode_batch_fast(lines, add_special_tokens=False)
-    rows.append({"what": "tokenizers, line by line", "mb_per_s": rate(parts, time.process_time() - begin)})
-    for mine, theirs in zip(ours, found, strict=False):
-        if mine.tolist() != theirs.ids:
-            raise SystemExit("ours differs from the library; no number is worth anything then")
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    return encode
 
 
-def prepare_whole(path: Path, tokenizer: str, rows: list[dict[str, Any]]) -> int:
-    """The whole command with one worker: unpacking, encoding, hashing, writing."""
+def tiktoken_encoder(tokenizer: JsonTokenizer, threads: int) -> Encode:
+    """tiktoken with the vocabulary of a byte-level tokenizer.json. Token ids in the order of merges are its ranks."""
+    import re
+
+    import tiktoken
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    spec = json.loads(tokenizer._content)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    assert set(byte_of) == set(ByteLevel.alphabet())
+    added = {token["content"]: token["id"] for token in spec["added_tokens"] if not token["special"]}
+    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
+    ranks = {
+        bytes(byte_of[character] for character in token): number
+        for token, number in spec["model"]["vocab"].items()
+        if token not in special
+    }
+    encoding = tiktoken.Encoding("benchmark", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    longest_first = sorted(added, key=len, reverse=True)
+    split_added = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if added else None
+
+    def encode_one(text: str) -> list[int]:
+        if split_added is None:
+            return encoding.encode_ordinary(text)
+        ids: list[int] = []
+        for i, piece in enumerate(split_added.split(text)):
+            ids += [added[piece]] if i % 2 else encoding.encode_ordinary(piece)
+        return ids
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        if spec.get("normalizer") is not None:
+            texts = [unicodedata.normalize("NFC", text) for text in texts]
+        if threads > 1 and split_added is None:
+            found = encoding.encode_ordinary_batch(list(texts), num_threads=threads)
+        else:
+            found = [encode_one(text) for text in texts]
+        return [np.array(ids, dtype=np.uint32) for ids in found]
+
+    return encode
+
+
+def read_texts(path: Path, megabytes: float) -> list[str]:
+    texts, size = [], 0
+    with open_text(path) as (stream, _):
+        for chunk in read_chunks(stream):
+            texts.append(chunk.decode(errors="replace"))
+            size += len(chunk)
+            if size >= megabytes * 1e6:
+                break
+    return texts
+
+
+def run_case(case: Case, path: Path, tokenizer_name: str, megabytes: float, barrier: Barrier) -> Timing:
+    """Encode the text in this process, which has not encoded anything before."""
+    os.environ["RAYON_NUM_THREADS"] = str(case.threads)  # before the library starts its threads
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if case.threads > 1 else "false"
+    tokenizer = load_tokenizer(tokenizer_name)
+    assert isinstance(tokenizer, JsonTokenizer)
+    encode = make_encoder(case.encoder, tokenizer, case.threads)
+    encode(["A few words, so that all tables are made.\n"])
+    texts = read_texts(path, megabytes)
+    barrier.wait()
+    begin, cpu_begin = time.monotonic(), time.process_time()
+    found: list[np.ndarray] = []
+    if case.threads > 1:
+        found, tail = encode(texts), float("nan")
+    else:
+        times = []
+        for text in texts:
+            found += encode([text])
+            times.append(time.process_time())
+        few = max(1, len(texts) // 10)
+        tail = times[-1] - (times[-few - 1] if few < len(times) else cpu_begin)
+    end, cpu_end = time.monotonic(), time.process_time()
+    digest = hashlib.sha256(np.concatenate(found).tobytes()).hexdigest()
+    return Timing(begin, end, cpu_end - cpu_begin, tail, sum(map(len, found)), digest)
+
+
+def measure(
+    case: Case, path: Path, tokenizer_name: str, megabytes: float, repeats: int, manager: SyncManager
+) -> dict[str, Any]:
+    best: dict[str, Any] = {}
+    texts = read_texts(path, megabytes)
+    few = max(1, len(texts) // 10)
+    size, tail_size = (sum(len(text.encode()) for text in some) for some in (texts, texts[-few:]))
+    for _ in range(repeats):
+        barrier = manager.Barrier(case.processes)
+        with ProcessPoolExecutor(case.processes, multiprocessing.get_context("spawn")) as pool:
+            arguments = (case, path, tokenizer_name, megabytes, barrier)
+            timings = [job.result() for job in [pool.submit(run_case, *arguments) for _ in range(case.processes)]]
+        if len({timing.digest for timing in timings}) != 1:
+            raise SystemExit(f"{case}: processes disagree about the token ids")
+        seconds = max(timing.end for timing in timings) - min(timing.begin for timing in timings)
+        tail = max(timing.tail_seconds for timing in timings)
+        row = case._asdict() | {
+            "seconds": seconds,
+            "tokens_per_s": case.processes * timings[0].tokens / seconds,
+            "mb_per_s": case.processes * size / 1e6 / seconds,
+            "mb_per_cpu_s": case.processes * size / 1e6 / sum(timing.cpu_seconds for timing in timings),
+            "last_tenth_mb_per_cpu_s": None if np.isnan(tail) else tail_size / 1e6 / tail,
+            "tokens": timings[0].tokens,
+            "sha256": timings[0].digest,
+        }
+        if not best or seconds < best["seconds"]:
+            best = row
+    return best
+
+
+def measure_prepare(path: Path, tokenizer_name: str, workers: int) -> dict[str, Any]:
+    """The whole command over the whole file: unpacking, encoding, hashing, writing."""
     with tempfile.TemporaryDirectory() as folder:
-        begin = time.process_time()
-        config = PrepareConfig(sources=(str(path),), tokenizer=tokenizer, split=("train=1",))
-        manifest = prepare(config, Path(folder) / "out")
-        split = manifest.splits["train"]
-        rows.append(
-            {
-                "what": "prepare, one worker, all of it",
-                "mb_per_s": (split.text_bytes or 0) / 1e6 / (time.process_time() - begin),
-            }
+        begin = time.monotonic()
+        config = PrepareConfig(sources=(str(path),), tokenizer=tokenizer_name, split=("train=1",))
+        split = prepare(config, Path(folder) / "out", workers=workers).splits["train"]
+        seconds = time.monotonic() - begin
+    size = (split.text_bytes or 0) / 1e6
+    return {"workers": workers, "seconds": seconds, "tokens": split.tokens, "mb_per_s": size / seconds}
+
+
+def show(rows: Sequence[dict[str, Any]], prepared: Sequence[dict[str, Any]]) -> None:
+    print(
+        f"{'encoder':12} {'processes':>9} {'threads':>7} {'tokens/s':>12} {'MB/s':>8} {'MB/core s':>9} "
+        f"{'last tenth':>10}"
+    )
+    for row in rows:
+        tail = row["last_tenth_mb_per_cpu_s"]
+        print(
+            f"{row['encoder']:12} {row['processes']:9} {row['threads']:7} {row['tokens_per_s']:12,.0f} "
+            f"{row['mb_per_s']:8.2f} {row['mb_per_cpu_s']:9.2f} {'' if tail is None else f'{tail:.2f}':>10}"
         )
-        return split.tokens
+    for row in prepared:
+        print(f"rebased data prepare, workers {row['workers']}, the whole file: {row['mb_per_s']:.2f} MB/s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How fast text becomes tokens on one core.")
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--tokenizer", required=True)
-    arguments = parser.parse_args()
-    tokenizer = load_tokenizer(arguments.tokenizer)
-    if not isinstance(tokenizer, JsonTokenizer):
-        raise SystemExit("bytes need no measuring; name a tokenizer.json")
-    rows: list[dict[str, Any]] = []
-    ours = encode_ours(arguments.text, tokenizer, rows)
-    encode_library(arguments.text, tokenizer, ours, rows)
-    tokens = prepare_whole(arguments.text, arguments.tokenizer, rows)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="a text file, also .gz, .xz or .zst")
+    parser.add_argument("--tokenizer", required=True, help="a byte-level tokenizer.json with GPT-2's pattern")
+    parser.add_argument("--megabytes", type=float, default=20, help="of text per process (default 20)")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--skip-prepare", action="store_true", help="do not time the whole command")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not isinstance(load_tokenizer(options.tokenizer), JsonTokenizer):
+        raise SystemExit("the bytes tokenizer needs no measuring; name a tokenizer.json")
+    cores = options.processes
+    encoders = ["rebased", "tokenizers"]
+    if find_spec("tiktoken") is None:
+        print("tiktoken is not installed, so it is left out: pip install tiktoken", flush=True)
+    else:
+        encoders.append("tiktoken")
+    cases = [Case(name, 1, 1) for name in encoders]
+    if cores > 1:
+        cases += [Case(name, 1, cores) for name in encoders if name != "rebased"]
+        cases += [Case(name, cores, 1) for name in encoders]
     load = os.getloadavg()[0]
-    for row in rows:
-        print(f"{row['what']:32} {row['mb_per_s']:6.2f} MB/s a core")
-    print(f"{tokens:,} tokens; load of the machine {load:.1f}")
+    rows = []
+    with multiprocessing.Manager() as manager:
+        for case in cases:
+            rows.append(measure(case, options.text, options.tokenizer, options.megabytes, options.repeats, manager))
+            print(f"{case.encoder}, {case.processes} x {case.threads}: {rows[-1]['mb_per_s']:.2f} MB/s", flush=True)
+            if rows[-1]["sha256"] != rows[0]["sha256"]:
+                raise SystemExit(f"the token ids of {case.encoder} differ from those of {rows[0]['encoder']}")
+    prepared = []
+    if not options.skip_prepare:
+        prepared = [measure_prepare(options.text, options.tokenizer, n) for n in sorted({1, cores})]
     now = datetime.now(UTC)
     record = {
         "benchmark": "text_data",
         "time": now.isoformat(timespec="seconds"),
         "code": describe_code(),
-        "machine": describe_machine(torch.device("cpu")),
+        "machine": machine("cpu", "tokenizers", "tiktoken", "numpy"),
         "load": load,
-        "text": arguments.text.name,
-        "tokenizer": tokenizer.name,
-        "tokens": tokens,
+        "text": options.text.name,
+        "tokenizer": options.tokenizer.rpartition("/")[2],
+        "megabytes": options.megabytes,
         "results": rows,
+        "prepare": prepared,
     }
-    path = RESULTS / f"text_data-{now:%Y-%m-%d-%H%M%S}.json"
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"text_data-{now:%Y-%m-%d-%H%M%S}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {path}")
+    show(rows, prepared)
 
 
 if __name__ == "__main__":

@@ -41,20 +41,23 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.mixers import machine
+from benchmarks.machine import machine
 
+from rebased.analysis.intervals import t_interval
 from rebased.models import LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
-from rebased.ops import cross_entropy, linear_cross_entropy
+from rebased.ops import linear_cross_entropy
 from rebased.ops.backend import has_gpu
+from rebased.ops.cross_entropy import api as cross_entropy
 from rebased.runs.synthetic_config import Precision, RunConfig, TrainConfig
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
 from rebased.train import RunResult, Sink
-from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
+from rebased.train.cuda_graph import WARM_UP, own_stream
 from rebased.train.executors.jobs import Job
 from rebased.train.executors.local import LocalExecutor
-from rebased.train.synthetic.optimiser import build_optimiser
-from rebased.train.synthetic.step import Step, matmul_precision
+from rebased.train.optimiser import build_optimiser
+from rebased.train.precision import matmul_precision
+from rebased.train.synthetic.step import CapturedStep, Step
 
 SECTIONS = ("targets", "presets", "profile", "head", "data", "together", "processes", "pairs")
 TARGETS = {(256, 64): 6, (512, 128): 12, (2048, 64): 40, (2048, 512): 130}  # (T, D): milliseconds that ReBased may take
@@ -70,9 +73,9 @@ TakeStep = Callable[[Questions, Tensor], Tensor]
 def build_step(name: str, T: int, D: int, precision: Precision, mode: str, device: torch.device) -> TakeStep:
     torch.manual_seed(0)
     model = LanguageModel(preset(name, d_model=D, max_len=T)).to(device).train()
-    optimiser = build_optimiser(model, TrainConfig())
+    optimiser = build_optimiser(model, TrainConfig(), capturable=model.embedding.weight.is_cuda)
     step = Step(model, optimiser, precision=precision, compiled=mode == "compiled")
-    return step if mode == "eager" else CapturedStep(step)
+    return step if mode == "eager" else CapturedStep(step, model.embedding.weight.device)
 
 
 def questions(T: int, rows: int, device: torch.device) -> Questions:
@@ -199,7 +202,7 @@ def head(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
                     loss = linear_cross_entropy(hidden, weight, target)
                 torch.autograd.grad(loss, [hidden, weight])
 
-            name = "GPU_BLOCK_LOGITS" if args.device.type == "cuda" else "CPU_BLOCK_LOGITS"
+            name = "GPU_CHUNK_LOGITS" if args.device.type == "cuda" else "CPU_CHUNK_LOGITS"
             former = getattr(cross_entropy, name)
             setattr(cross_entropy, name, 1 << size)
             try:
@@ -273,7 +276,7 @@ class Clock(Sink):
     def __init__(self) -> None:
         self.moments: list[float] = []
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
         self.moments.append(time.perf_counter())
 
 
@@ -370,10 +373,7 @@ def pairs(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By precision, the mean difference from fp32 and the interval in which 95 in 100 such means hold the true one
-    (Student)."""
-    from scipy import stats
-
+    """By precision, the mean difference from fp32 and its 95 % interval (Student's t)."""
     by_precision: dict[str, list[float]] = {}
     for row in rows:
         for precision, difference in row.get("differences", {}).items():
@@ -381,9 +381,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     outcome = {}
     for precision, values in by_precision.items():
         if len(values) > 1:
-            mean = statistics.mean(values)
-            half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-            outcome[precision] = {"mean_difference": mean, "interval": [mean - half, mean + half]}
+            outcome[precision] = {"mean_difference": statistics.mean(values), "interval": list(t_interval(values))}
     return outcome
 
 
@@ -473,7 +471,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         "command": " ".join(
             ["python benchmarks/train.py", *(word for word in spoken if word not in ("--out", str(args.out)))]
         ),
-        "machine": machine(args.device.type),
+        "machine": machine(args.device.type, "triton"),
         "rows": rows,
         "pairs": summary([row for row in rows if row["section"] == "pairs"]),
     }

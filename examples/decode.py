@@ -1,4 +1,4 @@
-"""Read a prompt at once, then decode token by token: the state does not grow."""
+"""Read a prompt in one call, then decode one token per call. The state does not grow."""
 
 import torch
 
@@ -12,13 +12,13 @@ prompt = torch.randint(1000, (1, 400))
 with torch.inference_mode():
     hidden, state = model.extend(prompt, model.init_state(batch=1))  # prefill
     before = count_numbers(state.layers)
-    tokens = [model.logits(hidden[:, -1]).argmax(-1)]  # logits of the last position alone
+    tokens = [model.logits(hidden[:, -1]).argmax(-1)]  # logits of the last position only
     for _ in range(99):
         hidden, state = model.extend(tokens[-1][:, None], state)  # decode
         tokens.append(model.logits(hidden[:, -1]).argmax(-1))
 
     whole = torch.cat([prompt, torch.stack(tokens, dim=1)], dim=1)
-    again = model(whole[:, :-1])[:, 399:].argmax(-1)  # what one pass over everything says
+    again = model(whole[:, :-1])[:, 399:].argmax(-1)  # the same tokens from one pass over everything
 
 assert torch.equal(again, whole[:, 400:])
 assert count_numbers(state.layers) == before == model.state_size(499)

@@ -1,4 +1,4 @@
-"""The ReBased layer by itself: [B, T, D] in, [B, T, D] out, never looking ahead."""
+"""The ReBased layer: x [B, T, D] in, y [B, T, D] out. It never looks ahead."""
 
 import torch
 
@@ -13,4 +13,4 @@ prompt, state = layer.extend(x[:, :1000], state)  # many tokens at once,
 rest, state = layer.extend(x[:, 1000:], state)  # then more of them, or one at a time
 
 assert torch.allclose(torch.cat([prompt, rest], dim=1), y, atol=1e-4)
-print(f"the state holds {layer.state_size(1024):,} numbers a sequence, however long it is")
+print(f"the state holds {layer.state_size(1024):,} numbers per sequence, whatever its length")

@@ -1,4 +1,4 @@
-"""Your own mixer, with a state to generate from. Here it learns a small MQAR beside ReBased: own_mixer.py [EPOCHS]"""
+"""Your own mixer with a state for generation, trained on a small MQAR beside ReBased: own_mixer.py [EPOCHS]"""
 
 import sys
 from tempfile import TemporaryDirectory
@@ -33,8 +33,8 @@ class RunningMean(torch.nn.Module):
 
 if __name__ == "__main__":
     task = {"vocab_size": 20} | {key: [{"seq_len": 16, "kv_pairs": 4, "examples": 8000}] for key in ("train", "test")}
-    how = {"epochs": [*sys.argv[1:], 8][0], "batch_size": 64, "lr": 5e-3}
+    settings = {"epochs": [*sys.argv[1:], 8][0], "batch_size": 64, "lr": 5e-3}
     for mixer in ("running_mean", {"name": "rebased", "n_heads": 2}):
-        run = RunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=how)
+        run = RunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=settings)
         with TemporaryDirectory() as folder:
             print(f"{mixer} recalls {train(run, folder).accuracy:.0%}", flush=True)

@@ -1,5 +1,6 @@
-"""What all tests share: `--mixer` and `--task`, no GPU tests without a GPU, only `ops` where there is torch alone."""
+"""What all tests share: --mixer, --task, --all; no GPU tests without a GPU; only tests/ops where torch is alone."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the contract suite alone, for one mixer: a registered name, path/to/file.py:name, or module:name",
     )
     parser.addoption("--task", metavar="NAME", help="the same for one task")
+    parser.addoption("--all", action="store_true", help="also run the tests marked `release`, as `make test-all` does")
 
 
 def pytest_report_header() -> str | None:
@@ -47,6 +49,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if item.path.name not in suites]
         items[:] = [item for item in items if item.path.name in suites]
         config.hook.pytest_deselected(items=others)
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("release"):
+                item.add_marker(pytest.mark.skip(reason="takes long: `make test-all` runs it"))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu:
         import torch
@@ -64,6 +70,24 @@ def _one_server_forks_every_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda names: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Triton keeps what it compiles below HOME. Where that cannot be written, it gets a folder of this session."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = Path(os.path.expanduser("~"))
+        if not os.access(home, os.W_OK) and "TRITON_CACHE_DIR" not in os.environ:
+            patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as the terminal allows, and the user's may be narrow, or want colours in a file, too."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

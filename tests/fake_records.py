@@ -5,10 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rebased.config import merge
+from rebased.config import load_config, merge
 from rebased.runs.finished import Run
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import RunConfig
 
+ENWIK8 = {  # as the sweep enwik8 has them
+    "rebased": {},
+    "based": {"model.mixers": "[short_conv, {name: based, n_heads: 12, key_width: 16}]"},
+    "attention": {
+        "model.mixers": "[{name: attention, n_heads: 6, qkv_bias: false, dropout: 0}]",
+        "model.n_layers": "8",
+    },
+}
 MACHINE = {"cpu": "A CPU", "cores": 2, "threads": 1, "gpu": None, "system": "Linux", "python": "3.11", "torch": "2.9"}
 CODE = {"version": "0.1.0", "commit": "0123456789abcdef", "dirty": False}
 
@@ -67,3 +77,40 @@ def write_record(run: Run, folder: Path) -> Path:
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
     return path
+
+
+def fake_lm_run(
+    model: str,
+    perplexities: Sequence[float] = (20.0, 4.0, 60.0),
+    *,
+    seed: int = 42,
+    status: str = "done",
+    sha256: str = "a" * 64,
+    tokens: int = 1000,
+    settings: dict[str, str] | None = None,
+) -> Run:
+    """A language model's record: perplexities of all, AR and non-AR tokens of the test split; `settings` are other
+    settings of the shipped config, `sha256` is the text's checksum."""
+    config = load_config(
+        TextRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
+    )
+    parts = {
+        part: {"loss": 1.0, "perplexity": value}
+        for part, value in zip(("all", "ar", "non_ar"), perplexities, strict=True)
+    }
+    lines: list[dict[str, Any]] = [
+        {
+            "type": "run",
+            "digest": config.digest(),
+            "parameters": 34_000_000,
+            "corpus": {"sha256": sha256, "tokenizer": "neox", "vocab_size": 50277},
+            "config": config.model_dump(mode="json"),
+            "code": CODE,
+            "machine": MACHINE,
+        },
+        {"type": "step", "step": 5, "tokens": 163_840, "loss": 9.0, "tokens_per_second": 1000.0 + seed},
+        {"type": "eval", "step": 5, "loss": 5.0, "perplexity": 150.0},
+        {"type": "step", "step": 10, "tokens": 327_680, "loss": 4.0, "tokens_per_second": 1000.0 + seed},
+        {"type": "end", "status": status, "step": 10, "test": {"tokens": tokens, "ar_share": 0.25, **parts}},
+    ]
+    return Run(f"{model}-{seed}", lines)

@@ -1,13 +1,13 @@
-"""What `--mixer NAME` means: a registered mixer, or one that a file or module of the user's registers."""
+"""The option `--mixer NAME`: a registered mixer, or one that a user's file or module registers."""
 
 import pytest
 
 MIXER = pytest.StashKey[str]()
-"""Where the name given with --mixer is kept, once its module is imported and the name is known."""
+"""The key under which pytest stores the name given with --mixer, after its module was imported."""
 
 
 def find_mixer(wanted: str) -> str:
-    """Import what stands before the colon, and check that the name after it is registered then."""
+    """Return the name after the colon, after importing the file or module before it. The name must be registered."""
     from rebased.cli.imports import import_user_code
     from rebased.mixers import mixer_class
 

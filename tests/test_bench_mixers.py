@@ -3,23 +3,22 @@
 import json
 from pathlib import Path
 
-import pytest
-from benchmarks import mixers
-
+from benchmark_command import succeed
 from rebased.mixers import mixer_class, mixer_names
 
 OURS = [name for name in mixer_names() if mixer_class(name).__module__.startswith("rebased.")]
 
 
-def test_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small(tmp_path: Path) -> None:
     lengths = ["--lengths", "256", "512", "--repeats", "1"]
-    path = mixers.main(["--small", "--device", "cpu", *lengths, "--mixers", *OURS, "--out", str(tmp_path)])
+    said = succeed("mixers", "--small", "--device", "cpu", *lengths, "--mixers", *OURS, "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*.json")
     result = json.loads(path.read_text())
     assert [(row["mixer"], row["T"]) for row in result["mixers"]] == [(name, T) for name in OURS for T in (256, 512)]
     assert all(row["seconds"] > 0 for row in result["mixers"])
     assert str(tmp_path) not in path.read_text()
     assert path.with_suffix(".svg").stat().st_size > 10_000
-    assert "attention        T    512" in capsys.readouterr().out
+    assert "attention        T    512" in said
     # Bytes, not seconds: a busy machine changes only the latter. Attention's dropout keeps T x T, the rest keep T.
     exponents = result["growth"]["bytes"]
     assert exponents.pop("attention") > 1.5

@@ -5,71 +5,93 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import one_pass, ops, ops_report
-from torch import Tensor
 
-from rebased.ops import REBASED, poly_attention
+from benchmark_command import BENCHMARKS, benchmark, succeed
+from tolerances import KERNEL_ERRORS
 
-PUBLISHED = sorted((Path(ops.__file__).parent / "results").glob("ops-*.json"))
+PUBLISHED = sorted((BENCHMARKS / "results").glob("ops-*.json"))
+WRONG_GRADIENT = """
+import torch
+import rebased.ops
+
+class Wrong(torch.autograd.Function):  # hands on its input, and 1 % too much of the gradient
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return 1.01 * dx
+
+right = rebased.ops.poly_attention
+
+def attend(q, *others, **settings):  # right in fp64, which all are compared with
+    return right(q if q.dtype == torch.float64 else Wrong.apply(q), *others, **settings)
+
+rebased.ops.poly_attention = attend
+"""
+ONE_MOMENT = """
+import datetime
+
+class Stopped(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+datetime.datetime = Stopped
+"""
 
 
-def test_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = ops.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+def test_small(tmp_path: Path) -> None:
+    said = succeed("ops", "--device", "cpu", "--quick", "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*.json")
     record = json.loads(path.read_text())
     done = {(row["way"], row["T"]) for row in record["lengths"] if row.get("eager_both_ms", 0) > 0}
     assert done == {(way, T) for way in ("ours", "SDPA Flash") for T in (64, 256)}
-    assert all(row["error"] < 1e-5 for row in record["lengths"] if (row["way"], row["T"]) in done)
+    assert all(
+        row["error"] < KERNEL_ERRORS[torch.float32] for row in record["lengths"] if (row["way"], row["T"]) in done
+    )
     assert "SDPA cuDNN" in record["left_out"]  # it has no CPU version
     assert record["decode"]["eager_ms"] > 0
     assert record["command"] == "python benchmarks/ops.py --device cpu --quick"
     assert str(tmp_path) not in path.read_text()
     assert path.with_suffix(".svg").stat().st_size > 10_000
-    assert "forward / forward+backward" in capsys.readouterr().out
+    assert "forward / forward+backward" in said
 
 
-def test_one_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    one_pass.main("cpu")
-    assert capsys.readouterr().out == "T = 200: finite\nT = 2,100: finite\nT = 8,300: finite\n"
+def test_one_pass() -> None:
+    said = succeed("one_pass", "--device", "cpu")
+    assert said == "T = 200: finite\nT = 2,100: finite\nT = 8,300: finite\n"
 
 
-class WrongGradient(torch.autograd.Function):
-    """Hands on its input, and 1 % too much of the gradient."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, dx: Tensor) -> Tensor:
-        return 1.01 * dx
-
-
-def test_a_wrong_way_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return poly_attention(WrongGradient.apply(q), k, v, coefficients=REBASED)
-
-    monkeypatch.setattr(ops, "ways", lambda _: ([ops.Way("ours", attend, REBASED, ours=True)], {}))
-    with pytest.raises(SystemExit, match="wrong, so not timed: ours"):
-        ops.main(["--device", "cpu", "--sections", "lengths", "--out", str(tmp_path)])
+def test_a_wrong_way_is_not_timed(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--quick", "--sections", "lengths", "--out", str(tmp_path))
+    answer = benchmark("ops", *words, patch=WRONG_GRADIENT)
+    assert answer.returncode == 1
+    assert "wrong, so not timed: ours" in answer.stderr
     (path,) = tmp_path.glob("*.json")
-    for row in json.loads(path.read_text())["lengths"]:
+    ours = [row for row in json.loads(path.read_text())["lengths"] if row["way"] == "ours"]
+    assert ours
+    for row in ours:
         assert "off by" in row["wrong"]
         assert not any(key.endswith("_ms") for key in row)
 
 
 def test_an_older_result_stays(tmp_path: Path) -> None:
-    record = {"date": "2026-01-02T03:04:05+00:00", "machine": {"device": "NVIDIA H200"}}
-    path = ops.save(record, tmp_path)
-    assert path.name == "ops-2026-01-02-030405-h200.json"
-    with pytest.raises(FileExistsError):
-        ops.save({**record, "what": "another"}, tmp_path)
-    assert json.loads(path.read_text()) == record
+    words = ("--device", "cpu", "--quick", "--sections", "decode", "--out", str(tmp_path))
+    succeed("ops", *words, patch=ONE_MOMENT)
+    (path,) = tmp_path.glob("*.json")
+    assert path.name.startswith("ops-2026-01-02-030405-")
+    before = path.read_bytes()
+    answer = benchmark("ops", *words, patch=ONE_MOMENT)
+    assert answer.returncode == 1
+    assert "FileExistsError" in answer.stderr
+    assert path.read_bytes() == before
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="no result of benchmarks/ops.py is committed yet")
-def test_the_newest_published_result_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_published_result_can_be_drawn(tmp_path: Path) -> None:
     record = json.loads(PUBLISHED[-1].read_text())
-    ops_report.draw(record, tmp_path / "plot.svg")
+    said = succeed("ops_report", str(PUBLISHED[-1]), "--plot", str(tmp_path / "plot.svg"))
     assert (tmp_path / "plot.svg").stat().st_size > 10_000
-    ops_report.show(record)
-    assert f"{record['lengths'][-1]['T']:,}" in capsys.readouterr().out
+    assert f"{record['lengths'][-1]['T']:,}" in said

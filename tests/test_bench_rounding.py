@@ -1,36 +1,36 @@
 """benchmarks/rounding.py: without roundings it is the equation, with them it is close to it."""
 
 import pytest
-import torch
+
+from benchmark_command import benchmark, succeed
 
 pytest.importorskip("triton")  # the kernels' package imports it, though their plan is arithmetic
 
-from benchmarks import rounding
-
+LENGTHS = ("64", "2048")  # quadratic and chunked
+WRONG = """
 from rebased.ops.polynomial import reference
+attend = reference.attend
+reference.attend = lambda *inputs, **settings: 1.001 * attend(*inputs, **settings)
+"""
 
 
-@pytest.mark.parametrize("chunk", [None, 16])
-def test_is_the_equation(chunk: int | None) -> None:
-    inputs = rounding.make_inputs(64, seed=0, heads=2)
-    q, k, v, do = (x.transpose(0, 1).unsqueeze(0).double() for x in inputs[:4])  # [1,T,H,*]
-    for x in (q, k, v):
-        x.requires_grad_()
-    o = reference.attend(q, k, v, coefficients=(0.0, 0.0, 1.0), scale=1.0, eps=0.0)
-    law = [x.detach()[0].transpose(0, 1) for x in (o, *torch.autograd.grad(o, (q, k, v), do))]
-    for case, least, most in ((rounding.NOTHING, 0.0, 1e-4), (rounding.Roundings(), 1e-3, 1e-2)):
-        errors, norms = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        rounding.add(errors, norms, "it", rounding.rebased(inputs, case, chunk), law)
-        found = (errors["it"] / norms["it"]).sqrt()
-        assert ((found >= least) & (found < most)).all(), found
-
-
-def test_the_command_changes_each_rounding_in_turn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(rounding, "TOKENS", 2048)
-    found = rounding.main(["64", "-K", "8"])
+def test_the_command_changes_each_rounding_in_turn() -> None:
+    """It also checks itself against the equation, in fp64, and stops if it is off by 1e-4."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for line in succeed("rounding", *LENGTHS, "-K", "8", "--tokens", "2048").splitlines()[1:]:
+        T, rest = line.split(maxsplit=1)
+        found[T, rest[:22].strip()] = [float(error) / 1e3 for error in rest[22:].split()]
+    assert {T for T, _ in found} == set(LENGTHS)
     assert {name for _, name in found} >= {"as the kernels do", "near_slopes in bf16", "all in bf16", "softmax"}
-    for kept, plain in zip(found[64, "as the kernels do"], found[64, "all in bf16"], strict=True):
-        assert 1e-3 < kept < plain
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(found)
+    for T in LENGTHS:
+        for kept, plain in zip(found[T, "as the kernels do"], found[T, "all in bf16"], strict=True):
+            assert 1e-3 < kept < 1e-2
+            assert kept <= plain
+    for kept, plain in zip(found["64", "as the kernels do"], found["64", "all in bf16"], strict=True):
+        assert kept < plain
+
+
+def test_it_measures_nothing_if_it_is_not_the_equation() -> None:
+    answer = benchmark("rounding", "64", "--tokens", "2048", patch=WRONG)
+    assert answer.returncode == 1
+    assert "o without roundings is off by 1.0e-03 of the equation: nothing was measured" in answer.stderr

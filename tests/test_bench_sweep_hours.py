@@ -1,29 +1,42 @@
 """benchmarks/sweep_hours.py: hours from recorded steps."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
-from benchmarks import sweep_hours
 
-from rebased.train.sweep import read_sweep
-
-
-def test_a_line_through_steps() -> None:
-    rows = [{"T": T, "D": D, "ms": 512 * T * (20 + D / 4) / 1e6} for T, D in ((256, 64), (512, 128), (2048, 512))]
-    slower = [{**row, "ms": 2 * row["ms"]} for row in rows]
-    ns = sweep_hours.token_line([*slower, *rows])
-    assert [ns(D) for D in (0, 64, 1024)] == pytest.approx([20, 36, 276])
+from benchmark_command import benchmark, succeed
 
 
-def test_a_run_costs_its_tokens() -> None:
-    file = Path(sweep_hours.ROOT) / "configs" / "sweeps" / "table1-small.yaml"
-    runs = {sweep_hours.preset_of(point.config.model): point.config for point in read_sweep(file, {})}
-    steps = {("rebased", 256): 4.0, ("based", 256): 2.0, ("rebased", 2048): 30.0, ("based", 2048): 60.0}
-    hours = {name: sweep_hours.run_hours(run, lambda D: 36.0, steps) for name, run in runs.items()}
-    tokens = 12 * 256 * (100_000 + 6000 / 3)
-    assert hours == pytest.approx({"rebased": tokens * 36e-9 / 3600, "based": tokens * 18e-9 / 3600})
+def write_records(folder: Path, scale: float) -> None:
+    """Steps of ReBased that take scale * (20 + D / 4) ns per token, and of Based that take half as long."""
+    about = {"section": "targets", "preset": "rebased", "precision": "tf32"}
+    shapes = ((256, 64), (512, 128), (2048, 512))
+    rows = [about | {"T": T, "D": D, "ms": scale * 512 * T * (20 + D / 4) / 1e6} for T, D in shapes]
+    slower = [{**row, "ms": 2 * row["ms"]} for row in rows]  # the faster of two modes counts
+    about = {"section": "presets", "precision": "bf16", "mode": "captured"}
+    times = {("rebased", 256): 4.0, ("based", 256): 2.0, ("rebased", 2048): 30.0, ("based", 2048): 60.0}
+    rows += [about | {"preset": preset, "T": T, "ms": ms} for (preset, T), ms in times.items()]
+    (folder / "train-2026-01-01-cuda.json").write_text(json.dumps({"rows": [*slower, *rows]}))
+
+
+def test_a_run_costs_its_tokens(tmp_path: Path) -> None:
+    scale = 1e5
+    write_records(tmp_path, scale)
+    said = succeed("sweep_hours", "table1-small", "--results", str(tmp_path))
+    line = re.search(r"ReBased: ([\d.]+) \+ ([\d.]+) D ns per token", said)
+    assert line is not None
+    assert [float(number) for number in line.groups()] == pytest.approx([20 * scale, scale / 4])
+    found = re.search(r"table1-small +60 runs +(\d+) GPU hours +T = 256 100%", said)
+    assert found is not None
+    tokens = 12 * 256 * (100_000 + 6000 / 3)  # of a run; evaluation counts a third
+    nanoseconds = scale * ((20 + 24 / 4) + (20 + 32 / 4))  # per token, at both widths
+    hours = 5 * (5 + 1 / 2) * tokens * nanoseconds * 1e-9 / 3600  # five seeds of five kernels, and of Based
+    assert float(found[1]) == pytest.approx(hours, rel=1e-4)
 
 
 def test_records_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="has section targets with"):
-        sweep_hours.main(results=tmp_path)
+    answer = benchmark("sweep_hours", "--results", str(tmp_path))
+    assert answer.returncode == 1
+    assert "has section targets with" in answer.stderr

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
 from rebased.models import LMConfig, preset
+from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import RunConfig
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
 
@@ -107,7 +107,7 @@ BAD = {
     "train.epochs=2.5": "train.epochs: should be a valid integer, got a number with a fractional part; got 2.5",
     "train.betas=[0.9, 1]": "train.betas: both must be at least 0 and below 1, such as [0.9, 0.999]; got [0.9, 1.0]",
     "train.protocol=papers": "train.protocol: should be 'paper' or 'held_out'; got 'papers'; did you mean 'paper'?",
-    "train.precision=int3": "train.precision: should be 'fp32', 'tf32' or 'bf16'; got 'int3'",
+    "train.precision=int3": "train.precision: should be 'auto', 'fp32', 'tf32' or 'bf16'; got 'int3'",
     "train=3": "train: should be a valid dictionary or instance of TrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
     "train.protocol=held_out": "train.protocol held_out reports on a split of its own, and task.held_out is empty",
@@ -160,7 +160,7 @@ def test_each_mistake_has_a_line() -> None:
         ("train:\n  lr: 1\n  lr: 2\n", r"is not valid YAML in line 3, column 3: the key 'lr' stands twice"),
         ("train: {lr: 1", r"is not valid YAML in line 1, column 14"),
         ("a: !!python/object/apply:os.getcwd []", r"is not valid YAML in line 1, column 4"),
-        ("", "is empty; the files under configs/ show"),
+        ("", "is empty; `rebased configs` lists configs that show"),
         ("just words", r"should hold keys and values .*; it holds 'just words'"),
         ("a: \x00", r"is not valid YAML"),
         ("{[1, 2]: 3}", r"is not valid YAML"),

@@ -14,7 +14,7 @@ from rebased.config import merge
 from rebased.data import write_corpus
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import read_record
-from rebased.train.lm import TextResult, TextSink, train_text
+from rebased.train import RunResult, Sink, StepReport, train
 
 TIMINGS = ("seconds", "tokens_per_second", "code", "processes")
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
@@ -69,14 +69,14 @@ def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
     return curve(folder), (folder / "model.safetensors").read_bytes()
 
 
-class AtStep(TextSink):
+class AtStep(Sink):
     """Does something after a given step."""
 
     def __init__(self, step: int, action: Callable[[], Any]) -> None:
         self.at, self.action = step, action
 
-    def step(self, step: int) -> None:
-        if step == self.at:
+    def step(self, report: StepReport) -> None:
+        if report.step == self.at:
             self.action()
 
 
@@ -98,7 +98,7 @@ def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> lis
     return [start(_as_rank, rank, size, port, function, arguments) for rank in range(size)]
 
 
-def wait(processes: list[BaseProcess], seconds: float = 60) -> list[int | None]:
+def wait(processes: list[BaseProcess], seconds: float = 300) -> list[int | None]:
     """Their exit codes; None for one that hangs, which is then ended."""
     end = time.monotonic() + seconds
     for process in processes:
@@ -116,5 +116,5 @@ def _as_rank(rank: int, size: int, port: int, function: Callable[..., Any], argu
     function(*arguments)
 
 
-def run(config: TextRunConfig, folder: Path, resume: bool = False) -> TextResult:
-    return train_text(config, folder, resume=resume)
+def run(config: TextRunConfig, folder: Path, resume: bool = False) -> RunResult:
+    return train(config, folder, resume=resume)

@@ -23,7 +23,7 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    how: ClassVar[tuple[str, ...]] = ()
+    not_in_digest: ClassVar[tuple[str, ...]] = ()
     """Keys, such as train.device, that say how a result is computed and not which one: no part of the digest."""
 
     added_later: ClassVar[tuple[str, ...]] = ()
@@ -46,10 +46,11 @@ class Config(BaseModel):
         return values
 
     def digest(self) -> str:
-        """Twelve hex digits that name this config: those that are equal but for `how`, and only those, share them."""
+        """Twelve hex digits that name this config. Configs share them if, and only if, they are equal but for
+        `not_in_digest`."""
         tree = self.model_dump(mode="json")
         _drop_added_defaults(self, tree)
-        for dotted in self.how:
+        for dotted in self.not_in_digest:
             section, _, key = dotted.rpartition(".")
             del (tree[section] if section else tree)[key]
         canonical = json.dumps(tree, sort_keys=True, separators=(",", ":"))
@@ -199,7 +200,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a text file: {error.reason} at byte {error.start}") from error
     tree = parse_yaml(text, str(path))
     if tree is None:
-        raise ValueError(f"{path} is empty; the files under configs/ show what belongs there")
+        raise ValueError(f"{path} is empty; `rebased configs` lists configs that show what belongs there")
     if not isinstance(tree, dict):
         raise ValueError(f"{path} should hold keys and values (train: ...); it holds {short(tree)}")
     return tree

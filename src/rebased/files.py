@@ -1,17 +1,23 @@
-"""Files that are whole or not there, whatever happens while they are written."""
+"""Files on disk: atomic writes, folder locks and checksums."""
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 PARTIAL = ".partial"
+LOCK = ".lock"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write to a neighbour of `path` that takes its place in the end. On any error `path` stays what it was."""
+    """A binary file to write, which becomes `path` when the block ends. On any error `path` stays as it was.
+
+    Until then the content is in a temporary file beside `path`, named .NAME.partial.
+    """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         with open(partial, "wb") as file:
@@ -26,9 +32,47 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Without this a power cut may undo the renaming."""
+    """Write a folder's entries to disk: without this a power cut may undo a rename."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class FolderInUse(ValueError):
+    """Another process holds the lock of a folder."""
+
+
+@contextmanager
+def locked(folder: Path, *, option: str = "--out") -> Iterator[None]:
+    """Hold the lock of `folder` during the block; the folder is made if needed.
+
+    Raises `FolderInUse` if another process holds the lock. `option` is the command-line option that chooses the folder,
+    for the message.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when the process ends in any way
+        except OSError as error:
+            raise FolderInUse(
+                f"{folder} is in use by another process; wait until it ends, or choose another folder ({option})"
+            ) from error
+        yield
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """{"bytes": the size of a file, "sha256": its checksum}: enough to recognise its content."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, as 64 hexadecimal digits. The file is read in pieces, never as a whole."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_bytes(content: bytes) -> str:
+    """The SHA-256 of `content`, as 64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()

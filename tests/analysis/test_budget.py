@@ -1,4 +1,4 @@
-"""Expected validation performance against every draw there is."""
+"""Expected validation performance, compared with an enumeration of all draws."""
 
 from itertools import combinations, product
 from statistics import fmean

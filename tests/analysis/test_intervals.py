@@ -1,4 +1,4 @@
-"""Intervals hold what they promise: their own equation, and data of which the truth is known."""
+"""Intervals satisfy their definition, and cover the known truth of simulated data as often as they should."""
 
 from math import sqrt
 
@@ -10,7 +10,7 @@ from rebased.analysis.intervals import bootstrap_means, t_interval, wilson
 
 @pytest.mark.parametrize(("correct", "asked"), [(0, 1), (0, 7), (3, 7), (7, 7), (499, 1000), (1, 10_000)])
 def test_wilson_solves_its_equation(correct: int, asked: int) -> None:
-    """Its ends are the shares p that lie 1.96 standard errors, of p itself, away from what was seen."""
+    """Its ends are the proportions p that are 1.96 of their own standard errors away from the observed one."""
     low, high = wilson(correct, asked)
     assert low <= correct / asked <= high
     assert (low == 0, high == 1) == (correct == 0, correct == asked)
@@ -26,7 +26,7 @@ def test_wilson_of_nothing() -> None:
 
 
 def test_students_interval() -> None:
-    """Textbook: the mean 10 of 9, 10, 11 lies within 4.3027 standard errors, each 1 / sqrt(3)."""
+    """By hand: the interval of 9, 10, 11 is 10 plus or minus 4.3027 standard errors of 1 / sqrt(3)."""
     assert t_interval([9.0, 10.0, 11.0]) == pytest.approx((10 - 4.302653 / sqrt(3), 10 + 4.302653 / sqrt(3)))
     assert t_interval([9.0, 10.0, 11.0], level=0.5) == pytest.approx((10 - 0.816497 / sqrt(3), 10 + 0.816497 / sqrt(3)))
     assert np.isnan(t_interval([3.0])).all()

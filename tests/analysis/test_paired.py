@@ -1,4 +1,4 @@
-"""Paired tests against scipy, enumeration and hand; and the sentences that come of them."""
+"""Paired tests, compared with scipy, with enumeration and by hand; and the sentences made from them."""
 
 from itertools import product
 from math import inf, isnan, nan
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rebased.analysis import compare, compare_all, holm, in_words, wilcoxon_limit
+from rebased.analysis import compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
 from rebased.analysis.paired import rank_biserial, signed_rank, smallest_wilcoxon_p
 
 LOW = {42: 0.40, 43: 0.50, 44: 0.45, 45: 0.52, 46: 0.47}
@@ -30,7 +30,10 @@ def test_against_scipy() -> None:
 @given(differences=st.lists(st.integers(-4, 4), min_size=2, max_size=7))
 @settings(max_examples=60, deadline=None)
 def test_signed_rank_is_the_share_of_all_signs(differences: list[int]) -> None:
-    """Zeros left out, ties sharing their rank: as extreme or more, over every way the signs could have fallen."""
+    """p by enumeration: the share of all assignments of signs that are as extreme or more.
+
+    Zeros are left out, and ties share their rank.
+    """
     decided = [value for value in differences if value]
     if not decided:
         assert signed_rank(differences) == 1
@@ -107,3 +110,9 @@ def test_too_few_pairs_for_wilcoxon_are_said() -> None:
     assert "its smallest two-sided p is 0.0625" in (wilcoxon_limit(5) or "")
     assert wilcoxon_limit(6) is None
     assert wilcoxon_limit(1) is None
+
+
+@given(st.integers(0, 12), st.integers(0, 12))
+def test_the_sign_test_against_scipy(positive: int, negative: int) -> None:
+    expected = stats.binomtest(positive, positive + negative).pvalue if positive + negative else 1.0
+    assert sign_test(positive, negative) == pytest.approx(expected)

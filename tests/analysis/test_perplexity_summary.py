@@ -1,4 +1,4 @@
-"""The summary is made of the scores' own sums."""
+"""The summary agrees with the sums in the scores."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The learning rate that stands for a model."""
+"""The learning rate that is chosen for a model."""
 
 import pytest
 

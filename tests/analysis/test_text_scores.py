@@ -1,4 +1,4 @@
-"""Three perplexities are quotients of the same sums."""
+"""The three perplexities follow from the same sums."""
 
 import math
 

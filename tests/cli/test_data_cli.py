@@ -1,4 +1,4 @@
-"""rebased data, as it is typed."""
+"""The command rebased data."""
 
 import os
 import re
@@ -102,7 +102,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
     while not process.stdout.readline().startswith("shard 2 is written"):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err == ""
     last = out.splitlines()[-1]

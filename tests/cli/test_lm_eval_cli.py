@@ -1,4 +1,4 @@
-"""rebased lm eval and lm recall, as they are typed: on a small model and a small text, and with every mistake."""
+"""The commands rebased lm eval and lm recall on a small model and text, and their error messages."""
 
 import json
 import math
@@ -18,7 +18,8 @@ from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import RECORD, read_record
-from rebased.train.lm import train_text
+from rebased.train import train
+from tolerances import TRAINED
 
 LENGTH = 96
 WORDS = ["the", "port", "of", "a", "town", "by", "sea", "and", "hill", "has", "one", "old", "gate", "but", "no", "wall"]
@@ -216,16 +217,16 @@ def test_a_model_that_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
-    """What `lm train` writes at its end is what `lm eval` finds, with nothing said but the run's folder."""
+    """`lm eval` with only the run's folder gives the numbers that `lm train` recorded at its end."""
     mixers = ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]
     tree = {
         "data": {"folder": str(Path("text").resolve()), "seq_len": 32, "isolate_documents": True},
         "model": {"vocab_size": 257, "d_model": 8, "n_layers": 2, "mixers": mixers},
         "train": {"steps": 3, "batch_size": 4, "warmup_steps": 1, "device": "cpu"},
     }
-    train_text(TextRunConfig.model_validate(tree), tmp_path / "trained")
+    train(TextRunConfig.model_validate(tree), tmp_path / "trained")
     run("eval", str(tmp_path / "trained"), "--split", "valid", "--json", str(tmp_path / "numbers.json"))
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     (told,) = (line for line in read_record(tmp_path / "trained") if line["type"] == "end")
     for name in ("all", "ar", "non_ar"):
-        assert numbers[name]["nats"] == pytest.approx(told["valid"][name]["loss"], rel=1e-6)
+        assert numbers[name]["nats"] == pytest.approx(told["valid"][name]["loss"], rel=TRAINED)

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from cyclopts.completion.detect import ShellDetectionError
 
 import rebased.cli
 from rebased.cli import COMMANDS, GROUPS, main
@@ -92,9 +94,42 @@ def test_what_is_not_installed_is_told_with_its_remedy(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_the_first_word_of_each_group_answers_without_torch() -> None:
-    for word in GROUPS:
+def test_help_and_lists_answer_without_torch() -> None:
+    for word in (*GROUPS, "--help", "configs"):
         script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
         script += "atexit.register(lambda: print('torch' in sys.modules)); main()"
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert answer.stdout.endswith("False\n"), answer.stdout
+
+
+def test_python_m_rebased_is_the_command() -> None:
+    answer = subprocess.run([sys.executable, "-m", "rebased", "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout == f"{rebased.__version__}\n"
+    wrong = subprocess.run([sys.executable, "-m", "rebased", "trian"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: unknown command 'trian'; did you mean 'train'?\n"
+
+
+def test_completion_is_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        rebased.cli, "COMMANDS", {"params": COMMANDS["params"], "zoo feed": ("test_verbs:feed", "Feed.")}
+    )
+    script = tmp_path / "rebased.bash"
+    assert run("--install-completion", "--shell", "bash", "--output", str(script)) == 0
+    assert capsys.readouterr().out == f"wrote {script}; load it with: source {script}\n"
+    asked = f"source {script}; COMP_WORDS=(rebased zoo feed --); COMP_CWORD=3; _rebased; printf '%s ' ${{COMPREPLY[@]}}"
+    answer = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert "--grams" in answer.stdout.split()
+
+
+def test_a_shell_that_cannot_be_told_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_shell() -> str:
+        raise ShellDetectionError
+
+    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", no_shell)
+    assert run("--install-completion") == 2
+    assert capsys.readouterr().err == "error: cannot tell which shell this is; name it, for example --shell bash\n"

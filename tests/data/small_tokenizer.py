@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of a few hundred words with GPT-NeoX's rules, trained in a moment."""
+"""A byte-level BPE tokenizer with GPT-NeoX's rules and a few hundred tokens, trained when it is needed."""
 
 import json
 from functools import lru_cache

@@ -1,26 +1,20 @@
-"""The fast encoder against the library, token for token; parts against wholes; normal form C against Python's."""
+"""The fast encoder gives the library's token ids, and NFC is Python's."""
 
-import io
 import json
 import lzma
-import os
 import unicodedata
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizer import changed_tokenizer_json, small_tokenizer_json
 from tokenizers import Tokenizer
 
+from real_data import real_data
 from rebased.data import fast_bpe as words_module
-from rebased.data.encode_chunks import character_start, divide, read_parts
 from rebased.data.fast_bpe import WordEncoder
 from rebased.data.nfc import normalise
 from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
-
-DATA = Path(os.environ.get("REBASED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 # Everything the rules ask about: letters, digits, spaces of several kinds, quotes before endings, marks that combine.
 TRICKY = st.text(
@@ -120,60 +114,12 @@ def test_normal_form_c(text: str) -> None:
     assert normalise(text) == unicodedata.normalize("NFC", text)
 
 
-LINES = st.text(st.sampled_from("ab.é漢 \n\t"), max_size=200)
-
-
-@settings(deadline=None, max_examples=60)
-@given(LINES, st.integers(8, 40))
-def test_parts_are_the_whole_and_never_cut_a_character(text: str, size: int) -> None:
-    parts = list(read_parts(io.BytesIO(text.encode()), size))
-    assert b"".join(parts) == text.encode()
-    assert "".join(part.decode() for part in parts) == text
-    assert max(map(len, parts), default=0) <= size
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["word", "it's", "two  spaces", "x\n\ny", "12.5", "    indented", "é"]), max_size=60))
-def test_parts_encode_as_the_whole_does(pieces: list[str]) -> None:
-    text = "".join(f"{piece}.\nNext line, " for piece in pieces)
-    engine = library(small_tokenizer_json())
-    parts = [part.decode() for part in read_parts(io.BytesIO(text.encode()), 60)]
-    ids = [token for part in parts for token in engine.encode(part).ids]
-    assert ids == engine.encode(text).ids
-
-
-@settings(deadline=None)
-@given(st.text(max_size=30), st.lists(st.integers(0, 90), max_size=3), st.integers(4, 9))
-def test_divide(text: str, cuts: list[int], size: int) -> None:
-    data, cuts = text.encode(), sorted(cuts)
-    found = list(divide(read_parts(io.BytesIO(data), size), cuts, 1))
-    assert b"".join(part for _, part, _ in found) == data
-    for stretch in {stretch for stretch, _, _ in found}:
-        parts = [(part, is_end) for at, part, is_end in found if at == stretch]
-        assert [is_end for _, is_end in parts] == [False] * (len(parts) - 1) + [True]
-        begin, end = ([0, *cuts][stretch], [*cuts, len(data)][stretch])
-        begin, end = (character_start(data, min(at, len(data))) for at in (begin, end))
-        assert b"".join(part for part, _ in parts) == data[begin:end]
-
-
-def test_divide_keeps_whole_tokens() -> None:
-    tokens = np.arange(10, dtype="<u2").tobytes()
-    found = list(divide([tokens[:12], tokens[12:]], [5, 14], 2))
-    assert [(at, len(part), is_end) for at, part, is_end in found] == [
-        (0, 4, True),
-        (1, 8, False),
-        (1, 2, True),
-        (2, 6, True),
-    ]
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs shared/data beside the repository, or REBASED_DATA")
 def test_neox_on_wikipedia() -> None:
-    path = DATA / "gpt-neox-20b.20B_tokenizer.json.xz"
+    path = real_data("gpt-neox-20b.20B_tokenizer.json.xz")
     tokenizer = load_tokenizer(str(path))
     assert tokenizer.vocab_size == 50277
     assert tokenizer.end_of_text == 0
-    with lzma.open(DATA / "enwik8.xz") as file:
+    with lzma.open(real_data("enwik8.xz")) as file:
         file.seek(1_000_000)
         text = file.read(300_000).decode(errors="replace")
     assert isinstance(tokenizer, JsonTokenizer)

@@ -1,4 +1,4 @@
-"""Tokenised files as EleutherAI publishes them, written here byte by byte."""
+"""Tokenised files in Megatron's format, written here byte by byte."""
 
 import struct
 from pathlib import Path
@@ -13,7 +13,7 @@ CODES = {"<u2": 8, "<i4": 4, "<u1": 1}
 
 
 def write_pair(path: Path, sequences: list[list[int]], documents: list[int], dtype: str = "<u2") -> Path:
-    """`documents`: with which sequence each begins, and at last how many sequences there are."""
+    """`documents`: the first sequence of each document, then the number of sequences."""
     content = b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences)
     sizes = [len(sequence) for sequence in sequences]
     pointers = np.cumsum([0, *sizes[:-1]]) * np.dtype(dtype).itemsize
@@ -33,7 +33,7 @@ def test_documents_of_several_sequences(tmp_path: Path, dtype: str) -> None:
 
 
 def test_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
-    """256 is the bytes tokenizer's end of text: a document ends where the index says, and after that token."""
+    """A document ends where the index says, and after 256, the end-of-text token of the bytes tokenizer."""
     write_pair(tmp_path / "x", [[104, 105, 256], [97, 98, 256, 99], [100, 101]], [0, 1, 2, 3])
     config = PrepareConfig(sources=(str(tmp_path / "x.bin"),), split=("train=10MB",))
     with pytest.raises(ValueError, match="--split wants 10,000,000 bytes and the sources have 18"):
@@ -73,7 +73,7 @@ def test_damaged_pairs(tmp_path: Path) -> None:
     assert "do not follow one another" in problem(good[:42] + struct.pack("<qq", 0, 4) + good[58:])
     index.write_bytes(good)
     (tmp_path / "x.bin").write_bytes(b"1234567")
-    with pytest.raises(ValueError, match=r"x\.bin has 7 bytes; its index is about 8"):
+    with pytest.raises(ValueError, match=r"x\.bin has 7 bytes and its index describes 8"):
         TokenisedFile(index)
     (tmp_path / "x.bin").unlink()
     with pytest.raises(ValueError, match=r"x\.bin is missing: tokenised text is a pair"):

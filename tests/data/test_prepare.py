@@ -1,4 +1,4 @@
-"""rebased.data.prepare: any kind of text in, the same bytes out whatever the workers, and nothing half done."""
+"""rebased.data.prepare: all kinds of sources, the same bytes for any number of workers, and never half a result."""
 
 import gzip
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from small_tokenizer import small_tokenizer_json, write_small_tokenizer
 
 from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
-from rebased.data.encode import Piece, PieceEncoder
+from rebased.data.encode import ChunkBatch, ChunkEncoder
+from rebased.data.encode_chunks import read_chunks
 
 WORDS = [
     "the",
@@ -159,7 +161,7 @@ def test_the_standard_library_is_there_without_a_source(tmp_path: Path, monkeypa
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> PrepareConfig:
-    """Two files of text, cut into 7 shards and dealt out to three splits, with a tokenizer.json."""
+    """Two files of text, encoded with a tokenizer.json as 7 shards of three splits."""
     (tmp_path / "long.txt").write_text(story(40_000))
     lines = [json.dumps({"text": story(60 + seed, seed)}) for seed in range(300)]
     (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
@@ -171,9 +173,9 @@ def mixed(tmp_path: Path) -> PrepareConfig:
 
 
 def test_workers_make_no_difference(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebased.data.preparation.WORTH_A_PROCESS", 1)
-    monkeypatch.setattr("rebased.data.preparation.PART", 7000)
-    monkeypatch.setattr("rebased.data.encode_chunks.PART", 7000)
+    monkeypatch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr("rebased.data.preparation.CHUNK_BYTES", 7000)
+    monkeypatch.setattr(sources_module, "read_chunks", partial(read_chunks, size=7000))
     prepare(mixed, tmp_path / "one")
     prepare(mixed, tmp_path / "two", workers=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -187,7 +189,7 @@ class Stop(Exception):
 def test_ended_anywhere_and_resumed(mixed: PrepareConfig, tmp_path: Path) -> None:
     prepare(mixed, tmp_path / "whole")
     reports: list[int] = []
-    prepare(mixed, tmp_path / "counted", report=lambda progress: reports.append(progress.shards))
+    prepare(mixed, tmp_path / "counted", on_progress=lambda progress: reports.append(progress.shards))
     for after in (1, len(reports) // 2, len(reports) - 1):
         left = [None] * after
 
@@ -198,7 +200,7 @@ def test_ended_anywhere_and_resumed(mixed: PrepareConfig, tmp_path: Path) -> Non
 
         folder = tmp_path / f"ended-{after}"
         with pytest.raises(Stop):
-            prepare(mixed, folder, report=stop_after)
+            prepare(mixed, folder, on_progress=stop_after)
         with pytest.raises(ValueError, match=r"has no manifest\.json"):
             Corpus(folder)
         with pytest.raises(ValueError, match="holds this preparation; add --resume"):
@@ -211,12 +213,12 @@ SCRIPT = """
 import multiprocessing, sys, time
 from pathlib import Path
 import rebased.data.preparation as preparation
-preparation.WORTH_A_PROCESS = 1
+preparation.BYTES_PER_PROCESS = 1
 config = preparation.PrepareConfig.model_validate_json(sys.argv[1])
 def slow(progress):
     print(progress.shards, *(process.pid for process in multiprocessing.active_children()), flush=True)
     time.sleep(0.02)
-preparation.prepare(config, Path(sys.argv[2]), workers=int(sys.argv[3]), report=slow)
+preparation.prepare(config, Path(sys.argv[2]), workers=int(sys.argv[3]), on_progress=slow)
 """
 
 
@@ -238,7 +240,7 @@ def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
         process.kill()
     workers = [int(word) for word in words[1:]]
     assert len(workers) == 2
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while any(is_running(worker) for worker in workers):  # none stays behind
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -251,14 +253,14 @@ def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-class SuicidalEncoder(PieceEncoder):
-    def __call__(self, piece: Piece) -> Any:
-        if piece.shard == 2:
+class SuicidalEncoder(ChunkEncoder):
+    def __call__(self, batch: ChunkBatch) -> Any:
+        if batch.shard == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(piece)
+        return super().__call__(batch)
 
 
-def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool) -> PieceEncoder:
+def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool) -> ChunkEncoder:
     from rebased.data.tokenizer import restore_tokenizer
 
     return SuicidalEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
@@ -266,9 +268,9 @@ def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool
 
 def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("rebased.data.preparation.WORTH_A_PROCESS", 1)
+        patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
         patch.setattr("rebased.data.preparation.make_encoder", suicidal)
-        with pytest.raises(ValueError, match="a worker process was killed, often for want of memory"):
+        with pytest.raises(ValueError, match="a worker process was killed, often because memory ran out"):
             prepare(mixed, tmp_path / "out", workers=2)
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*-00002.bin"))
@@ -281,7 +283,7 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_0
 
 
 def test_a_full_disk(mixed: PrepareConfig, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a disk without room: writing fails in the same way."""
+    """A limit on the size of files simulates a full disk: writing fails in the same way."""
     command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
@@ -315,7 +317,7 @@ def test_a_damaged_shard_is_not_resumed_from(mixed: PrepareConfig, tmp_path: Pat
             raise Stop
 
     with pytest.raises(Stop):
-        prepare(mixed, tmp_path / "out", report=stop)
+        prepare(mixed, tmp_path / "out", on_progress=stop)
     shard = tmp_path / "out" / "train-00000.bin"
     shard.write_bytes(bytes(shard.stat().st_size))
     with pytest.raises(ValueError, match=r"train-00000\.bin is damaged"):
@@ -353,7 +355,7 @@ BAD: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"a.jsonl": b'{"text": "x"}\n{"text": '}, {}, r"a\.jsonl, line 2 is not JSON"),
     ({"a.jsonl": b'{"content": "x"}'}, {}, r"line 1 has the fields 'content'; it needs a field 'text'"),
     ({"a.jsonl": b'{"text": 3}'}, {}, r"line 1: 'text' is int and should be text"),
-    ({"a.jsonl": b'["text"]'}, {}, r"line 1 is no object: .* it needs a field 'text'"),
+    ({"a.jsonl": b'["text"]'}, {}, r"line 1 is not an object: .* it needs a field 'text'"),
     ({"a.jsonl": b"\n\n"}, {}, r"there is no text in the sources"),
     ({"a.txt": b"x"}, {"tokenizer": "missing.json"}, r"there is no tokenizer file missing\.json"),
     ({"a.txt": b"x"}, {"tokenizer": __file__}, r"test_prepare\.py is not a tokenizer\.json"),
@@ -361,7 +363,7 @@ BAD: list[tuple[dict[str, bytes], dict[str, Any], str]] = [
     ({"a.txt": b"x"}, {"end_of_text": "<eos>"}, r"the bytes tokenizer has token 256 for that"),
     ({"a.txt": b"x"}, {"document_start": "("}, r"--document-start '\(' is not a regular expression"),
     ({"a.txt": b"x" * 9}, {"split": ("train=5B,valid=9B",)}, r"--split wants 14 bytes and the sources have 9"),
-    ({"a.jsonl": b'{"text": "x"}'}, {"split": ("train=0.5,valid=0.5",)}, r"nothing came to .*too few documents"),
+    ({"a.jsonl": b'{"text": "x"}'}, {"split": ("train=0.5,valid=0.5",)}, r"valid got no text: .*too few documents"),
     ({"a.txt": b"x"}, {"split": ("train=nowhere.txt",)}, r"--split names the sources; leave out the others"),
 ]
 

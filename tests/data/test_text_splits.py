@@ -1,21 +1,21 @@
-"""Splits: how --split is read, and which bytes go where."""
+"""Splits: what --split means, and which bytes go to which split."""
 
 from collections import Counter
 
 import pytest
 
 from rebased.data.sources import Document
-from rebased.data.splits import ByShare, BySize, deal, parse_size, parse_split
+from rebased.data.splits import ByShare, BySize, assign_splits, parse_size, parse_split
 
 
 def text(content: bytes, *, divisible: bool = True) -> Document:
     return Document("text", "memory", [content] if content else [], content.__len__, divisible=divisible)
 
 
-def dealt(documents: list[Document], rule: ByShare | BySize) -> dict[str, bytes]:
+def assigned(documents: list[Document], rule: ByShare | BySize) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for split, part in deal(documents, rule):
-        found[split] = found.get(split, b"") + part.data + (b"|" if part.ends else b"")
+    for split, chunk in assign_splits(documents, rule):
+        found[split] = found.get(split, b"") + chunk.data + (b"|" if chunk.is_last else b"")
     return found
 
 
@@ -47,7 +47,7 @@ def test_bad_split_words(words: list[str], message: str) -> None:
 
 def test_bytes_are_cut_exactly_and_characters_kept() -> None:
     documents = [text(b"0123456789"), text(b""), text("é漢x".encode()), text(b"rest"), text(b"never read")]
-    assert dealt(documents, BySize({"train": 8, "valid": 5, "test": 4})) == {
+    assert assigned(documents, BySize({"train": 8, "valid": 5, "test": 4})) == {
         "train": b"01234567|",
         "valid": b"89|" + "é".encode() + b"|",  # byte 13 is within the next character
         "test": "漢x".encode() + b"|r|",
@@ -56,32 +56,32 @@ def test_bytes_are_cut_exactly_and_characters_kept() -> None:
 
 def test_bytes_keep_lines_of_json_whole() -> None:
     lines = [text(b"{1234}", divisible=False) for _ in range(4)]
-    assert dealt(lines, BySize({"train": 8, "valid": 5})) == {"train": b"{1234}|{1234}|", "valid": b"{1234}|"}
+    assert assigned(lines, BySize({"train": 8, "valid": 5})) == {"train": b"{1234}|{1234}|", "valid": b"{1234}|"}
 
 
 def test_too_few_bytes() -> None:
     rule = BySize({"train": 8, "valid": 8})
-    dealt([text(b"0123456789")], rule)
+    assigned([text(b"0123456789")], rule)
     with pytest.raises(ValueError, match=r"--split wants 16 bytes and the sources have 10; ask for less"):
         rule.check_enough()
     rule = BySize({"train": 8, "valid": 2})
-    dealt([text(b"0123456789")], rule)
+    assigned([text(b"0123456789")], rule)
     rule.check_enough()
 
 
-def test_shares_deal_documents_out() -> None:
+def test_shares_assign_documents_by_hash() -> None:
     documents = [text(b"x" * 10) for _ in range(3000)]
     rule = ByShare({"train": 0.8, "valid": 0.1}, total=30_000)
-    counts = Counter({split: len(content) // 11 for split, content in dealt(documents, rule).items()})
+    counts = Counter({split: len(content) // 11 for split, content in assigned(documents, rule).items()})
     assert 2300 < counts["train"] < 2500  # 2400 with a standard deviation of 22; a tenth is left out
     assert 250 < counts["valid"] < 350
-    again = dealt([text(b"y" * 10) for _ in range(3000)], ByShare({"train": 0.8, "valid": 0.1}, total=30_000))
+    again = assigned([text(b"y" * 10) for _ in range(3000)], ByShare({"train": 0.8, "valid": 0.1}, total=30_000))
     assert {split: len(content) // 11 for split, content in again.items()} == counts
 
 
 def test_shares_cut_a_document_that_is_too_large() -> None:
     big = bytes(range(65, 75)) * 10
-    found = dealt([text(big), text(b"s")], ByShare({"train": 0.9, "valid": 0.05, "test": 0.05}, total=101))
+    found = assigned([text(big), text(b"s")], ByShare({"train": 0.9, "valid": 0.05, "test": 0.05}, total=101))
     assert found["train"].startswith(big[:90] + b"|")
     assert found["valid"].startswith(big[90:95] + b"|")
     assert found["test"].startswith(big[95:] + b"|")

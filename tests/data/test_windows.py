@@ -1,4 +1,4 @@
-"""Windows over a token stream: what they hold, where documents end, and the order they come in."""
+"""Windows over a token stream: their tokens and labels, document boundaries, and their order in training."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,7 @@ END = 256
 
 
 class Stream:
-    """A stream in memory, as simple as can be."""
+    """A stream in memory."""
 
     def __init__(self, documents: list[list[int]]) -> None:
         self.tokens = np.array([token for document in documents for token in document])

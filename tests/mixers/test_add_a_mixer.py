@@ -1,4 +1,4 @@
-"""The worked example of docs/add_a_mixer.md passes the contract suite, by the command that the page gives."""
+"""The examples of docs/add_a_mixer.md pass the contract suite with the command that the page gives."""
 
 import re
 from pathlib import Path
@@ -18,4 +18,6 @@ def test_the_page_is_true(example: str, tmp_path: Path) -> None:
     (name,) = re.findall(r'@register_mixer\("(\w+)"\)', example)
     done = run_pytest("--mixer", f"{file}:{name}", str(ROOT / "tests" / "mixers" / "test_contract.py"))
     assert done.returncode == 0, done.output
-    assert ("has no init_state, extend" in done.output) == ("def extend" not in example)  # what skips those tests
+    assert ("has no init_state, extend" in done.output) == (
+        "def extend" not in example
+    )  # the reason why checks are skipped

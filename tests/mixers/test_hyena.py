@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from rebased.mixers import RWKV, Hyena
 from rebased.models import LanguageModel, preset
+from tolerances import assert_near
 
 B, T, D = 2, 13, 6
 
@@ -25,7 +26,7 @@ def test_is_its_formula() -> None:
     x1, x2, v = conv.split(D, dim=-1)
     z, h = v * x1, mixer.filter(T)
     long = torch.stack([sum(h[t - s] * z[:, s] for s in range(t + 1)) for t in range(T)], dim=1)
-    torch.testing.assert_close(mixer(x), mixer.out_proj((long + mixer.skip * z) * x2), rtol=0, atol=1e-12)
+    assert_near(mixer(x), mixer.out_proj((long + mixer.skip * z) * x2), D, 3, 2 * T, D)
 
 
 def test_filter_is_its_formula() -> None:
@@ -40,8 +41,8 @@ def test_filter_is_its_formula() -> None:
             h = torch.sin(taps.omega * layer(h))
         rates = torch.linspace(-math.log(0.01) / 1.5, -math.log(0.01) / 0.3, D, dtype=torch.float64)
         expected = taps.out(h) * torch.exp(-t / (length - 1) * rates)
-        torch.testing.assert_close(taps(length)[t], expected, rtol=0, atol=1e-12)
-    assert torch.equal(taps(5), taps(length)[:5])  # a shorter sequence has the same filter, cut
+        assert_near(taps(length)[t], expected, 3, 64, 64, 64, size=0.1)
+    assert_near(taps(5), taps(length)[:5], 3, 64, 64, 64)  # a shorter sequence has the same filter, cut
 
 
 def test_a_model_in_half_precision_still_tells_positions_apart() -> None:
@@ -57,7 +58,7 @@ def test_start_and_size() -> None:
     assert 0.6 < float(mixer.skip.detach().std()) < 1.4
     assert float(mixer.out_proj.weight.detach().std()) == pytest.approx(0.01, rel=0.05)
     assert float(mixer.in_proj.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
-    assert mixer.state_size(100) - mixer.state_size(99) == 64  # every token is kept
+    assert mixer.state_size(100) - mixer.state_size(99) == 64  # one number per channel and token
     assert mixer.state_size(0) == 2 * 3 * 64
 
 

@@ -1,4 +1,4 @@
-"""`pytest --mixer NAME`: what a user's own mixer is held to, and that the suite has teeth."""
+"""`pytest --mixer NAME`: the contract suite over a user's own mixer passes and fails as it should."""
 
 import subprocess
 import sys
@@ -28,14 +28,14 @@ LOOKS_AHEAD = GOOD.replace("x.cumsum(1)", "x.flip(1).cumsum(1).flip(1)")
 
 
 def test_own_mixer_from_a_file(tmp_path: Path) -> None:
-    """By the command that a user types."""
+    """With the command that a user types."""
     (tmp_path / "own.py").write_text(GOOD)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/mixers"]
     mixer = ["--mixer", f"{tmp_path / 'own.py'}:running_mean"]
     result = subprocess.run([*command, *mixer], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert "failed" not in result.stdout
-    assert "mixer 'running_mean' has no init_state, extend and state_size" in result.stdout  # skipped by name
+    assert "mixer 'running_mean' has no init_state, extend and state_size" in result.stdout  # the reason for skipping
     assert "deselected" in result.stdout
 
 

@@ -1,4 +1,4 @@
-"""The init of SPEC 1.1, kind by kind."""
+"""The initial weights of a model, by kind of layer."""
 
 import math
 from typing import Any

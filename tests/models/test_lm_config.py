@@ -28,7 +28,7 @@ def test_a_change_changes_the_digest(change: dict[str, Any]) -> None:
 
 
 def test_the_digest_is_stable() -> None:
-    """Runs are found by it: a digest that moves orphans every run there is. Change this only with intent."""
+    """Runs are found by their digest. If it changed, all existing runs would be lost."""
     assert LMConfig().digest() == "c3f8479511ce"
 
 

@@ -1,10 +1,11 @@
-"""Every MQAR preset as a whole: it trains, it reads in pieces what it reads at once, and its config is data."""
+"""Every MQAR preset: it trains, extend gives what forward gives, and its config survives JSON."""
 
 import pytest
 import torch
 
 from rebased.models import LanguageModel, LMConfig, preset
 from rebased.models.presets import mqar_preset_names
+from tolerances import assert_near
 
 B, T, VOCAB = 2, 16, 64
 
@@ -18,13 +19,13 @@ def test_reads_in_pieces_what_it_reads_at_once(name: str) -> None:
     for piece in tokens.split([1, 6, 2, 7], dim=1):
         hidden, state = model.extend(piece, state)
         outputs.append(hidden)
-    torch.testing.assert_close(torch.cat(outputs, dim=1), model.hidden(tokens), rtol=0, atol=1e-10)
+    assert_near(torch.cat(outputs, dim=1), model.hidden(tokens), *(24, 24, T, 24) * 2, 24)  # two layers, the last norm
     assert state.position == T
 
 
 @pytest.mark.parametrize("name", mqar_preset_names())
 def test_learns_to_copy(name: str) -> None:
-    """Thirty steps on the label "the token itself": the loss falls well below that of a guess."""
+    """Thirty steps on the label "the token itself": the loss falls well below that of guessing."""
     torch.manual_seed(0)
     config = preset(name, d_model=24, vocab_size=VOCAB, max_len=T)
     assert LMConfig.model_validate_json(config.model_dump_json()) == config

@@ -1,4 +1,4 @@
-"""A model without memory is the model, but for the memory."""
+"""shape_of gives the names and shapes of the real model."""
 
 import pytest
 import torch

@@ -64,18 +64,20 @@ def poisoned_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets chunk length (None: quadratic) and tiles. The interpreter is fast with few, large blocks."""
-    from rebased.ops.polynomial.gpu import launch
-    from rebased.ops.polynomial.gpu.plan import Plan, Tile
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sets chunk length (None: quadratic) and tiles. The interpreter is fast with few, large tiles."""
+    from rebased.ops.polynomial.gpu import call, launch
+    from rebased.ops.polynomial.gpu.plan import Plan, Tile, Tiles
 
     def fix(chunk: int | None, rows: int = 64, step: int = 64) -> None:
         tile = Tile(rows, step, warps=4, stages=1)
 
         def plan(*_: int, has_state: bool, **__: bool) -> Plan:
-            return Plan(chunk or (rows if has_state else None), tile, tile, tile, tile)
+            return Plan(chunk or (rows if has_state else None), Tiles(*[tile] * 5))
 
-        monkeypatch.setattr(launch, "make_plan", plan)
+        monkeypatch.setattr(call, "make_plan", plan)
         monkeypatch.setitem(launch.TOTALS, "SPAN", 1024)
+        call.make_call.cache_clear()
 
-    return fix
+    yield fix
+    call.make_call.cache_clear()

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops import embed
-from tolerances import relative_error
+from tolerances import assert_near, in_chunks
 
 
 def mostly_filler(shape: tuple[int, ...], vocab: int, device: str = "cpu") -> Tensor:
@@ -24,6 +24,6 @@ def assert_is_the_law(tokens: Tensor, vocab: int, D: int) -> None:
     assert torch.equal(y, weight[tokens])
     assert weight.grad is not None
     assert exact.grad is not None
-    assert relative_error(weight.grad, exact.grad) < 1e-6
+    assert_near(weight.grad, exact.grad, *in_chunks(tokens.numel()))  # most tokens are summed into one row
     unseen = torch.bincount(tokens.flatten(), minlength=vocab) == 0
     assert (weight.grad[unseen] == 0).all()

@@ -1,11 +1,12 @@
-"""The kernels of an embedding's gradient against torch's: pieces full, short and none; memory that starts as NaN."""
+"""The kernels of an embedding's gradient against torch's: chunks full, short and none; memory that starts as NaN."""
 
 import pytest
 import torch
 
 from ops.embedding_cases import assert_is_the_law, mostly_filler
-from rebased.ops import embedding_triton, use_backend
+from rebased.ops import use_backend
 from rebased.ops.backend import triton_interpreted
+from rebased.ops.embedding import gpu
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -13,13 +14,13 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize(("shape", "vocab", "D"), [((5, 13), 11, 6), ((64,), 40, 16), ((1,), 3, 33), ((2, 8), 1, 4)])
 def test_kernels(shape: tuple[int, ...], vocab: int, D: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_interpreted()
-    monkeypatch.setattr(embedding_triton, "PIECE", 8)
-    monkeypatch.setattr(embedding_triton, "TILE", 64)
+    monkeypatch.setattr(gpu, "CHUNK", 8)
+    monkeypatch.setattr(gpu, "TILE", 64)
     with use_backend("triton"):
         assert_is_the_law(mostly_filler(shape, vocab), vocab, D)
 
 
-def test_pieces_that_end_where_a_token_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_triton, "PIECE", 8)
+def test_chunks_that_end_where_a_token_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "CHUNK", 8)
     with use_backend("triton"):
         assert_is_the_law(torch.tensor([2] * 16 + [5] * 8 + [6] * 7), 9, 4)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from ops.norm_cases import KINDS, assert_is_the_law
-from rebased.ops import layer_norm, norm_triton, use_backend
+from rebased.ops import layer_norm, use_backend
 from rebased.ops.backend import triton_interpreted
+from rebased.ops.norm import gpu
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -17,8 +18,8 @@ def test_kernels(
     kind: str, shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert triton_interpreted()
-    monkeypatch.setattr(norm_triton, "TILE", 128)
-    monkeypatch.setattr(norm_triton, "PROGRAMS", 2)
+    monkeypatch.setattr(gpu, "TILE", 128)
+    monkeypatch.setattr(gpu, "PROGRAMS", 2)
     with use_backend("triton"):
         assert_is_the_law(kind, shape, dtype, out)
 

@@ -6,6 +6,7 @@ import torch
 from ops.test_short_conv_triton import assert_matches_torch
 from rebased.ops import short_conv
 from rebased.ops.backend import triton_interpreted
+from tolerances import assert_near
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -30,4 +31,4 @@ def test_compiles_as_one_graph() -> None:
     compiled = torch.compile(short_conv, backend="aot_eager", fullgraph=True)
     gradients = [torch.autograd.grad(run(*inputs, backend="triton").sum(), inputs) for run in (short_conv, compiled)]
     for expected, actual in zip(*gradients, strict=True):
-        torch.testing.assert_close(actual, expected)
+        assert_near(actual, expected, 3)

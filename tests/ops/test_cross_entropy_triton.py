@@ -8,23 +8,25 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
-from rebased.train.synthetic.step import matmul_precision
+from rebased.train.precision import matmul_precision
+from tolerances import assert_near
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import cross_entropy_triton, linear_scan
+    from rebased.ops import backend
+    from rebased.ops.cross_entropy import gpu
 
     launches: list[dict[str, Any]] = []
-    kernel = record_launches(cross_entropy_triton.cross_entropy_kernel, launches)
-    monkeypatch.setattr(cross_entropy_triton, "cross_entropy_kernel", kernel)
-    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    kernel = record_launches(gpu.cross_entropy_kernel, launches)
+    monkeypatch.setattr(gpu, "cross_entropy_kernel", kernel)
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     with use_backend("triton"):
         for vocab in (8192, 50304):
             linear_cross_entropy(*case(2, 16, vocab, dtype))
         with torch.no_grad():
             linear_cross_entropy(*case(2, 16, 8192, dtype))
-    assert [launch["values"]["ONE_BLOCK"] for launch in launches] == [True, False, True]
+    assert [launch["values"]["ONE_TILE"] for launch in launches] == [True, False, True]
     assert [launch["values"]["GRADIENT"] for launch in launches] == [True, True, False]
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= 1024  # for the sums over a row
@@ -61,4 +63,5 @@ def test_is_captured_in_a_graph() -> None:
             outputs = run()
         graph.replay()
     torch.cuda.synchronize()
-    torch.testing.assert_close(outputs, expected)
+    for got, want in zip(outputs, expected, strict=True):
+        assert_near(got, want, 64, dtype=torch.bfloat16)

@@ -16,12 +16,13 @@ def test_on_a_cpu() -> None:
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import embedding_triton, linear_scan
+    from rebased.ops import backend
+    from rebased.ops.embedding import gpu
 
     launches: list[dict[str, Any]] = []
-    for name in ("pieces_kernel", "tokens_kernel"):
-        monkeypatch.setattr(embedding_triton, name, record_launches(getattr(embedding_triton, name), launches))
-    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    for name in ("chunks_kernel", "tokens_kernel"):
+        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     with use_backend("triton"):
         for D in (64, 100, 4096):
             embed(mostly_filler((2, 8), 5), torch.randn(5, D).to(dtype).requires_grad_()).sum().backward()

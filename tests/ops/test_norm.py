@@ -12,7 +12,7 @@ from rebased.ops import layer_norm, use_backend
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_is_the_formula(kind: str) -> None:
-    assert_is_the_law(kind, (3, 5, 24), torch.float64, torch.float64, error=1e-13)
+    assert_is_the_law(kind, (3, 5, 24), torch.float64, torch.float64)
     assert_is_the_law(kind, (3, 5, 24), torch.bfloat16, torch.bfloat16)
 
 
@@ -26,12 +26,13 @@ def test_the_answer_has_the_dtype_that_is_asked_for_under_autocast_too() -> None
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import linear_scan, norm_triton
+    from rebased.ops import backend
+    from rebased.ops.norm import gpu
 
     launches: list[dict[str, Any]] = []
     for name in ("forward_kernel", "backward_kernel"):
-        monkeypatch.setattr(norm_triton, name, record_launches(getattr(norm_triton, name), launches))
-    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     with use_backend("triton"):
         for N in (64, 192, 8192):
             weight = torch.ones(N, requires_grad=True)

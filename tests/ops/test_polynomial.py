@@ -21,10 +21,11 @@ from rebased.ops import (
     poly_state,
 )
 from rebased.ops.polynomial import chunked, summary
+from rebased.ops.polynomial.api import EPS
 from rebased.ops.polynomial.features import expand
 from rebased.ops.polynomial.reference import similarity
 from rebased.ops.polynomial.state import key_features, query_features
-from tolerances import assert_close
+from tolerances import FEATURES, FIRST_TOKEN, assert_close, assert_near
 
 NAMES = ("o", "dq", "dk", "dv")
 STATE_NAMES = ("o", "kv", "z", "dq", "dk", "dv", "d kv", "d z")
@@ -65,9 +66,14 @@ def extend(
 @pytest.mark.parametrize("T", [1, 7, 64, 65, 1000])
 def test_chunked_is_the_reference(T: int, coefficients: Coefficients) -> None:
     shape = Shape(B=2, T=T, H=3, K=16, V=5)
-    assert_close(attend(shape, "chunked", coefficients), attend(shape, "reference", coefficients), NAMES)
     assert_close(
-        extend(shape, [T], "chunked", coefficients), extend(shape, [T], "reference", coefficients), STATE_NAMES
+        attend(shape, "chunked", coefficients), attend(shape, "reference", coefficients), NAMES, condition=FIRST_TOKEN
+    )
+    assert_close(
+        extend(shape, [T], "chunked", coefficients),
+        extend(shape, [T], "reference", coefficients),
+        STATE_NAMES,
+        condition=FIRST_TOKEN,
     )
 
 
@@ -75,15 +81,20 @@ def test_chunked_is_the_reference(T: int, coefficients: Coefficients) -> None:
 @pytest.mark.parametrize("T", [1, 7, 65])
 def test_recurrent_is_the_reference(T: int, coefficients: Coefficients) -> None:
     shape = Shape(B=2, T=T, H=3, K=16, V=5)
-    assert_close(attend(shape, "recurrent", coefficients), attend(shape, "reference", coefficients), NAMES)
     assert_close(
-        extend(shape, [T], "recurrent", coefficients), extend(shape, [T], "reference", coefficients), STATE_NAMES
+        attend(shape, "recurrent", coefficients), attend(shape, "reference", coefficients), NAMES, condition=FEATURES
+    )
+    assert_close(
+        extend(shape, [T], "recurrent", coefficients),
+        extend(shape, [T], "reference", coefficients),
+        STATE_NAMES,
+        condition=FIRST_TOKEN,
     )
 
 
 def test_recurrent_is_the_reference_over_a_thousand_tokens() -> None:
     shape = Shape(B=1, T=1000, H=2, K=16, V=5)
-    assert_close(attend(shape, "recurrent", REBASED), attend(shape, "reference", REBASED), NAMES)
+    assert_close(attend(shape, "recurrent", REBASED), attend(shape, "reference", REBASED), NAMES, condition=FEATURES)
 
 
 @pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
@@ -91,9 +102,11 @@ def test_recurrent_is_the_reference_over_a_thousand_tokens() -> None:
 @pytest.mark.parametrize("backend", ["chunked", "recurrent"])
 def test_any_key_width(backend: Backend, K: int, coefficients: Coefficients) -> None:
     shape = Shape(B=1, T=19, H=2, K=K, V=5)
-    assert_close(attend(shape, backend, coefficients), attend(shape, "reference", coefficients), NAMES)
+    assert_close(
+        attend(shape, backend, coefficients), attend(shape, "reference", coefficients), NAMES, condition=FEATURES
+    )
     want = extend(shape, [19], "reference", coefficients)
-    assert_close(extend(shape, [8, 11], backend, coefficients), want, STATE_NAMES)
+    assert_close(extend(shape, [8, 11], backend, coefficients), want, STATE_NAMES, condition=FIRST_TOKEN)
 
 
 @pytest.mark.parametrize("lengths", [(16, 16), (32, 16), (50, 16), (7, 7), (3, 1)], ids=str)
@@ -107,8 +120,8 @@ def test_any_segment_and_tile(
     monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: (lengths, 1.0))
     for words in (1, 2**13, 2**30):  # one row at a time, some, all of them
         monkeypatch.setattr(chunked, "CPU_WORDS", words)
-        assert_close(attend(shape, "chunked", coefficients), want[0], NAMES)
-    assert_close(extend(shape, [50], "chunked", coefficients), want[1], STATE_NAMES)
+        assert_close(attend(shape, "chunked", coefficients), want[0], NAMES, condition=FIRST_TOKEN)
+    assert_close(extend(shape, [50], "chunked", coefficients), want[1], STATE_NAMES, condition=FIRST_TOKEN)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
@@ -131,7 +144,7 @@ def test_any_shape_and_split(shape: Shape, coefficients: Coefficients, cut: floa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "TILE", tile)
         got = extend(shape, lengths, "chunked", coefficients)
-    assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES)
+    assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES, condition=FIRST_TOKEN)
 
 
 @pytest.mark.parametrize("backend", ["chunked", "recurrent"])
@@ -174,7 +187,8 @@ def test_similarity_is_never_negative(coefficients: Coefficients) -> None:
 def test_the_first_token_sees_itself(backend: Backend) -> None:
     q, k, v, _ = inputs(Shape(B=2, T=5, H=2, K=16, V=5))
     o = poly_attention(q, k, v, coefficients=REBASED, backend=backend)
-    assert_close([o[:, 0]], [v[:, 0]], ["o_0"])
+    sim = ((q[:, 0] * k[:, 0]).sum(-1, keepdim=True) / 4).square()
+    assert_near(o[:, 0], v[:, 0] * sim / (sim + EPS), 16, condition=FEATURES)
 
 
 @pytest.mark.parametrize("lengths", [(16, 16), (64, 16)], ids=str)
@@ -349,13 +363,13 @@ def test_compiles_as_one_graph_at_any_length() -> None:
         want = torch.autograd.grad(poly_attention(q, k, v, coefficients=REBASED), (q, k, v), do)
         got = torch.autograd.grad(compiled(q, k, v), (q, k, v), do)
         for a, b in zip(got, want, strict=True):
-            torch.testing.assert_close(a, b)
+            assert_near(a, b, T, condition=FIRST_TOKEN)
 
 
 def test_no_state_is_the_state_before_the_first_token() -> None:
     q, k, v, _ = inputs(Shape(B=2, T=9, H=2, K=4, V=3))
     o, state = poly_attention_extend(q, k, v, None, coefficients=BASED)
-    torch.testing.assert_close(o, poly_attention(q, k, v, coefficients=BASED))
+    assert_near(o, poly_attention(q, k, v, coefficients=BASED), 9)
     assert state.kv.shape == (2, 2, feature_count(4, BASED), 3)
 
 
@@ -377,7 +391,7 @@ def test_states_of_parts_add_up(coefficients: Coefficients, monkeypatch: pytest.
         o = torch.cat(outputs, dim=1)
         results.append((o, *torch.autograd.grad(o, (q, k, v), do)))
     want = poly_attention(q, k, v, coefficients=coefficients, backend="reference")
-    assert_close(results[0], results[1], NAMES)
+    assert_close(results[0], results[1], NAMES, condition=FIRST_TOKEN)
     assert_close([results[0][0]], [want], ["o"])
 
 
@@ -393,4 +407,4 @@ def test_state_of_tokens_is_the_sum_of_their_features(coefficients: Coefficients
             kv, z = torch.einsum("bthf,bthv->bhfv", phi, v), phi.sum(1)
         loss = kv.sin().sum() + z.cos().sum()
         results.append((kv, z, *torch.autograd.grad(loss, (k, v))))
-    assert_close(*results, ("kv", "z", "dk", "dv"))
+    assert_close(*results, ("kv", "z", "dk", "dv"), condition=100)  # sin and cos of sums as large as 100

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from rebased.ops import BASED, REBASED, Coefficients, poly_attention
-from tolerances import LONG_FLOAT32, OUTLIER_FLOAT32
+from rebased.ops import BASED, REBASED, Coefficients, feature_count, poly_attention
+from rebased.ops.polynomial.chunked import TILE
+from tolerances import OUTLIER, limit
 
 T, V = 65_536, 4
 HEADS = ("small", "large", "growing", "shrinking", "tokens", "channels", "outlier")
 
 
-def scaled_inputs(K: int) -> list[Tensor]:
+def scaled_inputs(K: int, seed: int = 0) -> list[Tensor]:
     """q, k, v, do [1,T,H,*] in fp32; head h is scaled as HEADS[h] says."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     q, k, v, do = (torch.randn(1, T, len(HEADS), w, generator=generator) for w in (K, K, V, V))
     ramp = 10 ** torch.linspace(-3, 3, T).view(1, T, 1)
     at = {name: (slice(None), slice(None), h) for h, name in enumerate(HEADS)}
@@ -39,12 +40,19 @@ def attend(tensors: list[Tensor], coefficients: Coefficients, dtype: torch.dtype
 @pytest.mark.slow
 @pytest.mark.parametrize(("coefficients", "K"), [(REBASED, 16), (BASED, 8)], ids=str)
 def test_fp32_stays_accurate(coefficients: Coefficients, K: int) -> None:
+    """A score is a sum over K; a tile sums its tokens, a state the tiles before it, and its features are summed.
+
+    Of "tokens", dk is off by u over the first key, and where that is by chance far smaller than the keys after it, by
+    more than dk itself. With this seed it is not.
+    """
     tensors = scaled_inputs(K)
     got = attend(tensors, coefficients, torch.float32)
     want = attend(tensors, coefficients, torch.float64)
+    usual = limit(torch.float32, K, TILE, T // TILE, feature_count(K, coefficients))
+    outlier = {name: limit(torch.float32, 1, condition=c) for name, c in OUTLIER.items()}  # of one key: no sum grows
     for name, a, b in zip(("o", "dq", "dk", "dv"), got, want, strict=True):
         assert a.isfinite().all()
         error = ((a - b).abs().amax(1) / b.abs().amax(1))[0].amax(-1)  # [H]: the worst channel of each head
         for head, e in zip(HEADS, error.tolist(), strict=True):
-            limit = OUTLIER_FLOAT32[name] if head == "outlier" else LONG_FLOAT32
-            assert e < limit, f"{name} of the head {head!r} is off by {e:.1e}"
+            allowed = outlier.get(name, usual) if head == "outlier" else usual
+            assert e < allowed, f"{name} of the head {head!r} is off by {e:.1e}; the limit is {allowed:.1e}"

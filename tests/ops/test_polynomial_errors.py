@@ -40,6 +40,11 @@ def tensors(**changed: Tensor) -> dict[str, Any]:
         ({"v": torch.zeros(1, 6, 2, 0)}, "no axis may be empty"),
         ({"coefficients": (0.0, 1.0)}, r"\(c0, c1, c2\); got 2 numbers"),
         ({"coefficients": (0.0, 0.0, 0.0)}, "every similarity zero; ReBased is"),
+        ({"coefficients": (0.0, float("nan"), 1.0)}, "coefficients must be finite numbers"),
+        ({"scale": float("nan")}, r"scale must be a finite number; it is nan \(None means"),
+        ({"scale": float("inf")}, "scale must be a finite number; it is inf"),
+        ({"eps": float("nan")}, r"eps must be a number of at least 0; it is nan \(the default is 1e-12\)"),
+        ({"eps": -1e-9}, "eps must be a number of at least 0; it is -1e-09"),
         ({"backend": "cuda"}, "backend 'cuda' is unknown; choose one of auto, reference"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
@@ -50,11 +55,6 @@ def test_bad_inputs(changed: dict[str, Any], message: str) -> None:
     state = init_poly_state(1, 2, 4, 3, REBASED)
     with pytest.raises(ValueError, match=message):
         poly_attention_extend(**tensors(**changed), state=state)
-
-
-def test_no_tokens() -> None:
-    with pytest.raises(ValueError, match="no axis may be empty"):
-        poly_attention(*(torch.zeros(1, 0, 2, w) for w in (4, 4, 3)), coefficients=REBASED)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,11 @@ def test_a_state_of_another_kind(state: PolyState, message: str) -> None:
 def test_bad_cu_seqlens(cu_seqlens: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         poly_attention(**tensors(), cu_seqlens=cu_seqlens)
+
+
+def test_cu_seqlens_that_is_no_tensor() -> None:
+    with pytest.raises(TypeError, match=r"tensor of whole numbers; got a list: pass torch.tensor\(cu_seqlens\)"):
+        poly_attention(**tensors(), cu_seqlens=[0, 6])
 
 
 def test_cu_seqlens_of_a_batch() -> None:

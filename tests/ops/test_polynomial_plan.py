@@ -11,7 +11,7 @@ pytest.importorskip("triton")  # the kernels' package imports it, though the pla
 
 from rebased.ops.polynomial.gpu import features, plan
 from rebased.ops.polynomial.gpu.forward import EARLY
-from rebased.ops.polynomial.gpu.plan import Plan, Products, feature_blocks, make_plan, padded
+from rebased.ops.polynomial.gpu.plan import Plan, Products, feature_tiles, make_plan, padded
 from rebased.ops.polynomial.state import feature_count
 from tolerances import SLOWER_REGIME
 
@@ -22,7 +22,7 @@ LENGTHS = (1, 64, 256, 1000, 4096, 131_072)
 
 
 def test_numbers_shared_with_the_kernels() -> None:
-    assert (features.TILE.value, features.BLOCK.value) == (plan.FEATURE_TILE, plan.FEATURE_BLOCK)
+    assert (features.SLICE.value, features.TILE.value) == (plan.SLICE, plan.FEATURE_TILE)
 
 
 @pytest.mark.parametrize(("width", "wide"), [(1, 16), (16, 16), (17, 32), (42, 64), (64, 64), (96, 128), (128, 128)])
@@ -31,15 +31,15 @@ def test_padded(width: int, wide: int) -> None:
 
 
 @pytest.mark.parametrize(("K", "blocks", "with_low"), [(1, 1, 2), (8, 1, 2), (16, 3, 4), (64, 36, 38), (128, 136, 139)])
-def test_feature_blocks(K: int, blocks: int, with_low: int) -> None:
+def test_feature_tiles(K: int, blocks: int, with_low: int) -> None:
     """Pairs of tiles of eight columns; for K columns and a one, steps of 64: 64 columns need two."""
-    assert (feature_blocks(K, False), feature_blocks(K, True)) == (blocks, with_low)
+    assert (feature_tiles(K, False), feature_tiles(K, True)) == (blocks, with_low)
 
 
 @pytest.mark.parametrize("K", WIDTHS)
 def test_blocks_have_room_for_every_feature(K: int) -> None:
-    assert 64 * feature_blocks(K, False) >= feature_count(K, (0.0, 0.0, 1.0))
-    assert 64 * feature_blocks(K, True) >= feature_count(K, (1.0, 1.0, 1.0))
+    assert 64 * feature_tiles(K, False) >= feature_count(K, (0.0, 0.0, 1.0))
+    assert 64 * feature_tiles(K, True) >= feature_count(K, (1.0, 1.0, 1.0))
 
 
 def plans() -> list[tuple[int, bool, Plan]]:
@@ -54,16 +54,16 @@ def plans() -> list[tuple[int, bool, Plan]]:
 def test_every_plan_is_one_the_kernels_can_take() -> None:
     for T, has_state, made in plans():
         where = f"T = {T}, has_state = {has_state}: {made}"
-        for tile in (made.forward, made.query_grad, made.key_grad):
+        for tile in made.tiles[:3]:
             assert tile.rows % tile.step == 0, where  # the loops before the diagonal end where it begins
             assert made.chunk is None or made.chunk % tile.rows == 0, where  # no tile lies in two chunks
-        for tile in (made.forward, made.query_grad):
+        for tile in made.tiles[:2]:
             assert EARLY.value % tile.rows == 0, where  # first outputs are kept by whole tiles
-        for tile in (made.forward, made.query_grad, made.key_grad, made.sums, made.grad_sums or made.sums):
+        for tile in made.tiles:
             assert tile.step >= 16, where  # the least a tensor core takes
             assert tile.step & (tile.step - 1) == tile.rows & (tile.rows - 1) == 0, where
             assert tile.warps in (1, 2, 4, 8), where
-        assert made.chunk is None or made.chunk % made.sums.step == 0, where
+        assert made.chunk is None or made.chunk % made.tiles.sums.step == 0, where
         assert made.chunk is not None or not has_state, where  # a state needs the kernels that read and write it
 
 
@@ -82,10 +82,10 @@ def test_one_crossing(K: int, low: bool, products: Products) -> None:
     assert crossing(K) <= crossing(min(128, 2 * K))
 
 
-def test_only_long_sequences_in_bf16_pay_for_whole_features() -> None:
+def test_only_long_sequences_in_bf16_pay_for_features_as_hi_and_lo() -> None:
     for T in (plan.LONG, plan.LONG + 1):
-        whole = {p: make_plan(T, 16, 64, low=False, products=p, has_state=False).whole for p in PRODUCTS}
-        assert whole == {"bf16": T > plan.LONG, "tf32": False, "tf32x3": False}
+        hi_lo = {p: make_plan(T, 16, 64, low=False, products=p, has_state=False).hi_lo for p in PRODUCTS}
+        assert hi_lo == {"bf16": T > plan.LONG, "tf32": False, "tf32x3": False}
 
 
 def newest_result() -> dict[str, Any]:

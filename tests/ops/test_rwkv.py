@@ -1,10 +1,13 @@
 """WKV: every path against the formula written out as a double sum, long sequences, extreme keys and decays."""
 
+import math
+
 import pytest
 import torch
 
 from ops.wkv_cases import assert_matches, by_path, wkv_inputs
 from rebased.ops import Backend, WKVState, init_wkv_state, wkv, wkv_extend
+from tolerances import assert_near, unit_roundoff
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def test_is_its_formula(T: int, dtype: torch.dtype, backend: Backend) -> None:
 
 def test_without_a_past_the_first_output_is_the_first_value() -> None:
     k, v, w, u, *_ = wkv_inputs(2, 6, 4, dtype=torch.float64).values()
-    torch.testing.assert_close(wkv(k, v, w, u)[:, 0], v[:, 0], rtol=0, atol=1e-15)
+    assert_near(wkv(k, v, w, u)[:, 0], v[:, 0], 1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
@@ -40,7 +43,8 @@ def test_extreme_rates(w: float) -> None:
     seen = slice(0, t) if w < 0 else slice(t - 1, t)
     weights = torch.softmax(torch.cat([k[:, seen], (u + k[:, t]).unsqueeze(1)], dim=1), dim=1)
     values = torch.cat([v[:, seen], v[:, t : t + 1]], dim=1)
-    torch.testing.assert_close(y[:, t], (weights * values).sum(1), rtol=0, atol=1e-10)
+    forgotten = t * math.exp(w) if w < 0 else 0.0  # what the slowest rate, e^-30, forgets in 30 tokens: 3e-12
+    assert_near(y[:, t], (weights * values).sum(1), t, condition=10 + forgotten / unit_roundoff(y.dtype))
 
 
 def test_65536_tokens_in_fp32() -> None:
@@ -53,7 +57,7 @@ def test_any_split_gives_the_same() -> None:
     for part_k, part_v in zip(k.split([1, 10, 7, 5], dim=1), v.split([1, 10, 7, 5], dim=1), strict=True):
         y, state = wkv_extend(part_k, part_v, w, u, state)
         outputs.append(y)
-    torch.testing.assert_close(torch.cat(outputs, dim=1), wkv(k, v, w, u), rtol=0, atol=1e-12)
+    assert_near(torch.cat(outputs, dim=1), wkv(k, v, w, u), 23)
 
 
 def test_wrong_inputs_are_named() -> None:

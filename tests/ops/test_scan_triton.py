@@ -8,20 +8,22 @@ from benchmarks.compiled import compile_launch, record_launches
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import selective_scan, selective_scan_extend
+from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rebased.ops import linear_scan, scan_triton
+    from rebased.ops import backend
+    from rebased.ops.scan import gpu
 
     launches: list[dict[str, Any]] = []
     for name in KERNELS:
-        monkeypatch.setattr(scan_triton, name, record_launches(getattr(scan_triton, name), launches))
-    monkeypatch.setattr(linear_scan, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
-    for T, pieces in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
-        monkeypatch.setattr(scan_triton, "pieces_of_time", lambda *_, pieces=pieces: pieces)
+        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    for T, chunks in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
+        monkeypatch.setattr(gpu, "count_chunks", lambda *_, chunks=chunks: chunks)
         inputs = scan_inputs(1, T, 64, 16, dtype=dtype)
         y, state = selective_scan_extend(inputs["x"].requires_grad_(), *list(inputs.values())[1:], backend="triton")
         (y.sum() + state.sum()).backward()
@@ -51,9 +53,9 @@ def test_compiles_and_is_captured_in_a_graph() -> None:
     inputs = list(scan_inputs(4, 64, 32, 16, device="cuda").values())[:6]
     expected = selective_scan(*inputs)
     compiled = torch.compile(selective_scan, fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs), expected)
+    assert_near(compiled(*inputs), expected, 64, condition=4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = selective_scan(*inputs)
     graph.replay()
-    torch.testing.assert_close(y, expected)
+    assert_near(y, expected, 64)

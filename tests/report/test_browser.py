@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fake_records import fake_run
-from rebased.report import Lab
+from fake_records import fake_lm_run, fake_run
+from rebased.report import Report
 from rebased.runs.collect import Collection
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -75,7 +75,8 @@ def page() -> str:
         for seed in (42, 43)
         for lr in (1e-3, 1e-2, 3e-2, 1e-1)
     ]
-    return Lab(Collection(runs=runs)).page("What they recall", "rebased report runs").to_html()
+    lm_runs = [fake_lm_run(model, seed=seed) for model in ("rebased", "based") for seed in (42, 43)]
+    return Report(Collection(runs=runs, lm_runs=lm_runs)).page(None, "rebased report runs").to_html()
 
 
 def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
@@ -89,9 +90,9 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
     assert seen["sort"] == "descending"
     assert seen["shown"] == 16  # rows with both words in the filter's box
     assert seen["width"] <= PHONE  # wide things scroll in boxes of their own
-    assert len(seen["figures"]) == 8
+    assert len(seen["figures"]) == 8 + 5  # of synthetic tasks; three of perplexity, two of training
     assert all(200 < panel["width"] <= PHONE and panel["height"] > 100 for panel in seen["figures"])  # a row each
-    assert len(seen["samples"]) == 10  # two models in each of five legends
+    assert len(seen["samples"]) == 15  # two models in each of seven legends, and the mean in one
     assert all(20 < width < 50 for width in seen["samples"])
     assert re.fullmatch(r"rgb\(\d+, \d+, \d+\)", seen["ink"])  # the page's own colour, not a placeholder's
     assert seen["ink"] != "rgb(1, 1, 1)"

@@ -12,8 +12,9 @@ import pytest
 
 from fake_records import fake_run
 from page_reader import Reader, assert_self_contained
-from rebased.report import Page, Section, demo_page, learning_curves, state_growth, write_page
-from rebased.report.demo import findings
+from rebased.report import Page, Section, demo_page, epochs_until, learning_curves, state_growth, write_page
+from rebased.report.demo import Pair, compare, findings
+from rebased.runs.finished import Run, by_model
 
 RUNS = [
     *(fake_run("rebased", [0.2, 0.6 + seed / 10000], seed=seed) for seed in (42, 43)),
@@ -26,6 +27,8 @@ def test_the_demo_page_is_whole() -> None:
     html = demo_page(RUNS, "rebased demo").to_html()
     reader = assert_self_contained(html)
     assert "0.604 (0.604–0.604)" in reader.texts["td"]
+    assert "2 (2 to 2)" in reader.texts["td"]
+    assert "ConvAttention needed fewer epochs than Based with 2 of 2 seeds" in " ".join(reader.texts["li"])
     assert "rebased demo" in reader.texts["code"]
     assert "rebased train --config rebased-seed42/config.yaml --out again" in reader.texts["code"]
     assert "commit 0123456789; torch 2.9, Python 3.11, Linux; A CPU, 2 cores" in "".join(reader.texts["footer"])
@@ -39,15 +42,69 @@ def test_pairs_have_a_section_where_they_vary() -> None:
     assert "By number of pairs" in demo_page([fake_run(pairs=[4, 8]), fake_run("based")], "").to_html()
 
 
-def test_findings_keep_to_the_runs() -> None:
-    text = " ".join(findings(RUNS))
-    assert "ReBased recalled 60.4% of what it was asked." in text
-    assert "ConvAttention recalled 99.5% of what it was asked, and was done after 2 epochs." in text
-    assert "In these runs ReBased is ahead of Based" in text
-    overlap = [fake_run("rebased", [0.3]), fake_run("rebased", [0.6], seed=43), fake_run("based", [0.5])]
-    assert "these runs do not decide" in " ".join(findings(overlap))
-    near = [fake_run("rebased", [0.992]), fake_run("based", [0.991])]
-    assert "these runs do not decide" in " ".join(findings(near))
+def runs_of(**epochs: list[int | None]) -> list[Run]:
+    """Runs that reach 0.9 in these epochs, of five; one seed each, from 42 on."""
+    return [
+        fake_run(model, [0.95 if n == epoch else 0.2 for n in range(1, 6)], seed=seed)
+        for model, values in epochs.items()
+        for seed, epoch in enumerate(values, start=42)
+    ]
+
+
+def test_one_question_is_decided_and_other_pairs_are_counted() -> None:
+    runs = runs_of(
+        rebased=[2, 3, 2, 2, 3, 2, 4], based=[5, 5, None, 4, 4, None, 5], conv_attention=[1, 2, 1, 1, 1, 1, 1]
+    )
+    assert findings(runs) == [
+        "ReBased needed fewer epochs than Based with 7 of 7 seeds. "
+        "So ReBased learns this task sooner (sign test, p = 0.016).",
+        "ReBased reached 0.9 in 7 of 7 runs, after 2 (2 to 4) epochs. It recalled 95.0% of what it was asked.",
+        "Based reached 0.9 in 5 of 7 runs. It recalled 73.6% of what it was asked.",
+        "ConvAttention reached 0.9 in 7 of 7 runs, after 1 (1 to 2) epochs. It recalled 95.0% of what it was asked.",
+        "ConvAttention needed fewer epochs than ReBased with 7 of 7 seeds.",
+        "ConvAttention needed fewer epochs than Based with 7 of 7 seeds.",
+    ]
+
+
+def test_pairs_are_of_the_same_seed() -> None:
+    """The ranges overlap; seed by seed one model is always sooner."""
+    runs = runs_of(based=[3, 4, 5, 3, 4, 5, None], rebased=[2, 3, 4, 2, 3, 4, 5])
+    assert compare(by_model(runs), "Based", "ReBased") == Pair("ReBased", "Based", sooner=7, later=0, equal=0)
+    some = [run for run in runs if (run.model, run.seed) not in {("Based", 42), ("ReBased", 43)}]
+    assert compare(by_model(some), "Based", "ReBased").seeds == 5
+
+
+@pytest.mark.parametrize(
+    ("rebased", "based", "sentence"),
+    [
+        (
+            [1, 1, 2],
+            [4, 5, None],
+            "ReBased needed fewer epochs than Based with 3 of 3 seeds. "
+            "That is too few seeds to decide (sign test, p = 0.25).",
+        ),
+        (
+            [2, 1, 3, 4, 2, 2, 2, 2],
+            [1, 2, 3, 3, 1, 1, 1, 1],
+            "Based needed fewer epochs than ReBased with 6 of 8 seeds and more with 1; with 1 there was no difference. "
+            "These runs do not decide which learns sooner (sign test, p = 0.12).",
+        ),
+        (
+            [None, 2],
+            [None, 2],
+            "ReBased and Based did not differ with any seed. "
+            "These runs do not decide which learns sooner (sign test, p = 1).",
+        ),
+    ],
+)
+def test_what_is_not_decided_is_said(rebased: list[int | None], based: list[int | None], sentence: str) -> None:
+    assert findings(runs_of(rebased=rebased, based=based))[0] == sentence
+
+
+def test_one_run_per_model() -> None:
+    text = findings(runs_of(rebased=[3], based=[None]))
+    assert text[1] == "ReBased reached 0.9 in its run, after 3 epochs. It recalled 95.0% of what it was asked."
+    assert text[2] == "Based reached 0.9 in none of its runs. It recalled 20.0% of what it was asked."
 
 
 def test_text_from_outside_cannot_break_out() -> None:
@@ -59,7 +116,7 @@ def test_text_from_outside_cannot_break_out() -> None:
     Reader(html)
 
 
-@pytest.mark.parametrize("draw", [learning_curves, state_growth])
+@pytest.mark.parametrize("draw", [learning_curves, state_growth, lambda runs: epochs_until(runs, 0.9)])
 def test_figures(draw: Any) -> None:
     svg = draw(RUNS)
     assert svg == draw(RUNS)
@@ -78,6 +135,17 @@ def test_curves_are_the_records() -> None:
     assert len(heights) == 3
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2])
     assert heights[0] > heights[2]
+
+
+def test_epochs_by_seed_are_the_records() -> None:
+    """A point is as high as the epoch; that of a run that did not reach the accuracy is above the last epoch."""
+    svg = epochs_until(runs_of(rebased=[1, 3], based=[5, None]), 0.9)
+    points = re.findall(r'<use [^>]*y="([\d.]+)" style="fill: var\(--series-([01])\)', svg)
+    assert [series for _, series in points] == ["0", "0", "1", "1"]
+    first, third, fifth, never = (float(y) for y, _ in points)  # in SVG, y grows downwards
+    assert first - third == pytest.approx(third - fifth, abs=1e-3)
+    assert fifth - never == pytest.approx((first - third) / 2, abs=1e-3)
+    assert "not within 5 epochs" in svg
 
 
 def test_a_page_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run
-from rebased.report import accuracy_by_pairs, summary
+from rebased.report import accuracy_by_pairs, epochs_by_seed, summary
 from rebased.runs.finished import by_model, read_run
 from rebased.train import train
 
@@ -19,20 +19,63 @@ RUNS = [
 
 
 def test_summary() -> None:
-    table = summary(RUNS)
-    assert table.head == ("model", "accuracy", "parameters", "state, T = 32", "with T", "time")
+    table = summary(RUNS, mark=0.7)
+    assert table.head == ("model", "epochs to 0.7", "accuracy", "parameters", "state, T = 32", "with T", "time")
     # 12 heads of 136 or 153 features by 2 values and 1 norm; 2 tokens of the convolution; keys and values of 24
     assert table.rows[0] == (
         "ReBased",
+        ">2 (2 to >2)",
         "0.500 (0.250–0.750)",
         "1,234",
         f"{4 * (12 * 136 * 3 + 48):,} B",
         "constant",
         "9 s",
     )
-    assert table.rows[1] == ("Based", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4 s")
-    assert table.rows[2] == ("ConvAttention", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7 s")
+    assert table.rows[1] == ("Based", ">1", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4 s")
+    assert table.rows[2] == ("ConvAttention", "2", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7 s")
     assert table.rows[3][0] == "Hyena"
+
+
+def test_epochs_by_seed() -> None:
+    table = epochs_by_seed(RUNS, mark=0.7)
+    assert table.head == ("model", "seed 42", "seed 43")
+    assert table.rows == [
+        ("ReBased", "2", ">2"),
+        ("Based", ">1", "-"),
+        ("ConvAttention", "2", "-"),
+        ("Hyena", ">1", "-"),
+        ("Based − ReBased", ">−1", "-"),
+        ("ConvAttention − ReBased", "0", "-"),
+        ("Hyena − ReBased", ">−1", "-"),
+    ]
+
+
+def test_differences_of_the_same_seed() -> None:
+    base, other = [2, 4, 1, None, None], [5, 3, None, 2, None]
+    runs = [
+        fake_run(model, [0.9 if n == epoch else 0.1 for n in range(1, 7)], seed=seed)
+        for model, epochs in (("rebased", base), ("based", other))
+        for seed, epoch in enumerate(epochs)
+    ]
+    assert epochs_by_seed(runs, mark=0.9).rows[2] == ("Based − ReBased", "+3", "−1", ">+5", "<−4", "-")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "shown"),
+    [
+        ([3], "3"),
+        ([5, 2, 3], "3 (2 to 5)"),
+        ([2, 3], "3 (2 to 3)"),
+        ([None, 2, 3], "3 (2 to >6)"),
+        ([None, None], ">6 (>6 to >6)"),
+    ],
+)
+def test_epochs_are_summed_up_by_their_median(epochs: list[int | None], shown: str) -> None:
+    runs = [
+        fake_run(accuracies=[0.9 if n == epoch else 0.1 for n in range(1, 7)], seed=seed)
+        for seed, epoch in enumerate(epochs)
+    ]
+    assert summary(runs, mark=0.9).rows[0][1] == shown
 
 
 def test_models_are_grouped_in_order() -> None:
@@ -53,7 +96,7 @@ def test_by_pairs_is_the_reported_epochs() -> None:
 
 
 def test_cells_are_escaped() -> None:
-    table = summary(RUNS)._replace(rows=[("<b>", "1 & 2")])
+    table = summary(RUNS, mark=0.7)._replace(rows=[("<b>", "1 & 2")])
     assert '<th scope="row">&lt;b&gt;</th><td>1 &amp; 2</td>' in table.to_html()
 
 
@@ -66,7 +109,7 @@ def test_a_real_run_is_read(tmp_path: Path) -> None:
     assert run.reported.accuracy == result.accuracy
     assert len(run.accuracies) == 2
     assert run.folder == "run"
-    assert summary([run]).rows[0][1] == f"{result.accuracy:.3f}"
+    assert summary([run], mark=0.9).rows[0][2] == f"{result.accuracy:.3f}"
 
 
 def test_a_run_without_an_epoch(tmp_path: Path) -> None:

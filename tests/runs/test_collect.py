@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run, write_record
-from rebased.report import Lab
+from rebased.report import Report
 from rebased.runs.collect import collect, write_bundle
 from rebased.train import train
 
@@ -68,7 +68,7 @@ def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
     assert 10 < len(found.runs) < 200
     assert found.damaged_lines == 1
     bundle.write_bytes(b"not an archive")
-    with pytest.raises(ValueError, match=r"none of the 1 record\(s\) in .* tells of a synthetic task's run"):
+    with pytest.raises(ValueError, match=r"none of the 1 file\(s\) in .* has a record of a run on a synthetic task"):
         collect([bundle])
 
 
@@ -118,9 +118,9 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
     assert found.failures == {"gone": "no room"}
     assert found.asked == {RUNS[0].digest, "absent", "tried"}
     assert found.damaged_lines == 3
-    assert Lab(found).warnings == [
-        "3 damaged lines skipped, in sweep/sweep.jsonl: what they told is missing here.",
-        "1 run failed, in no result; the first of them with: no room",
+    assert Report(found).warnings == [
+        "3 damaged lines skipped, in sweep/sweep.jsonl. Their content is missing here.",
+        "1 run failed and in no result. The first error: no room",
         "2 runs of a sweep not begun yet.",
     ]
 
@@ -143,3 +143,12 @@ def test_bad_input(tmp_path: Path) -> None:
         collect([tmp_path / "notes.txt"])
     with pytest.raises(ValueError, match=r"a bundle's name ends in \.jsonl\.xz or \.jsonl\.gz"):
         write_bundle(RUNS, tmp_path / "records.zip")
+
+
+def test_runs_of_both_kinds_are_collected_in_one_pass(tmp_path: Path) -> None:
+    bundle = Path(__file__).parents[2] / "results" / "enwik8.jsonl.gz"
+    write_record(RUNS[0], tmp_path)
+    found = collect([tmp_path, bundle])
+    assert [run.digest for run in found.runs] == [RUNS[0].digest]
+    assert [run.folder for run in found.lm_runs][:4] == ["attention-42", "attention-43", "attention-44", "based-42"]
+    assert (len(found.lm_runs), found.other, found.damaged_lines) == (9, 0, 0)

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from rebased.config import Config, merge
 from rebased.mixers import contract, register_mixer
 from rebased.models import LMConfig
-from rebased.runs.collect import collect, is_synthetic, is_text
+from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 from rebased.runs.folder import run_folder
 from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import MQAR, register_task
 from rebased.tasks import contract as task_contract
 from rebased.train import train
+from rebased.train.sweep import read_sweep
 from tiny_run import TINY, tiny
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -26,14 +28,8 @@ BUNDLES = sorted(path for suffix in ("xz", "gz") for path in RESULTS.glob(f"*.js
 
 def recorded(path: Path) -> list[tuple[type[Config], Run]]:
     """Every run of a bundle, with the class of its config."""
-    found: list[tuple[type[Config], Run]] = []
-    kinds: dict[type[Config], Any] = {RunConfig: is_synthetic, TextRunConfig: is_text}
-    for cls, wanted in kinds.items():
-        try:
-            found += [(cls, run) for run in collect([path], wanted=wanted).runs]
-        except ValueError:  # none of this kind
-            continue
-    return found
+    found = collect([path])
+    return [*((RunConfig, run) for run in found.runs), *((TextRunConfig, run) for run in found.lm_runs)]
 
 
 def test_there_are_bundles_of_both_kinds() -> None:
@@ -48,6 +44,14 @@ def test_every_recorded_run_keeps_its_digest(path: Path) -> None:
     assert {run.digest: cls.model_validate(run.settings).digest() for cls, run in runs} == {
         run.digest: run.digest for _, run in runs
     }
+
+
+def test_the_sweep_over_language_models_knows_the_recorded_runs() -> None:
+    """The nine runs of results/enwik8.jsonl.gz, which another program made, are those of the sweep file."""
+    few = {"steps": "600", "warmup_steps": "100", "eval_every": "300", "checkpoint_every": "600"}
+    points = read_sweep(find_config("enwik8", "sweep"), {f"train.{key}": value for key, value in few.items()})
+    known = {run.digest for _, run in recorded(RESULTS / "enwik8.jsonl.gz")}
+    assert {point.config.digest() for point in points} == known
 
 
 class Before(Config):

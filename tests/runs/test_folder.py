@@ -1,4 +1,4 @@
-"""One folder, one run, one process."""
+"""A run's folder holds one run and is used by one process at a time."""
 
 from pathlib import Path
 

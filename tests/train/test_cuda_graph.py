@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import tiny, without_timings
 from torch import Tensor
 
+import tiny_lm_run
 from rebased.models import LanguageModel
-from rebased.runs.synthetic_config import Precision
+from rebased.runs.base_config import Precision
 from rebased.tasks import Questions, find_questions
 from rebased.train import train
-from rebased.train.cuda_graph import WARM_UP, CapturedStep, own_stream
-from rebased.train.synthetic.optimiser import build_optimiser, set_lr
-from rebased.train.synthetic.step import Step
+from rebased.train.cuda_graph import WARM_UP, own_stream
+from rebased.train.optimiser import build_optimiser, set_lr
+from rebased.train.synthetic.step import CapturedStep, Step
+from tiny_run import tiny, without_timings
+
+CPU = torch.device("cpu")
 
 
 class FakeGraph:
@@ -72,7 +75,7 @@ def test_a_shape_is_captured_when_it_comes_the_fourth_time(captures: list[Any]) 
             FakeGraph.recording.recorded = work
         return outcome
 
-    captured, sets = CapturedStep(step), [make_questions(20, 4), make_questions(20, 6)]
+    captured, sets = CapturedStep(step, CPU), [make_questions(20, 4), make_questions(20, 6)]
     for questions, size in ((sets[0], 3), (sets[0], 2), (sets[1], 3)):
         for i in range(WARM_UP + 3):
             rows = torch.arange(i, i + size)
@@ -87,7 +90,7 @@ def test_a_step_that_cannot_be_captured_says_so(captures: list[Any]) -> None:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
         return torch.zeros(2)
 
-    captured, questions = CapturedStep(step), make_questions(4, 4)
+    captured, questions = CapturedStep(step, CPU), make_questions(4, 4)
     for _ in range(WARM_UP):
         captured(questions, torch.arange(2))
     with pytest.raises(
@@ -103,9 +106,9 @@ def gpu_losses(capture: bool, precision: Precision, micro_batch: int | None, ste
     device = torch.device("cuda")
     with own_stream(device):
         model = LanguageModel(config.model).to(device)
-        optimiser = build_optimiser(model, config.train)
+        optimiser = build_optimiser(model, config.train, capturable=True)
         step: Any = Step(model, optimiser, micro_batch=micro_batch, precision=precision)
-        step = CapturedStep(step) if capture else step
+        step = CapturedStep(step, device) if capture else step
         sets = [find_questions(examples) for examples in config.task.build(0, device).train]
         outcomes = []
         for i in range(steps):
@@ -139,3 +142,34 @@ def test_a_run_on_a_gpu_resumes(tmp_path: Path, precision: str) -> None:
     train(config, tmp_path / "cut", resume=True)
     whole, cut = ([line["loss"] for line in without_timings(tmp_path / name)[1:-1]] for name in ("whole", "cut"))
     assert cut == pytest.approx(whole, rel=1e-4)  # the same batches and the same dropout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "changes", [{}, {"micro_batch": 3}, {"precision": "fp32"}, {"compile": "blocks"}, {"clip_norm": None}], ids=str
+)
+def test_a_language_model_learns_the_same_from_captured_steps(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With dropout, whose seed changes with each step, and a learning rate that does."""
+    text = tiny_lm_run.write_text(tmp_path / "text")
+    losses = []
+    for capture in (False, True):
+        settings = {"device": "cuda", "capture": capture, "steps": 30, "checkpoint_every": 10} | changes
+        config = tiny_lm_run.tiny(text, {"train": settings, "model": {"embed_dropout": 0.2}})
+        train(config, tmp_path / f"run-{capture}")
+        losses.append(tiny_lm_run.losses(tmp_path / f"run-{capture}"))
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_captured_language_model_resumes(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    text = tiny_lm_run.write_text(tmp_path / "text")
+    config = tiny_lm_run.tiny(text, {"train": {"device": "cuda", "steps": 20, "checkpoint_every": 100}})
+    train(config, tmp_path / "whole")
+    stop = tiny_lm_run.AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert train(config, tmp_path / "cut", sinks=[stop]).status == "interrupted"
+    assert train(config, tmp_path / "cut", resume=True).status == "done"
+    whole, cut = (torch.tensor(tiny_lm_run.losses(tmp_path / name)) for name in ("whole", "cut"))
+    torch.testing.assert_close(cut, whole, rtol=1e-3, atol=1e-3)

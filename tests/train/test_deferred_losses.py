@@ -4,28 +4,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import AtStep, everything, tiny
 
 from rebased.runs.record import read_record
 from rebased.train import Diverged, train
-from rebased.train.deferred_losses import AT_MOST, LossLog
+from rebased.train.deferred_losses import STEPS_BETWEEN_READS, DeferredLosses
+from rebased.train.world import World
+from tiny_run import AtStep, everything, tiny
 
 
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 5 steps on a CPU too."""
-    monkeypatch.setitem(AT_MOST, "cpu", 5)
+    monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", 5)
 
 
 def test_what_is_read_is_what_was_added(seldom: None) -> None:
-    log = LossLog(torch.device("cpu"))
+    log = DeferredLosses(World(0, 1, torch.device("cpu")), columns=2)
     assert not log.is_due
     for i in range(5):
         assert len(log) == i
         log.add(torch.tensor([i + 0.5, 2.0]), tokens=i)
         assert log.is_due  # until it is known how long a step takes, every one is looked at
     losses, seconds = log.read()
-    assert losses == [(i + 0.5, 2, i) for i in range(5)]
+    assert losses == [([i + 0.5, 2.0], i) for i in range(5)]
     assert seconds > 0
     log.add(torch.zeros(2), tokens=1)
     assert not log.is_due  # a step takes no half second
@@ -33,7 +34,7 @@ def test_what_is_read_is_what_was_added(seldom: None) -> None:
 
 def test_a_run_is_the_same_however_seldom_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(), tmp_path / "each")
-    monkeypatch.setitem(AT_MOST, "cpu", 5)
+    monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", 5)
     heard: list[int] = []
 
     class Steps(AtStep):
@@ -48,7 +49,7 @@ def test_a_run_is_the_same_however_seldom_it_is_looked_at(tmp_path: Path, monkey
 def test_divergence_names_the_step_it_happened_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = []
     for name, at_most in (("each", 1), ("seldom", 5)):
-        monkeypatch.setitem(AT_MOST, "cpu", at_most)
+        monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", at_most)
         with pytest.raises(Diverged, match="the loss became nan at step") as caught:
             train(tiny({"train": {"lr": 1e18}}), tmp_path / name)
         messages.append(str(caught.value))

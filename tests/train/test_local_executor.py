@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import tiny
 
 from rebased.runs.record import read_record
 from rebased.train import RunResult, RunStart, Sink, StepReport
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 from rebased.train.executors.local import visible_gpu
+from tiny_run import tiny
 
 
 def train_all(jobs: list[Job], workers: int) -> list[Outcome | None]:
@@ -40,8 +40,8 @@ class Heard(Sink):
     def step(self, report: StepReport) -> None:
         self.events.append("step")
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self.events.append("epoch")
+    def line(self, line: dict[str, Any]) -> None:
+        self.events.append(line["type"])
 
     def end(self, line: dict[str, Any]) -> None:
         self.events.append(line["status"])
@@ -73,7 +73,7 @@ class Kill(Sink):
     def start(self, run: RunStart) -> None:
         self.starts.append(run.step)
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def saved(self, step: int) -> None:
         if self.times:
             self.times -= 1
             for process in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""Runs on a real Ray of this machine: killed, they go on; nothing is lost, and no run counts twice."""
+"""Runs on Ray, or on its stand-in: killed, they go on; nothing is lost, and no run counts twice."""
 
 import os
 import signal
@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import tiny
 
+import fake_ray
 from rebased.runs.record import read_record
 from rebased.train import RunResult, Sink
 from rebased.train.executors import Job, Outcome, RayExecutor
+from tiny_run import tiny
 
 EPOCHS = (40, 3)  # the first run is long enough to be killed in the middle
+
+
+@pytest.fixture(params=["stand-in", "ray"])
+def _ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself is there after `make test-all`."""
+    if request.param == "ray":
+        pytest.importorskip("ray")
+    else:
+        monkeypatch.setitem(sys.modules, "ray", fake_ray)
 
 
 def write_pid(path: Path) -> None:
@@ -28,7 +38,8 @@ class OnFirstEpoch(Sink):
     def __init__(self, action: Any) -> None:
         self.action, self.epochs = action, list[int]()
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
+        assert line["type"] == "epoch"
         self.epochs.append(line["epoch"])
         if len(self.epochs) == 1:
             self.action()
@@ -38,6 +49,7 @@ def epochs_of(folder: Path) -> list[int]:
     return [line["epoch"] for line in read_record(folder) if line["type"] == "epoch"]
 
 
+@pytest.mark.usefixtures("_ray")
 def test_killed_workers_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import this file, too
@@ -80,6 +92,7 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         RayExecutor()
 
 
+@pytest.mark.usefixtures("_ray")
 def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # taken, and not listening

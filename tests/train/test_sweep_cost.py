@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import tiny
 
 from rebased.models import LanguageModel
 from rebased.train.executors import Job, Outcome
 from rebased.train.sweep import Point, estimate, make_plan
-from rebased.train.sweep.cost import epoch_work, sequence_work, time_steps
+from rebased.train.sweep.cost import epoch_work, task_work, time_steps
+from tiny_run import tiny
 
 
 class Clock:
@@ -45,12 +45,12 @@ def test_the_work_is_counted() -> None:
         p.numel() for name, p in model.named_parameters() if name.split(".")[0] not in ("embedding", "positions")
     )
     expected = 12 * (body + model.state_size(12)) + 2 * 8 * 24
-    assert sequence_work(config.model, tasks[0]) == expected
+    assert task_work(config.model, tasks[0]) == expected
     double = tiny({"task": {"train": {0: {"examples": 80}, 1: {"examples": 40}}}})
     trained = epoch_work(double) - epoch_work(config)
     tested = epoch_work(config) - trained
-    assert trained == 3 * (40 * expected + 20 * sequence_work(config.model, tasks[1]))
-    assert tested == sum(s.examples * sequence_work(config.model, config.task.task(s)) for s in config.task.test)
+    assert trained == 3 * (40 * expected + 20 * task_work(config.model, tasks[1]))
+    assert tested == sum(s.examples * task_work(config.model, config.task.task(s)) for s in config.task.test)
 
 
 def test_one_timing_a_pattern_of_mixers_and_time_in_proportion_to_work(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_steps_are_timed_in_the_loop_that_trains(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = tiny()
     per_work, seconds, work = time_steps(config.model_dump())
-    assert work == 3 * 8 * sequence_work(config.model, config.task.task(config.task.train[0]))  # a step of one batch
+    assert work == 3 * 8 * task_work(config.model, config.task.task(config.task.train[0]))  # a step of one batch
     assert seconds == pytest.approx(3 * 3 * work * per_work)
     assert 0 < seconds < 60
     assert list(tmp_path.glob("rebased-*")) == []  # nothing is left behind

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tiny_run import TINY, tiny
 
 from rebased.config import merge
+from rebased.runs.shipped import CONFIGS, find_config
 from rebased.tasks.mqar import PAIRS_BY_LENGTH
 from rebased.train.sweep import Plan, from_python, make_plan, read_sweep
+from tiny_run import TINY, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +155,7 @@ RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapo
 @cache
 def plan_of(name: str) -> Plan:
     """A shipped sweep of which nothing has been trained."""
-    return make_plan(read_sweep(ROOT / "configs" / "sweeps" / f"{name}.yaml", {}), Path("nothing is here"), {})
+    return make_plan(read_sweep(find_config(name, "sweep"), {}), Path("nothing is here"), {})
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -179,7 +180,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 
 
 def test_shipped_sweeps_are_all_named_here() -> None:
-    names = {path.stem for path in (ROOT / "configs" / "sweeps").iterdir()}
+    names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
     assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
 
 

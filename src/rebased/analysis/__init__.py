@@ -1,7 +1,7 @@
-"""Pure functions of numbers: what was recalled, how sure one can be, what a budget for tuning would have bought."""
+"""Pure functions of numbers: means and intervals, paired tests, choice of learning rates, perplexity."""
 
 from rebased.analysis.budget import expected_validation_performance
-from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, wilcoxon_limit
+from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
 from rebased.analysis.selection import Choice, choose_lr
 from rebased.analysis.spread import Spread, describe
 
@@ -16,5 +16,6 @@ __all__ = [
     "expected_validation_performance",
     "holm",
     "in_words",
+    "sign_test",
     "wilcoxon_limit",
 ]

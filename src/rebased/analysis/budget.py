@@ -1,14 +1,14 @@
-"""Expected validation performance: the best accuracy that a budget of so many tries would have found."""
+"""Expected validation performance: the best accuracy to expect from a given number of tuning trials."""
 
 from collections.abc import Sequence
 from math import comb, isfinite
 
 
 def expected_validation_performance(values: Sequence[float], replacement: bool = True) -> list[float]:
-    """The expected best of m settings drawn at random from the M that were tried, for m = 1 to M.
+    """The expected maximum of m values drawn at random from the M `values`, for m = 1 to M.
 
-    `values` holds one number a setting, such as the mean over seeds at each learning rate. With `replacement` a setting
-    may be drawn again, as if the grid stood for a distribution; without, m different settings are tried.
+    `values` has one number per setting, such as the mean over seeds at each learning rate. With `replacement` a setting
+    may be drawn more than once, as if the grid were a distribution; without, the m settings differ.
     """
     ordered = sorted(values)
     if not ordered:
@@ -18,7 +18,7 @@ def expected_validation_performance(values: Sequence[float], replacement: bool =
     total = len(ordered)
 
     def chance(i: int, budget: int) -> float:
-        """That the i-th smallest value, counted from 1, is the best of those drawn."""
+        """The probability that the i-th smallest value, counted from 1, is the best of `budget` drawn."""
         if replacement:
             return (i / total) ** budget - ((i - 1) / total) ** budget
         return comb(i - 1, budget - 1) / comb(total, budget)

@@ -1,4 +1,4 @@
-"""How far a measured number may lie from the true one: a share of right answers, a quotient of sums, a mean."""
+"""Confidence intervals: of a proportion, of a mean, and of ratios of sums over windows."""
 
 from collections.abc import Sequence
 from math import nan, sqrt
@@ -10,16 +10,18 @@ import numpy as np
 from rebased.analysis.spread import LEVEL, SEED, stats
 
 RESAMPLES = 2000
-AT_ONCE = 2**22  # draws in memory
+DRAWS_AT_ONCE = 2**22  # bounds the memory of a bootstrap
 
 
 class Interval(NamedTuple):
+    """The two ends of a confidence interval."""
+
     low: float
     high: float
 
 
 def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
-    """Of a share, Wilson's: it stays within 0 and 1, and is not empty where all answers or none were right."""
+    """Wilson's interval of the proportion correct / asked. It stays within 0 and 1, and has a width even at 0 and 1."""
     if not 0 <= correct <= asked or asked == 0:
         raise ValueError(f"correct must lie between 0 and asked, and asked be at least 1; got {correct} of {asked}")
     found = stats.binomtest(correct, asked).proportion_ci(level, method="wilson")
@@ -27,7 +29,7 @@ def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Of the mean of a few values that scatter about it evenly, such as results of seeds; Student's. nan for one."""
+    """Student's interval of the mean of a few values, such as one result per seed; nan for fewer than two values."""
     if len(values) < 2:
         return Interval(nan, nan)
     half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
@@ -35,13 +37,16 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:
-    """Of total / count, column by column, over windows [W,C]: windows are drawn again with replacement, and every
-    column sees the same draws. nan where one window, or no token, says nothing about others."""
+    """Bootstrap intervals of sums.sum(0) / counts.sum(0), one per column: sums and counts [W,C] over W windows.
+
+    Windows are drawn with replacement, the same ones for every column. An interval is nan where there is only one
+    window or no token.
+    """
     windows, columns = sums.shape
     if windows < 2:
         return [Interval(np.nan, np.nan)] * columns
     rng = np.random.default_rng(SEED)
-    step = max(AT_ONCE // windows, 1)
+    step = max(DRAWS_AT_ONCE // windows, 1)
     means = []
     for first in range(0, RESAMPLES, step):
         drawn = _draw(rng, min(step, RESAMPLES - first), windows)
@@ -51,13 +56,13 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) 
     found = np.concatenate(means)
     intervals = []
     for column in found.T:
-        told = column[~np.isnan(column)]
-        low, high = np.quantile(told, [tail, 1 - tail]) if len(told) else (np.nan, np.nan)
+        known = column[~np.isnan(column)]
+        low, high = np.quantile(known, [tail, 1 - tail]) if len(known) else (np.nan, np.nan)
         intervals.append(Interval(float(low), float(high)))
     return intervals
 
 
 def _draw(rng: np.random.Generator, times: int, windows: int) -> np.ndarray:
-    """[R,W]: how often each window comes when as many as there are, W, are drawn; R times over."""
+    """[R,W] float64: how often each of W windows is drawn in R = `times` resamples of W windows each."""
     places = rng.integers(windows, size=(times, windows)) + np.arange(times)[:, None] * windows
     return np.bincount(places.ravel(), minlength=times * windows).reshape(times, windows).astype(np.float64)

@@ -1,4 +1,4 @@
-"""A handful of accuracies as a mean, how far they lie apart, and where the mean of many more may lie."""
+"""Mean, standard deviation and confidence interval of a few values."""
 
 from collections.abc import Sequence
 from math import isfinite, nan
@@ -12,19 +12,22 @@ try:
 except ImportError as error:
     raise ImportError("statistics need scipy, which is not installed: pip install 'rebased[lab]'") from error
 
-RESAMPLES, SEED = 9999, 0  # the same numbers give the same interval, today and tomorrow
+RESAMPLES, SEED = 9999, 0  # a fixed seed: the same values always give the same interval
 LEVEL = 0.95
 
 
 class Spread(NamedTuple):
+    """A few values, summarised."""
+
     n: int
     mean: float
     sd: float  # of the sample (ddof 1); nan for one value
-    low: float  # of the bootstrap confidence interval of the mean (BCa); nan for one value
+    low: float  # ends of the 95 % bootstrap interval of the mean (BCa); nan for one value
     high: float
 
 
 def describe(values: Sequence[float]) -> Spread:
+    """The mean of one or more finite values, their standard deviation, and an interval of the mean."""
     if not values:
         raise ValueError("there is nothing to describe; give at least one value")
     if not all(isfinite(value) for value in values):
@@ -36,7 +39,10 @@ def describe(values: Sequence[float]) -> Spread:
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the mean. BCa, which corrects for skew; for a handful of values any bootstrap interval is a bit too short."""
+    """(low, high) of the 95 % BCa bootstrap interval of the mean, which corrects for skew.
+
+    For a handful of values every bootstrap interval is a little too short.
+    """
     if max(values) == min(values):
         return values[0], values[0]
     interval = stats.bootstrap(

@@ -1,4 +1,4 @@
-"""The `rebased` command: one verb a file, imported only when it is called, so that --help answers at once."""
+"""The `rebased` command. Each verb is one file, imported only when the verb is called, so --help answers at once."""
 
 import os
 import sys
@@ -9,30 +9,32 @@ from cyclopts import App, CycloptsError
 
 from rebased import __version__
 
-# verb: (where its function stands, what it does in a line). The function's signature is the command's options; what it
-# returns is the exit code (None: 0). What it raises is shown as one line. A verb may be two words, "lm train": then its
-# first one stands in GROUPS.
+# verb: (module:function, one line of help). The function's signature defines the options. It returns the exit code
+# (None means 0). If it raises, the error is shown in one line. A verb may have two words ("lm train"); then its first
+# word must be in GROUPS.
 COMMANDS = {
     "train": ("rebased.cli.train:train", "Train one model on a synthetic task as a config file says, and resume it."),
     "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
+    "configs": ("rebased.cli.configs:configs", "List the configs that come with the package, or print one."),
+    "check": ("rebased.cli.check:check", "Run the contract suite for a mixer or a task, yours or ours."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
-    "lm compare": ("rebased.cli.lm_compare:lm_compare", "Set trained models beside each other, over seeds."),
-    "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that stand in its context."),
+    "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
+    "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
-    "data check": ("rebased.cli.data:check", "Say what a prepared folder holds, and compare every checksum."),
+    "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 
-# What `rebased --help` says of verbs that share their first word; `rebased WORD` alone lists them.
+# First words of two-word verbs, with their line in `rebased --help`. `rebased WORD` alone lists the verbs of a group.
 GROUPS: dict[str, str] = {
     "lm": "Language models: train and measure them.",
     "data": "Text for language models.",
 }
 
-INTERRUPTED = 130  # what a shell expects of a process that Ctrl-C has ended
+INTERRUPTED = 130  # what shells expect from a process that Ctrl-C ended
 USER_ERROR = 2
 OUR_ERROR = 1
 
@@ -40,6 +42,7 @@ EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where th
 
 
 def build_app() -> App:
+    """Return the command with all its verbs. No verb's module is imported yet."""
     app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
     groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
     for group in groups.values():
@@ -47,11 +50,16 @@ def build_app() -> App:
     for verb, (function, summary) in COMMANDS.items():
         word, _, second = verb.rpartition(" ")
         (groups[word] if word else app).command(function, name=second, help=summary)
+    app.command(
+        "rebased.cli.completion:install_completion",
+        name="--install-completion",
+        help="Let your shell complete commands and options.",
+    )
     return app
 
 
 def main(tokens: Sequence[str] | None = None) -> Never:
-    """Run one command and leave with its exit code."""
+    """Run one command and exit with its code. `tokens` are the words after `rebased`; default: those of sys.argv."""
     words = list(sys.argv[1:] if tokens is None else tokens)
     debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
     words = [word for word in words if word != "--debug"]
@@ -60,7 +68,7 @@ def main(tokens: Sequence[str] | None = None) -> Never:
         code = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `rebased ... | head`: nobody reads on, and Python must not try to flush at exit
+    except BrokenPipeError:  # `rebased ... | head`: the reader is gone, so Python must not flush stdout at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OUR_ERROR)
     except Exception as error:
@@ -72,7 +80,7 @@ def main(tokens: Sequence[str] | None = None) -> Never:
 
 
 def refuse_unknown_verb(words: Sequence[str]) -> None:
-    """Before cyclopts does, which would import every command to say what it misses."""
+    """Raise a ValueError that names the nearest verb. cyclopts would import every command before it complains."""
     known = [*COMMANDS, *GROUPS]
     group = words[0] if words and words[0] in GROUPS else None
     if group is not None:
@@ -85,11 +93,12 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
 
 
 def is_users(error: Exception) -> bool:
-    """Whether the one who typed the command can mend it: bad words, bad values, files that are not there."""
+    """Return True if the user can fix it: wrong options or values, missing files or packages."""
     return isinstance(error, CycloptsError | ValueError | OSError | ImportError)
 
 
 def explain_error(error: Exception) -> str:
+    """Return the message that the user sees."""
     if isinstance(error, CycloptsError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -102,8 +111,8 @@ def explain_error(error: Exception) -> str:
 
 
 def _most_helpful(error: ImportError) -> ImportError:
-    """Of an error and its causes the one that says what to install, else the innermost, which names the module: around
-    a command's own imports cyclopts puts an error that only says where."""
+    """Return the error among this one and its causes that says what to install, else the innermost, which names the
+    missing module. cyclopts wraps the import errors of a command in one that names only the command."""
     chain = [error]
     while isinstance(chain[-1].__cause__, ImportError):
         chain.append(chain[-1].__cause__)
@@ -111,7 +120,7 @@ def _most_helpful(error: ImportError) -> ImportError:
 
 
 def say_error(message: str) -> None:
-    """`error: ...` on stderr, the first word in red where that can be seen."""
+    """Print `error: ...` on stderr. The first word is red in a terminal."""
     from rich.console import Console
     from rich.text import Text
 

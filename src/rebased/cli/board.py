@@ -1,4 +1,4 @@
-"""How several runs side by side look: in a terminal a bar each, in a log a line an epoch each."""
+"""Progress of several runs at once: one bar per run in a terminal, one line per run and epoch in a log."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -7,10 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rebased.cli.interruption import being_saved
+from rebased.cli.progress import Status
 from rebased.train import RunStart, Sink, StepReport
 
 
 class Board:
+    """Shows the progress of runs between `with` and its end. Each run gets its own sink."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
@@ -23,11 +26,12 @@ class Board:
         )
 
     def sink(self, name: str, epochs: int) -> Sink:
-        """The ear of one run; its bar waits from now on."""
+        """Return the sink of one run. In a terminal its bar appears at once and says "waiting"."""
         task = self._progress.add_task(name, total=None, start=False, what="waiting")
-        return _Bar(self._progress, task, epochs) if self._console.is_terminal else _Lines(self._console, name, epochs)
+        return _Bar(self._progress, task) if self._console.is_terminal else _Lines(self._console, name, epochs)
 
     def stopping(self, runs: int) -> None:
+        """Say that so many runs are being saved after Ctrl-C."""
         self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
@@ -41,22 +45,22 @@ class Board:
 
 
 class _Bar(Sink):
-    def __init__(self, progress: Progress, task: TaskID, epochs: int) -> None:
-        self._progress, self._task, self._epochs = progress, task, epochs
-        self._accuracy = "-"
+    """The bar of one run."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task, self._status = progress, task, Status()
 
     def start(self, run: RunStart) -> None:
+        self._status.start(run)
         self._progress.start_task(self._task)
         self._progress.update(self._task, total=run.steps, completed=run.step, what="starting")
-        for line in run.epochs[-1:]:
-            self.epoch(line)
 
     def step(self, report: StepReport) -> None:
-        what = f"epoch {report.epoch}/{self._epochs}  loss {report.loss:.2f}  accuracy {self._accuracy}"
-        self._progress.update(self._task, completed=report.step, what=what)
+        self._status.step(report)
+        self._progress.update(self._task, completed=report.step, what=str(self._status))
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self._accuracy = f"{line['test']['accuracy']:.3f}"
+    def line(self, line: dict[str, Any]) -> None:
+        self._status.line(line)
 
     def end(self, line: dict[str, Any]) -> None:
         what = f"done: best accuracy {line['accuracy']:.3f}" if line["status"] == "done" else line["status"]
@@ -64,10 +68,14 @@ class _Bar(Sink):
 
 
 class _Lines(Sink):
+    """One line per epoch of one run, for logs."""
+
     def __init__(self, console: Console, name: str, epochs: int) -> None:
         self._console, self._name, self._epochs = console, name, epochs
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
+        if line["type"] != "epoch":
+            return
         text = (
             f"{self._name:<22}  epoch {line['epoch']:>2}/{self._epochs}  loss {line['loss']:.3f}  "
             f"accuracy {line['test']['accuracy']:.3f}  {line['seconds'] + line['test_seconds']:.1f} s"

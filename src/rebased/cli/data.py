@@ -1,4 +1,4 @@
-"""rebased data: text to tokens on disk, and a look at what is there."""
+"""rebased data: prepare text as tokens on disk, and check a prepared folder."""
 
 import shlex
 import sys
@@ -36,34 +36,35 @@ def prepare(
     shard_size: str = "256MB",
     resume: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Turn text into memory-mapped tokens with document boundaries, checksums and the tokenizer beside them.
+    """Encode text as memory-mapped tokens, with document boundaries, checksums and the tokenizer.
 
     Parameters
     ----------
     sources
         Text files, folders, JSON lines (.jsonl), each also .gz, .xz or .zst; NAME.idx of a tokenised pair NAME.bin and
-        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset of the Hugging Face Hub. None: Python's own standard library.
+        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset on the Hugging Face Hub. Default: Python's standard library.
     out
-        Folder to make.
+        Folder to write.
     tokenizer
-        bytes (a token a byte, 256 ends a document), a tokenizer.json (also packed), or a name on the Hub.
+        bytes (one token per byte, and 256 after each document), a tokenizer.json (also .gz, .xz or .zst), or a name on
+        the Hugging Face Hub.
     end_of_text
-        The token that ends a document, if it is not the usual one of this tokenizer; '' for none.
+        The token after each document, if it is not the tokenizer's usual one; '' for none.
     split
-        Shares, train=0.9,valid=0.1; bytes in order, train=90MB,valid=5MB,test=5MB; or a source each,
+        Shares: train=0.9,valid=0.1; or bytes, in order: train=90MB,valid=5MB,test=5MB; or one source per split:
         train=a.txt,valid=b.txt. Default: train=0.9,valid=0.05,test=0.05.
     field
-        Where a line of JSON or a row of a dataset has its text.
+        The key of the text in JSON lines and in rows of a dataset.
     document_start
-        Regular expression; in text files a line in which it is found begins a document. Default: a file is a document.
+        Regular expression: in text files a line with a match begins a document. Default: each file is one document.
     invalid_utf8
-        What is not UTF-8 is replaced by U+FFFD and counted, or stops everything.
+        replace: bytes that are not UTF-8 become U+FFFD and are counted. stop: they are an error.
     workers
-        Processes that encode. Default: one a core. The result does not depend on it.
+        Processes that encode. Default: one per core. The result does not depend on it.
     shard_size
-        How much of the sources makes a shard: what may have to be done again after a crash.
+        Bytes of the sources per shard. After a crash at most one shard is encoded again.
     resume
-        Go on where the same command was ended.
+        Continue a preparation that the same command began.
     """
     config = PrepareConfig(
         sources=sources,
@@ -80,7 +81,7 @@ def prepare(
     try:
         with ProgressBar(console) as bar:
             manifest = run_prepare(
-                config, out, workers=usable_cores() if workers is None else workers, resume=resume, report=bar.show
+                config, out, workers=usable_cores() if workers is None else workers, resume=resume, on_progress=bar.show
             )
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -94,12 +95,12 @@ def prepare(
 
 
 def check(folder: Path) -> int:
-    """Say what a prepared folder holds, after reading every file and comparing its checksum.
+    """Compare the checksums of all files of a prepared folder, and print what it holds.
 
     Parameters
     ----------
     folder
-        What rebased data prepare made.
+        A folder that rebased data prepare wrote.
     """
     console = Console()
     with console.status("reading"):
@@ -112,10 +113,11 @@ def check(folder: Path) -> int:
 
 
 def describe(manifest: Manifest, folder: Path) -> Table:
+    """A table of the splits: documents, bytes of text, tokens and shards."""
     name, size = manifest.tokenizer.name, manifest.tokenizer.vocab_size
     table = Table(title=f"{folder}: {name}, {size:,} tokens, {manifest.dtype}", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("split")
-    for column in ("documents", "text bytes", "tokens", "bytes a token", "shards"):
+    for column in ("documents", "text bytes", "tokens", "bytes per token", "shards"):
         table.add_column(column, justify="right")
     for split, content in manifest.splits.items():
         text_bytes = content.text_bytes
@@ -127,6 +129,7 @@ def describe(manifest: Manifest, folder: Path) -> Table:
 
 
 def remarks(manifest: Manifest) -> list[str]:
+    """What a user should know about the text besides the table."""
     found = []
     if manifest.invalid_utf8:
         found.append(f"not UTF-8 and replaced by U+FFFD: {manifest.invalid_utf8:,} (--invalid-utf8 stop shows where)")
@@ -138,11 +141,12 @@ def remarks(manifest: Manifest) -> list[str]:
 
 
 def say(console: Console, text: str) -> None:
+    """Print one line as it is, without markup or wrapping."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """In a terminal a bar, in a log a line a shard."""
+    """The progress of a preparation: a bar in a terminal, one line per shard in a log."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -166,11 +170,13 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     @property
     def moved(self) -> bool:
+        """Whether anything was encoded; False if the folder was complete already."""
         return self._last.tokens > 0
 
     def show(self, progress: Progress) -> None:
+        """Show how far the preparation is; the `on_progress` of `prepare`."""
         if self._last.source_bytes == 0 or progress.source_bytes == self._last.source_bytes:
-            self._begin, self._first_bytes = time.perf_counter(), progress.source_bytes  # what was kept is not counted
+            self._begin, self._first_bytes = time.perf_counter(), progress.source_bytes  # leaves out kept shards
         speed = (progress.source_bytes - self._first_bytes) / max(1e-9, time.perf_counter() - self._begin)
         text = f"{progress.source_bytes / 1e6:,.1f} MB  {speed / 1e6:,.1f} MB/s  {progress.tokens:,} tokens"
         assert self._task is not None

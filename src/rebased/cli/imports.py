@@ -1,4 +1,4 @@
-"""--import: a user's own Python file or module, loaded so that the mixers and tasks it registers are known."""
+"""--import: load a user's Python file or module, so that the mixers and tasks it registers are known."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,10 @@ from types import ModuleType
 
 
 def import_user_code(name: str, said: str | None = None) -> ModuleType:
-    """`my_mixers.py` or `package.module` (looked for in the current folder too). `said` is how errors call it."""
+    """Import a file (`my_mixers.py`) or a module (`package.module`, also from the current folder) and return it.
+
+    Errors begin with `said`. Default: "--import NAME".
+    """
     path, said = Path(name), said or f"--import {name}"
     try:
         if path.suffix != ".py":
@@ -33,6 +36,6 @@ def import_user_code(name: str, said: str | None = None) -> ModuleType:
 
 
 def import_all(names: tuple[str, ...]) -> None:
-    """In a worker: what the command itself has imported."""
+    """Import every file or module. Workers call it first, so that they know what the command itself knows."""
     for name in names:
         import_user_code(name)

@@ -1,30 +1,33 @@
-"""rebased lm compare: trained language models beside each other and the paper's Table 2."""
+"""rebased lm compare: perplexities of trained language models, beside the paper's Table 2."""
 
 from pathlib import Path
 
 from rich.console import Console
 
 from rebased.cli.rich_table import rich_table
-from rebased.report.language_models import compare_language_models
-from rebased.runs.collect import collect, is_text
+from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
+from rebased.runs.collect import collect, nothing_found
 
 
 def lm_compare(runs: tuple[Path, ...], /) -> int:
-    """Print perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
+    """Print the perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
-    In a terminal they are tables; in a file or a pipe, Markdown.
+    The output is a table in a terminal, and Markdown in a file or a pipe.
 
     Parameters
     ----------
     runs
         Folders of runs, searched at any depth, record.jsonl files, or bundles of them (.jsonl.gz, .jsonl.xz).
     """
-    found, console = compare_language_models(collect(runs, wanted=is_text).runs), Console()
+    collection, console = collect(runs), Console()
+    if not collection.lm_runs:
+        raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
+    found = compare_language_models(collection.lm_runs)
     if not console.is_terminal:
-        print(found.to_markdown(), end="")
+        print(to_markdown(found), end="")
         return 0
-    for table in found.tables():
+    for table in compare_tables(found):
         console.print(rich_table(table), "")
-    for remark in found.remarks():
+    for remark in remarks(found):
         console.print(f"- {remark}", markup=False, highlight=False)
     return 0

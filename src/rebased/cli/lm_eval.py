@@ -1,4 +1,4 @@
-"""rebased lm eval: the perplexity of a trained model, of all tokens and of those that can be recalled."""
+"""rebased lm eval: the perplexity of a trained language model on all, AR and non-AR tokens."""
 
 import math
 from pathlib import Path
@@ -12,15 +12,15 @@ from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
-from rebased.cli.results import check_new, steps, write_json
+from rebased.cli.results import check_new, progress_bars, write_json
 from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
 from rebased.evaluate.text import evaluate_text
+from rebased.ops.backend import choose_device
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.train.lm.corpus import describe_corpus
-from rebased.train.synthetic.loop import choose_device
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
@@ -42,8 +42,9 @@ def lm_eval(
     json: Annotated[Path | None, Parameter(name="--json")] = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> int:
-    """Measure the perplexity of a trained language model as the paper does: of all tokens, of those that associative
-    recall could tell (AR: the last token of a bigram that occurred before in the window) and of the others.
+    """Measure the perplexity of a trained language model as the paper does: on all, AR and non-AR tokens.
+
+    A token is AR (a target of associative recall) if the bigram that it ends occurred earlier in the window.
 
     Parameters
     ----------
@@ -52,27 +53,27 @@ def lm_eval(
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split
-        Which of its splits.
+        The split to measure.
     seq_len
-        Tokens a window. Default: what the run was trained with.
+        Tokens per window. Default: as in training.
     windows
-        Measure so many windows, spread over the split. Default: all.
+        How many windows to measure, at even distances in the split. Default: all.
     order
         How many tokens must repeat for the last of them to be AR.
     reset_token
-        A token's number, or `end` for the one that ends documents: nothing before it counts as seen.
+        A token id, or `end` for the token that ends documents: n-grams before it do not count as seen.
     max_count
-        n-grams that occur more often in the training split are not AR, for they may be known by heart.
+        n-grams that occur more often in the training split are not AR, because the model may have memorised them.
     batch_size
-        Windows at once.
+        Windows per forward pass.
     device
         Where to compute.
     precision
-        Of the layers; the head and the losses are fp32 and sums fp64 either way.
+        Precision of the layers. The head and the losses are always fp32, sums fp64.
     json
-        Write all numbers to this file too.
+        Also write all numbers to this new file.
     imports
-        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     check_new(json)
     for name in imports:
@@ -81,18 +82,18 @@ def lm_eval(
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    trained.corpus.verify_soon(split)
+    trained.corpus.verify_if_small(split)
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
-    rows = spread(len(text), windows)
-    with steps(console) as step:
+    rows = evenly_spaced(len(text), windows)
+    with progress_bars(console) as begin_bar:
         counts = None
         if max_count is not None:
             if split == "train":
                 raise ValueError("--max-count counts the training split, and --split is that one; measure another")
             stream, measured = trained.corpus.stream("train"), trained.corpus.stream(split)
-            move = step("counting the training split", len(stream))
-            counts = count_stream(stream, order, trained.corpus.vocab_size, among=measured, progress=move)
-        rule = ARRule(order, which_token(reset_token, trained.corpus), counts, max_count)
+            on_progress = begin_bar("counting the training split")
+            counts = count_stream(stream, order, trained.corpus.vocab_size, among=measured, on_progress=on_progress)
+        rule = ARRule(order, parse_reset_token(reset_token, trained.corpus), counts, max_count)
         scores = evaluate_text(
             trained.model,
             text,
@@ -100,7 +101,7 @@ def lm_eval(
             rows=rows,
             batch_size=batch_size,
             dtype=PRECISION[precision],
-            progress=step("reading windows", len(rows)),
+            on_progress=begin_bar("reading windows"),
         )
     summary = summarise(scores)
     if not math.isfinite(summary.all.nats):
@@ -132,13 +133,15 @@ def lm_eval(
 
 
 def check_length(length: int, trained: Trained, option: str) -> int:
+    """`length`, if the model has so many positions; otherwise ValueError that names `option`."""
     positions = trained.model.config.max_len
     if not 1 <= length <= positions:
         raise ValueError(f"{option} {length}: the model has {positions} positions; give 1 to {positions}")
     return length
 
 
-def which_token(name: str | None, corpus: Corpus) -> int | None:
+def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:
+    """The token id that --reset-token means; None if it is not given."""
     if name is None:
         return None
     if name == "end":
@@ -150,8 +153,8 @@ def which_token(name: str | None, corpus: Corpus) -> int | None:
     return int(name)
 
 
-def spread(n: int, wanted: int | None) -> list[int]:
-    """Which of n windows: all, or so many at even distances."""
+def evenly_spaced(n: int, wanted: int | None) -> list[int]:
+    """Indices of `wanted` of n windows at even distances; all if `wanted` is None."""
     if wanted is None:
         return list(range(n))
     if wanted < 1:
@@ -161,6 +164,7 @@ def spread(n: int, wanted: int | None) -> list[int]:
 
 
 def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRule) -> None:
+    """Print the table of perplexities, and below it what AR means and the bits per byte."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("tokens")
     for name in ("number", "share", "perplexity", "95 % interval", "nats"):
@@ -173,28 +177,33 @@ def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRul
         table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
     console.print(table)
     console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
-    said = "not known: nobody counted the bytes of this text" if bits is None else f"{bits:.4f}"
-    console.print(f"bits per byte: {said}", highlight=False)
+    value = "not known: this text was prepared without counting its bytes" if bits is None else f"{bits:.4f}"
+    console.print(f"bits per byte: {value}", highlight=False)
 
 
 def describe(rule: ARRule) -> str:
-    said = "a token that stood" if rule.order == 1 else f"the last of {rule.order} tokens that stood, in this order,"
-    parts = [f"{said} in the window before"]
+    """What counts as AR by this rule, in words."""
+    if rule.order == 1:
+        phrases = ["a token that occurred earlier in the window"]
+    else:
+        phrases = [f"the last of {rule.order} tokens that occurred in this order earlier in the window"]
     if rule.reset_token is not None:
-        parts.append(f"since the last token {rule.reset_token}")
+        phrases.append(f"since the last token {rule.reset_token}")
     if rule.max_count is not None:
-        parts.append(f"unless the training split has them more than {rule.max_count:,} times")
-    return ", ".join(parts)
+        phrases.append(f"unless they occur more than {rule.max_count:,} times in the training split")
+    return ", ".join(phrases)
 
 
 def digits(number: float, decimals: int | None = None) -> str:
-    """Five digits, or all before the point; - where there is no number."""
+    """A number with five significant digits, or all digits before the point, or `decimals`; "-" for nan."""
     if not math.isfinite(number):
         return "-" if math.isnan(number) else "inf"
     return f"{number:,.{max(0, 5 - len(str(int(number)))) if decimals is None else decimals}f}"
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:
+    """The measured numbers as JSON data."""
+
     def kind(measured: Measured) -> dict[str, Any]:
         return {
             "tokens": measured.tokens,

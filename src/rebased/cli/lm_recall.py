@@ -1,4 +1,4 @@
-"""rebased lm recall: how many facts of its context a trained model can say again, by their distance."""
+"""rebased lm recall: how many facts in its context a trained language model recalls, by distance."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,14 +11,14 @@ from rich.table import Table
 from rebased.analysis.intervals import wilson
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_eval import PRECISION, check_length
-from rebased.cli.results import check_new, steps, write_json
+from rebased.cli.results import check_new, progress_bars, write_json
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
+from rebased.ops.backend import choose_device
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
-from rebased.train.synthetic.loop import choose_device
 
-SAID: dict[Condition, str] = {
+LABELS: dict[Condition, str] = {
     "present": "fact in context",
     "absent": "context without it",
     "alone": "question alone",
@@ -42,41 +42,42 @@ def lm_recall(
     json: Annotated[Path | None, Parameter(name="--json")] = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> int:
-    """Ask a trained language model for facts that stand in its context: associative recall in real words.
+    """Ask a trained language model for facts in its context: associative recall in real text.
 
-    A context is filled with facts; then some of them begin again, and the model has to say how they end. Right is an
-    answer that greedy decoding would say word for word. Two controls ask the same where the context does not tell: what
-    is right there, the model knows from training or guesses.
+    A context is filled with facts. Then some of them are begun again, and the model must complete them. An answer is
+    correct if greedy decoding gives exactly its tokens. Two controls ask the same questions without the facts: correct
+    answers there were known from training or guessed.
 
     Parameters
     ----------
     model
         A run's folder, or a model.safetensors.
     facts
-        One-line facts to ask for: {"context": "The capital of Norway is", "continuation": "Oslo"} a line (.jsonl, also
+        Facts, one JSON object per line: {"context": "The capital of Norway is", "continuation": "Oslo"} (.jsonl, also
         .gz, .xz or .zst).
     squad
-        A SQuAD file (.json, also .gz, .xz or .zst) instead: passages, and sentences of theirs that end in an answer.
+        A SQuAD file (.json, also .gz, .xz or .zst) instead: contexts are passages, questions are their sentences up to
+        an answer.
     data
         Folder that `rebased data prepare` wrote, for its tokenizer. Default: the one that the run was trained on.
     questions
-        How many to ask.
+        How many questions to ask.
     together
-        How many after one context, at most.
+        How many questions follow one context, at most.
     length
-        Tokens of a context with its questions. Default: what the run was trained with.
+        Tokens of a context with its questions. Default: as in training.
     seed
-        Which facts are asked for, and what stands around them.
+        Decides which facts are asked for, and which fill the contexts.
     batch_size
-        Contexts at once.
+        Contexts per forward pass.
     device
         Where to compute.
     precision
-        Of the layers; the head is fp32 either way.
+        Precision of the layers. The head is always fp32.
     json
-        Write all numbers, and every answer, to this file too.
+        Also write all numbers and every answer to this new file.
     imports
-        Python file or module with mixers of your own (@register_mixer). Can be given several times.
+        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     check_new(json)
     for name in imports:
@@ -91,14 +92,14 @@ def lm_recall(
         recall = build_recall(
             known, trained.corpus.tokenizer.encode, length=size, questions=questions, together=together, seed=seed
         )
-    with steps(console) as step:
+    with progress_bars(console) as begin_bar:
         answers = {
             condition: answer_questions(
                 trained.model,
                 episodes,
                 batch_size=batch_size,
                 dtype=PRECISION[precision],
-                progress=step(SAID[condition], len(episodes)),
+                on_progress=begin_bar(LABELS[condition]),
             )
             for condition, episodes in recall.episodes.items()
         }
@@ -134,13 +135,14 @@ def lm_recall(
 
 
 def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Tally]) -> None:
+    """Print the table of accuracies: by distance with the fact in the context, then the two controls."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("answers")
-    for name in ("asked", "right", "accuracy", "95 % interval", "nats"):
+    for name in ("asked", "correct", "accuracy", "95 % interval", "nats"):
         table.add_column(name, justify="right")
-    rows = [(SAID["present"], tallies["present"])]
+    rows = [(LABELS["present"], tallies["present"])]
     rows += [(f"  {some.nearest:,} to {some.farthest:,} ago", some) for some in by_distance]
-    rows += [(SAID[condition], tallies[condition]) for condition in ("absent", "alone")]
+    rows += [(LABELS[condition], tallies[condition]) for condition in ("absent", "alone")]
     for name, some in rows:
         low, high = wilson(some.correct, some.asked)
         counts = (f"{some.asked:,}", f"{some.correct:,}")
@@ -150,6 +152,7 @@ def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Ta
 
 
 def numbers(some: Tally) -> dict[str, Any]:
+    """A tally as JSON data, with Wilson's interval of the accuracy."""
     return {
         "asked": some.asked,
         "correct": some.correct,

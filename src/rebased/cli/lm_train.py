@@ -9,13 +9,15 @@ from rich.console import Console
 from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import ended_at_once, go_on_with
-from rebased.cli.lm_progress import text_progress
 from rebased.cli.overrides import parse_overrides
+from rebased.cli.progress import progress_sink
 from rebased.config import load_config
 from rebased.runs.lm_config import TextRunConfig, TextTrain
 from rebased.runs.record import read_record
-from rebased.train.lm import TextResult, TextSink, ToldElsewhere, train_text
-from rebased.train.lm.dashboards import TensorBoard, WeightsAndBiases
+from rebased.runs.shipped import find_config
+from rebased.train import RunResult, train
+from rebased.train.dashboards import dashboards
+from rebased.train.world import ToldElsewhere
 
 OPTIONS = (
     "--config",
@@ -45,8 +47,8 @@ def lm_train(
     Parameters
     ----------
     config
-        YAML file with the sections data, model and train; configs/lm/ has some. Any setting in it can be changed on
-        the command line: --train.lr 3e-4 --model.n_layers 6
+        YAML file with the sections data, model and train, or the name of a shipped one, such as lm/quick (`rebased
+        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-4 --model.n_layers 6
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume
@@ -60,25 +62,25 @@ def lm_train(
     """
     for name in imports:
         import_user_code(name)
+    config = find_config(config, "lm")
     run = load_config(TextRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
-    dashboards: list[TextSink] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
-    dashboards += [WeightsAndBiases(wandb, folder)] if wandb else []
+    boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
-        with text_progress(console) as sink:
-            result = train_text(run, folder, resume=resume, sinks=[sink, *dashboards])
+        with progress_sink(console) as sink:
+            result = train(run, folder, resume=resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second one
         console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
     except ToldElsewhere:  # by the first of several processes
         return USER_ERROR
-    if result.speaks:
+    if result.is_rank_zero:
         console.print(describe(result, imports), soft_wrap=True, highlight=False, markup=False)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def describe(result: TextResult, imports: tuple[str, ...]) -> str:
+def describe(result: RunResult, imports: tuple[str, ...]) -> str:
     if result.status == "interrupted":
         return f"interrupted at step {result.step}, saved; {go_on_with('lm train', result.folder, imports)}"
     begin = "this run is done already: " if result.status == "already_done" else ""

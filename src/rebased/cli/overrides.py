@@ -1,4 +1,4 @@
-"""--section.key value: settings of a config file, changed on the command line."""
+"""--section.key value: change settings of a config file on the command line."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ from rebased.config import did_you_mean
 
 
 def parse_overrides(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """["--train.lr", "3e-3", "--model.d_model=64"] -> {"train.lr": "3e-3", "model.d_model": "64"}.
+    """Return settings by their path: ["--train.lr", "3e-3", "--model.d_model=64"] gives {"train.lr": "3e-3",
+    "model.d_model": "64"}.
 
-    `known` are words that may have been meant where one of these is no setting.
+    `known` lists the command's options. An unknown option gets the nearest of them as a hint.
     """
     overrides, rest = {}, list(words)
     while rest:

@@ -1,4 +1,4 @@
-"""`rebased params`: the paper's parameter counts, ours beside theirs."""
+"""rebased params: the paper's parameter counts, ours beside theirs."""
 
 import json
 import logging
@@ -28,15 +28,15 @@ TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Count the parameters of the paper's models and compare them with its Tables 4 and 9.
 
-    A third table has every MQAR model at one length, and the bytes of its state. The exit code is 1 where a number
+    A third table shows every MQAR model at one length, with the size of its state. The exit code is 1 if a number
     differs from the paper's.
 
     Parameters
     ----------
     as_json: bool
-        Print JSON instead of tables: the cells, and the sizes at one length.
+        Print JSON instead of tables: every cell, and the sizes at one length.
     """
-    with _truncation_unsaid():
+    with _no_truncation_warnings():
         ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
         sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())
@@ -67,12 +67,12 @@ def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
     for cell in cells:
         mark = "[green]✓[/]" if ours[cell] == cell.parameters else f"[red]✗ {ours[cell] - cell.parameters:+,}[/]"
         counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
-        table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # the last of a model's widths
+        table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # a model's last width
     return table
 
 
 def _size_table(sizes: Sequence[Size]) -> Table:
-    title = f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) after so many tokens"
+    title = f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) by number of tokens"
     table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
     table.add_column("preset")
     for name in ("D", "parameters", *map(str, STATE_LENGTHS)):
@@ -84,11 +84,11 @@ def _size_table(sizes: Sequence[Size]) -> Table:
 
 
 def _notes() -> str:
-    """What one has to know to make the same numbers."""
+    """Return what a reader needs to know to compute the same numbers."""
     based = count_parameters(preset("lm-paper-text-based"))
     more = count_parameters(preset("lm-paper-text-rebased")) - based
     return (
-        "Table 4 mixes runs of different lengths: 'positions' are the learned positions that make each cell.\n"
+        "Table 4 mixes runs of different lengths: 'positions' is the number of learned positions in each cell.\n"
         "Based and ReBased have 12 heads; no width of Table 4 divides by 12, so values are 12 x (D // 12) wide.\n"
         "Table 9 has 8 heads with keys of 128 (the released checkpoint); with the text's 12 heads of 16, "
         f"Based has {based:,} and ReBased {more:,} more."
@@ -96,8 +96,8 @@ def _notes() -> str:
 
 
 @contextmanager
-def _truncation_unsaid() -> Iterator[None]:
-    """The presets warn about each width that 12 heads do not divide; here one note says it for all."""
+def _no_truncation_warnings() -> Iterator[None]:
+    """Silence the presets, which warn about every width that 12 heads do not divide. One note says it for all."""
     logger = logging.getLogger("rebased")
     level = logger.level
     logger.setLevel(logging.ERROR)

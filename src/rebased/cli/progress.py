@@ -1,70 +1,125 @@
-"""How a run looks in a terminal (one bar) and in a log (one line an epoch)."""
+"""How one run looks, whatever is trained: a bar in a terminal, lines in a log."""
 
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rebased.cli.interruption import being_saved
+from rebased.runs.lm_config import TextRunConfig
 from rebased.train import RunStart, Sink, StepReport
+from rebased.train.oom import OUT_OF_MEMORY
 
 
-class ProgressSink(Sink, AbstractContextManager["ProgressSink"]):
+class ProgressSink(Sink):
     """A sink that is closed in the end, however the run ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def stopping(self) -> None:
+        self._print(being_saved(1))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def __enter__(self) -> Self:
-        return self
-
 
 def progress_sink(console: Console) -> ProgressSink:
+    """A bar where the console is a terminal, else lines."""
     return Bar(console) if console.is_terminal else Lines(console)
 
 
-class Bar(ProgressSink):
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  {task.fields[speed]} tokens/s"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+def headline(run: RunStart) -> str:
+    """What is trained, in one line."""
+    config = run.config
+    processes = f" in {run.processes} processes" if run.processes > 1 else ""
+    size = ""
+    if isinstance(config, TextRunConfig):
+        size = f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
+    return (
+        f"{run.parameters:,} parameters on {run.device}{processes}, {run.steps:,} steps{size}, from step {run.step:,}"
+    )
+
+
+class Status:
+    """The latest numbers of a run, in words. Kept by those who show it."""
+
+    def __init__(self) -> None:
+        self.epochs: int | None = None
+        self.epoch: int | None = None
+        self._loss = self._score = ""
 
     def start(self, run: RunStart) -> None:
-        accuracy = f"{run.epochs[-1]['test']['accuracy']:.3f}" if run.epochs else "-"
-        self._task = self._progress.add_task(
-            "train",
-            total=run.steps,
-            completed=run.step,
-            epoch=len(run.epochs) + 1,
-            epochs=run.config.train.epochs,
-            loss="-",
-            accuracy=accuracy,
-            speed="-",
+        """Begin with what the record says already."""
+        self.epochs = getattr(run.config.train, "epochs", None)
+        for line in run.lines:
+            self.line(line)
+        if self.epochs:
+            self.epoch = 1 + sum(line["type"] == "epoch" for line in run.lines)
+
+    def step(self, report: StepReport) -> None:
+        """A step whose loss is not known yet changes nothing."""
+        self.epoch = report.epoch
+        if report.loss is not None:
+            self._loss = f"loss {report.loss:.3f}  {report.tokens_per_second:,.0f} tokens/s"
+
+    def line(self, line: dict[str, Any]) -> None:
+        """A line of the record."""
+        if line["type"] == "epoch":
+            self._score = f"accuracy {line['test']['accuracy']:.3f}"
+        elif line["type"] == "step":
+            mfu = "" if line["mfu"] is None else f"  MFU {line['mfu']:.1%}"
+            speed = f"{line['tokens_per_second']:,.0f} tokens/s{mfu}"
+            self._loss = f"loss {line['loss']:.3f}  |g| {line['grad_norm']:.2f}  {speed}"
+        elif line["type"] == "eval":
+            self._score = f"valid ppl {line['perplexity']:.2f}"
+
+    def __str__(self) -> str:
+        epoch = f"epoch {self.epoch}/{self.epochs}" if self.epochs else ""
+        return "  ".join(filter(None, (epoch, self._loss or "starting", self._score)))
+
+
+class Bar(ProgressSink):
+    """One bar over the steps; after them one per split that is measured."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[what]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
         )
+        self._status = Status()
+        self._splits: dict[str, TaskID] = {}
+
+    def start(self, run: RunStart) -> None:
+        self._print(headline(run))
+        self._status.start(run)
+        self._task = self._progress.add_task("train", total=run.steps, completed=run.step, what=str(self._status))
         self._progress.start()
 
     def step(self, report: StepReport) -> None:
-        self._progress.update(
-            self._task,
-            completed=report.step,
-            epoch=report.epoch,
-            loss=f"{report.loss:.3f}",
-            speed=f"{report.tokens_per_second:,.0f}",
-        )
+        self._status.step(report)
+        self._progress.update(self._task, completed=report.step, what=str(self._status))
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self._progress.update(self._task, accuracy=f"{line['test']['accuracy']:.3f}")
+    def line(self, line: dict[str, Any]) -> None:
+        self._status.line(line)
+        self._progress.update(self._task, what=str(self._status))
 
-    def stopping(self) -> None:
-        self._progress.console.print(being_saved(1), soft_wrap=True, highlight=False, markup=False)
+    def measuring(self, split: str, done: int, total: int) -> None:
+        if split not in self._splits:  # a bar of its own: that of training stays, with its last loss
+            self._splits[split] = self._progress.add_task("measure", total=total, what=f"windows of {split} measured")
+        self._progress.update(self._splits[split], completed=done)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,22 +128,40 @@ class Bar(ProgressSink):
 
 
 class Lines(ProgressSink):
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    """One line per epoch, or one every few steps."""
 
     def start(self, run: RunStart) -> None:
-        self._epochs = run.config.train.epochs
-        self._say(f"{run.parameters:,} parameters on {run.device}, {run.steps} steps, from step {run.step}")
+        self._steps, self._epochs = run.steps, getattr(run.config.train, "epochs", None)
+        self._print(headline(run))
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self._say(
-            f"epoch {line['epoch']}/{self._epochs}  step {line['step']}  loss {line['loss']:.4f}  "
-            f"accuracy {line['test']['accuracy']:.4f}  lr {line['lr']:.2e}  "
-            f"{line['tokens_per_second']:,.0f} tokens/s  {line['seconds'] + line['test_seconds']:.1f} s"
-        )
+    def line(self, line: dict[str, Any]) -> None:
+        if text := self._words(line):
+            self._print(text)
 
-    def stopping(self) -> None:
-        self._say(being_saved(1))
+    def _words(self, line: dict[str, Any]) -> str | None:
+        where = f"step {line['step']}/{self._steps}"
+        if line["type"] == "epoch":
+            return (
+                f"epoch {line['epoch']}/{self._epochs}  step {line['step']}  loss {line['loss']:.4f}  "
+                f"accuracy {line['test']['accuracy']:.4f}  lr {line['lr']:.2e}  "
+                f"{line['tokens_per_second']:,.0f} tokens/s  {line['seconds'] + line['test_seconds']:.1f} s"
+            )
+        if line["type"] == "step":
+            mfu = "" if line["mfu"] is None else f"  MFU {line['mfu']:.1%}"
+            left = (self._steps - line["step"]) * line["tokens"] / line["step"] / line["tokens_per_second"]
+            return (
+                f"{where}  loss {line['loss']:.4f}  |g| {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
+                f"{line['tokens_per_second']:,.0f} tokens/s{mfu}  {left:,.0f} s left"
+            )
+        if line["type"] == "eval":
+            return (
+                f"{where}  valid loss {line['loss']:.4f}  perplexity {line['perplexity']:.3f}  "
+                f"({line['valid_tokens']:,} tokens in {line['seconds']:.1f} s)"
+            )
+        if line["type"] == OUT_OF_MEMORY:
+            return f"{where}  out of GPU memory: {line['micro_batch']} sequences at once from here on, the same batch"
+        return None
 
-    def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+    def measuring(self, split: str, done: int, total: int) -> None:
+        if done == 0:
+            self._print(f"measuring {total:,} windows of {split}")

@@ -1,4 +1,4 @@
-"""rebased report: tables, figures and one page from any folders of runs."""
+"""rebased report: tables, figures and one page from the records of runs."""
 
 import shlex
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rebased.cli.imports import import_user_code
 from rebased.files import replacing
-from rebased.report import Lab, Table, check_replaceable, write_page
+from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.runs.collect import check_bundle_name, collect, write_bundle
 
 PAGE = Path("report.html")
@@ -28,10 +28,12 @@ def report(
     bundle: Path | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
     reference: str | None = None,
-    title: str = "What they recall",
+    title: str | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> None:
     """Compute tables, figures and statistics from the records of runs, and write them as one HTML page.
+
+    The runs may be on synthetic tasks, of language models, or both.
 
     Parameters
     ----------
@@ -48,9 +50,9 @@ def report(
     reference
         The model that the others are compared with, as the page names it; ReBased by default.
     title
-        The page's heading.
+        The page's heading; by default it says what the page is about.
     imports
-        Python file or module with mixers of your own, to know the size of their states.
+        Python file or module with mixers of your own, which tell the size of their states.
     """
     for name in imports:
         import_user_code(name)
@@ -66,23 +68,23 @@ def report(
         reading = progress.add_task("reading", total=None)
         found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
         progress.update(reading, description="computing", total=None)
-        lab = Lab(found, reference)
-        files = table_files(lab.tables(), tables) if tables else {}
+        result = Report(found, reference)
+        files = table_files(result.tables(), tables) if tables else {}
         check_free(list(files), replace)
         if output:
             progress.update(reading, description="drawing")
-            write_page(lab.page(title, typed(runs, output, reference)), output)
+            write_page(result.page(title, typed(runs, output, reference)), output)
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(text.encode())
         if bundle:
             progress.update(reading, description="compressing")
-            write_bundle(found.runs, bundle)
-    for sentence in lab.summary:
+            write_bundle([*found.runs, *found.lm_runs], bundle)
+    for sentence in result.summary:
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    for warning in lab.warnings:
-        line = Text.assemble(("warning:", "yellow"), " ", warning)  # which may hold brackets: it is no markup
+    for warning in result.warnings:
+        line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
         Console(stderr=True).print(line, soft_wrap=True, highlight=False)
     for written in (output, tables, bundle):
         if written:
@@ -90,12 +92,14 @@ def report(
 
 
 def check_page_name(path: Path) -> None:
+    """ValueError if the page's name does not end in .html, or names a file that is not a page."""
     if path.suffix not in (".html", ".htm"):
         raise ValueError(f"-o {path}: the page is HTML, give a name ending in .html; --tables DIR writes other formats")
     check_replaceable(path)
 
 
 def check_free(paths: list[Path], replace: bool) -> None:
+    """ValueError if one of the files exists, unless `replace` is set."""
     taken = [path for path in paths if path.exists()]
     if taken and not replace:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
@@ -103,12 +107,14 @@ def check_free(paths: list[Path], replace: bool) -> None:
 
 
 def table_files(tables: Mapping[str, Table], folder: Path) -> dict[Path, str]:
+    """By path, the text of every table in every format."""
     return {
         folder / f"{name}{suffix}": write(table) for name, table in tables.items() for suffix, write in FORMATS.items()
     }
 
 
 def typed(runs: tuple[Path, ...], output: Path, reference: str | None) -> str:
+    """The command that makes the page again."""
     words = ["rebased", "report", *map(str, runs), "-o", str(output)]
     words += ["--reference", reference] if reference else []
     return shlex.join(words)

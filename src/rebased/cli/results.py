@@ -1,27 +1,27 @@
-"""What commands that measure share: progress over named steps, and a JSON file that replaces none."""
+"""Shared by commands that measure: progress bars, and JSON files that never replace another."""
 
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rebased.files import replacing
 
-
-class Step(Protocol):
-    """Begin a bar; what comes back is called with how much is done."""
-
-    def __call__(self, name: str, total: int) -> Callable[[int], None]: ...
+OnProgress = Callable[[int, int], None]
+"""Called as on_progress(done, total)."""
 
 
 @contextmanager
-def steps(console: Console) -> Iterator[Step]:
-    """Bars, one below the other, that vanish in the end. In a log there are none."""
+def progress_bars(console: Console) -> Iterator[Callable[[str], OnProgress]]:
+    """A function that begins a progress bar with a name and returns its `on_progress`.
+
+    The bars disappear when the block ends. Outside a terminal nothing is shown.
+    """
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -32,16 +32,16 @@ def steps(console: Console) -> Iterator[Step]:
         disable=not console.is_terminal,
     )
 
-    def step(name: str, total: int) -> Callable[[int], None]:
-        task = progress.add_task(name, total=total)
-        return lambda done: progress.update(task, completed=done)
+    def begin_bar(name: str) -> OnProgress:
+        task = progress.add_task(name, total=None)
+        return lambda done, total: progress.update(task, completed=done, total=total)
 
     with progress:
-        yield step
+        yield begin_bar
 
 
 def check_new(path: Path | None) -> None:
-    """Before an hour of measuring, not after."""
+    """Raise ValueError if `path` exists or its folder does not. Called before the measurement, which may take hours."""
     if path is None:
         return
     if path.exists():
@@ -51,12 +51,13 @@ def check_new(path: Path | None) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` as JSON. Numbers that are nan or infinite become null."""
     with replacing(path) as file:
         file.write(json.dumps(_finite(content), indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no nan and no infinity: null says that there is no such number."""
+    """`value` with None instead of nan and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

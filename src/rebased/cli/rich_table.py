@@ -1,4 +1,4 @@
-"""A table of a report, as a terminal shows it."""
+"""The tables of reports in a terminal."""
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
@@ -7,6 +7,7 @@ from rebased.report import Table
 
 
 def rich_table(table: Table) -> RichTable:
+    """Return a report's table for a rich console: the first column to the left, numbers to the right."""
     name, *numbers = table.head
     shown = RichTable(name, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
     for head in numbers:

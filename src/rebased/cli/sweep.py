@@ -16,6 +16,7 @@ from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, plan_table, sweep_board, words_for
 from rebased.cli.warn_once import each_warning_once
 from rebased.runs.record import lines_so_far
+from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.runs.synthetic_config import TrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
@@ -52,8 +53,9 @@ def sweep(
     Parameters
     ----------
     file
-        YAML file with a base run and a grid (configs/sweeps/ has some), or Python file with `configs = [...]`. Settings
-        of every run can be changed on the command line, --train.epochs 8, and so can an axis: --grid.train.seed "[42]"
+        YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased configs` lists
+        them), or Python file with `configs = [...]`. Settings of every run can be changed on the command line,
+        --train.epochs 8, and so can an axis: --grid.train.seed "[42]"
     out
         Folder for the runs, each in a folder of its own named by its digest. Default: runs/ and the file's name.
     dry_run
@@ -111,7 +113,7 @@ def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str])
     for name in imports:
         import_user_code(name)
     if file.suffix != ".py":
-        return read_sweep(file, overrides)
+        return read_sweep(find_config(file, "sweep"), overrides)
     module = import_user_code(str(file), said=str(file))
     if not hasattr(module, "configs"):
         raise ValueError(f"{file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings")

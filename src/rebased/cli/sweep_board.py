@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rebased.cli.interruption import being_saved
+from rebased.cli.progress import Status
 from rebased.runs.record import read_record
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
@@ -75,7 +76,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._see(run, read_record(run.folder)[-1].get("accuracy", 0.0))
+                self._see(run, score_of(read_record(run.folder)[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -84,16 +85,18 @@ class Tally:
     def count(self, *statuses: str) -> int:
         return count(self.runs.values(), *statuses)
 
-    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
+    def ended(self, run: PlannedRun, score: float | None) -> None:
         self.runs[run.digest] = run
         self.fraction[run.digest] = 1.0
         self.progress.pop(run.digest, None)
-        if accuracy is not None:
-            self._see(run, accuracy)
+        self._see(run, score)
 
-    def _see(self, run: PlannedRun, accuracy: float) -> None:
-        if run.model not in self.best or accuracy > self.best[run.model][0]:
-            self.best[run.model] = accuracy, run
+    def _see(self, run: PlannedRun, score: float | None) -> None:
+        if score is None:
+            return
+        sign = 1 if run.config.metric == "accuracy" else -1
+        if run.model not in self.best or sign * score > sign * self.best[run.model][0]:
+            self.best[run.model] = score, run
 
     def seconds_left(self) -> float:
         """The estimate of what is left, corrected by how what is done compares with its estimate. That comparison says
@@ -109,6 +112,13 @@ class Tally:
         return ", ".join([f"{self.count('done')} of {len(self.runs)} runs done", *others])
 
 
+def score_of(end: dict[str, Any]) -> float | None:
+    """The accuracy or the perplexity that the last line of a record tells of."""
+    if "accuracy" in end:
+        return end["accuracy"]
+    return end["valid"]["all"]["perplexity"] if "valid" in end else None
+
+
 def waiting(run: PlannedRun) -> PlannedRun:
     """A run that is about to be trained: what it failed with before no longer counts."""
     return replace(run, status="begun", error=None) if run.status == "failed" else run
@@ -121,10 +131,10 @@ class SweepBoard:
         self._console, self._tally = console, tally
 
     def sink(self, run: PlannedRun) -> Sink:
-        return _Ear(self._tally, run)
+        return _Follower(self._tally, run)
 
-    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
-        self._tally.ended(run, accuracy)
+    def ended(self, run: PlannedRun, score: float | None) -> None:
+        self._tally.ended(run, score)
 
     def stopping(self, runs: int) -> None:
         self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
@@ -141,38 +151,42 @@ def sweep_board(console: Console, tally: Tally) -> SweepBoard:
     return LiveBoard(console, tally) if console.is_terminal else LineBoard(console, tally)
 
 
-class _Ear(Sink):
-    """Notes how far one run has come."""
+class _Follower(Sink):
+    """Keeps how far one run is."""
 
     def __init__(self, tally: Tally, run: PlannedRun) -> None:
-        self._tally, self._run = tally, run
-        self._accuracy = "-"
+        self._tally, self._run, self._status = tally, run, Status()
         self._first, self._steps = 0, 0
 
     def start(self, run: RunStart) -> None:
         self._first, self._steps = run.step, run.steps
-        self._note(len(run.epochs) + 1)
+        self._status.start(run)
+        self._note()
 
     def step(self, report: StepReport) -> None:
         if self._steps > self._first:
             self._tally.fraction[self._run.digest] = (report.step - self._first) / (self._steps - self._first)
-        self._note(report.epoch)
+        self._status.step(report)
+        self._note()
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self._accuracy = f"{line['test']['accuracy']:.3f}"
-        if not self._steps:  # an executor that tells of epochs alone
-            self._tally.fraction[self._run.digest] = line["epoch"] / self._run.config.train.epochs
-        self._note(line["epoch"])
+    def line(self, line: dict[str, Any]) -> None:
+        train = self._run.config.train
+        if not self._steps:  # an executor that reads records and knows of no single steps
+            done, total = (line["epoch"], train.epochs) if line["type"] == "epoch" else (line["step"], train.steps)
+            self._tally.fraction[self._run.digest] = done / total
+        if line["type"] == "epoch":
+            self._status.epochs, self._status.epoch = train.epochs, line["epoch"]
+        self._status.line(line)
+        self._note()
 
-    def _note(self, epoch: int) -> None:
-        epochs = self._run.config.train.epochs
-        self._tally.progress[self._run.digest] = f"epoch {epoch}/{epochs}, accuracy {self._accuracy}"
+    def _note(self) -> None:
+        self._tally.progress[self._run.digest] = str(self._status)
 
 
 class LineBoard(SweepBoard):
-    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
-        super().ended(run, accuracy)
-        result = f"accuracy {accuracy:.4f}" if accuracy is not None else f"{run.status}: {run.error}"
+    def ended(self, run: PlannedRun, score: float | None) -> None:
+        super().ended(run, score)
+        result = f"{run.config.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
         tally = self._tally
         ended = tally.count("done", "diverged", "failed")
         left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
@@ -207,20 +221,21 @@ class LiveBoard(SweepBoard):
         tally = self._tally
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("model")
-        for name in ("done", "running", "failed", "best accuracy"):
+        metric = next(iter(tally.runs.values())).config.metric
+        for name in ("done", "running", "failed", f"best {metric}"):
             table.add_column(name, justify="right")
         table.add_column("with")
         several = len({run.task for run in tally.runs.values()}) > 1
         for model, tasks in breakdown(list(tally.runs.values())).items():
             runs = [run for some in tasks.values() for run in some]
             running = sum(tally.runs[digest].model == model for digest in tally.progress)
-            accuracy, best = tally.best.get(model, (None, None))
+            score, best = tally.best.get(model, (None, None))
             table.add_row(
                 model,
                 f"{count(runs, 'done', 'diverged')}/{len(runs)}",
                 str(running or "-"),
                 str(count(runs, "failed") or "-"),
-                "-" if accuracy is None else f"{accuracy:.3f}",
+                "-" if score is None else f"{score:.3f}",
                 f"lr {best.config.train.lr:g}, D = {best.config.model.d_model}" + f", {best.task}" * several
                 if best
                 else "",

@@ -13,9 +13,11 @@ from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
 from rebased.runs.record import read_record
+from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import RunConfig, TrainConfig
 from rebased.train import RunResult
 from rebased.train import train as run_training
+from rebased.train.dashboards import dashboards
 from rebased.train.oom import OUT_OF_MEMORY
 
 OPTIONS = (
@@ -23,6 +25,8 @@ OPTIONS = (
     "--out",
     "--resume",
     "--import",
+    "--tensorboard",
+    "--wandb",
     "--help",
     *(f"--train.{key}" for key in TrainConfig.model_fields),
 )
@@ -34,30 +38,39 @@ def train(
     out: Path | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    tensorboard: Annotated[bool, Parameter(negative="")] = False,
+    wandb: str | None = None,
 ) -> int:
     """Train one model as a config file says.
 
     Parameters
     ----------
     config
-        YAML file with the sections task, model and train; configs/ has some. Any setting in it can be changed on the
-        command line: --train.lr 3e-3 --model.mixers.1.n_heads 4
+        YAML file with the sections task, model and train, or the name of a shipped one, such as mqar/quick (`rebased
+        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
+        --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
     resume
         Go on where the run in that folder was ended.
     imports
-        Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
-        several times.
+        Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given several
+        times.
+    tensorboard
+        Also write event files into the run's folder, for tensorboard --logdir runs (pip install 'rebased[log]').
+    wandb
+        Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
     for name in imports:
         import_user_code(name)
+    config = find_config(config, "run")
     run = load_config(RunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
+    boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
         with progress_sink(console) as sink:
-            result = run_training(run, folder, resume=resume, sinks=[sink])
+            result = run_training(run, folder, resume=resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second one
         console.print(ended_at_once("train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED

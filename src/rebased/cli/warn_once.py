@@ -1,4 +1,4 @@
-"""Warnings of many configs at once: each is said once, not once a config."""
+"""Warnings of many configs at once: each text is printed once, not once per config."""
 
 import logging
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from rich.console import Console
 
 
 class _Once(logging.Handler):
+    """Collects messages without repetition, in the order of their first appearance."""
+
     def __init__(self) -> None:
         super().__init__()
         self.messages: dict[str, None] = {}
@@ -18,6 +20,7 @@ class _Once(logging.Handler):
 
 @contextmanager
 def each_warning_once(console: Console) -> Iterator[None]:
+    """Hold back the package's log messages inside the block, and print each distinct one as a note at its end."""
     logger, handler = logging.getLogger("rebased"), _Once()
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

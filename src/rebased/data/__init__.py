@@ -1,4 +1,4 @@
-"""Text for language models: prepared once into memory-mapped tokens, then read in windows in a fixed order."""
+"""Text for language models: prepared once as memory-mapped tokens, then read in windows in a reproducible order."""
 
 from rebased.data.corpus import Corpus
 from rebased.data.in_memory import write_corpus

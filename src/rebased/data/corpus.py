@@ -1,4 +1,4 @@
-"""A prepared folder: its splits as memory-mapped token streams, and the tokenizer that made them."""
+"""A prepared folder: its splits as memory-mapped token streams, and its tokenizer."""
 
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,16 @@ from rebased.data.manifest import DTYPES, ENDS_DTYPE, Split, read_manifest, veri
 from rebased.data.tokenizer import Tokenizer, restore_tokenizer, vocabulary_digest
 from rebased.data.windows import Windows
 
-SOON = 2 * 10**9  # bytes of tokens that are read in a few seconds
+SMALL_BYTES = 2 * 10**9  # of tokens: their checksums take a few seconds
 
 
 class Corpus:
-    """What `rebased data prepare` wrote. `verify` reads every file once and compares checksums; without it, that all
-    files are there and as long as they should be."""
+    """The text in a folder that `rebased data prepare` wrote.
+
+    Every file must exist and have the right size. With `verify` every file is also read once and its checksum compared.
+
+    Attributes: `folder`, `manifest`, `vocab_size` (int) and `end_of_text` (the token after each document, or None).
+    """
 
     def __init__(self, folder: Path | str, *, verify: bool = False) -> None:
         self.folder = Path(folder)
@@ -27,26 +31,29 @@ class Corpus:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """By name: `.tokens`, `.documents`, and `.text_bytes` for bits per byte."""
+        """The splits by name. Each has `.tokens`, `.documents` and `.text_bytes` (for bits per byte)."""
         return self.manifest.splits
 
-    def verify_soon(self, *splits: str) -> bool:
-        """Compare the checksums of these splits (default: all) if that takes seconds. False: they are too large, and
-        `rebased data check` is for them."""
+    def verify_if_small(self, *splits: str) -> bool:
+        """Compare the checksums of these splits (default: all) if they are small enough for that to take seconds.
+
+        Returns False, without reading anything, if they are larger; `rebased data check` compares any size.
+        """
         chosen = splits or tuple(self.splits)
-        if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SOON:
+        if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SMALL_BYTES:
             return False
         verify_files(self.folder, self.manifest, chosen)
         return True
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens, loaded from the folder."""
         entry = self.manifest.tokenizer
         return restore_tokenizer(self._tokenizer_json(), entry.name, entry.end_of_text)
 
     @cached_property
     def vocabulary(self) -> str:
-        """A digest: texts whose numbers stand for the same tokens share it."""
+        """A digest of the vocabulary. Two corpora share it if each token id means the same in both."""
         return vocabulary_digest(self._tokenizer_json())
 
     def _tokenizer_json(self) -> bytes | None:
@@ -57,9 +64,11 @@ class Corpus:
         return (self.folder / file.file).read_bytes()
 
     def windows(self, split: str, seq_len: int, *, isolate_documents: bool = False) -> Windows:
+        """The windows of `seq_len` tokens of a split; see `Windows` for `isolate_documents`."""
         return Windows(self.stream(split), seq_len, isolate_documents=isolate_documents)
 
     def stream(self, split: str) -> "SplitStream":
+        """All tokens of a split as one sequence."""
         return SplitStream(self.folder, self._split(split), DTYPES[self.manifest.dtype])
 
     def _split(self, name: str) -> Split:
@@ -69,7 +78,7 @@ class Corpus:
 
 
 class SplitStream:
-    """One long row of tokens over the shards of a split."""
+    """The tokens of a split as one sequence, memory-mapped from its shards. It is a `TokenStream`."""
 
     def __init__(self, folder: Path, split: Split, dtype: np.dtype) -> None:
         self._tokens = [_map(folder / shard.token_file.file, dtype) for shard in split.shards]
@@ -80,20 +89,21 @@ class SplitStream:
         return int(self._starts[-1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        parts = [self._tokens[shard][first:last] for shard, first, last in self._overlaps(start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        """Tokens start to stop - 1, [stop - start] uint16 or uint32."""
+        found = [self._tokens[shard][first:last] for shard, first, last in self._overlaps(start, stop)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def document_ends(self, start: int, stop: int) -> np.ndarray:
-        """Positions e in (start, stop] where one document has ended and another begins with token e."""
-        parts = [np.empty(0, dtype=np.int64)]
+        """[n] int64: the positions e in (start, stop] where a document ends with token e - 1."""
+        found = [np.empty(0, dtype=np.int64)]
         for shard, first, last in self._overlaps(start, stop):
             ends = self._ends[shard]
             inside = ends[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, last, side="right")]
-            parts.append(inside + self._starts[shard])
-        return np.concatenate(parts)
+            found.append(inside + self._starts[shard])
+        return np.concatenate(found)
 
     def _overlaps(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """(shard, first, last): the part of each shard that lies in [start, stop)."""
+        """(shard, first, last) for each shard that overlaps [start, stop): its tokens first to last - 1 do."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         found = []
         while start < stop:
@@ -104,6 +114,6 @@ class SplitStream:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    if path.stat().st_size == 0:  # which cannot be mapped: a shard in which no document ends
+    if path.stat().st_size == 0:  # an empty file cannot be mapped: no document ends in this shard
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")

@@ -1,8 +1,8 @@
-"""Byte-level BPE several times as fast as the library alone: numpy cuts words, and each distinct one is encoded once.
+"""Byte-level BPE, several times as fast as the `tokenizers` library alone.
 
-Of the words of a text nineteen in twenty have been seen before. Those are looked up, short ones without ever becoming
-Python objects; what is new goes to the `tokenizers` library. The result is the library's own, token for token: where
-this way is not known to be exact (another pre-tokeniser, unknown characters), `of` or `encode` returns None.
+numpy splits a text into words, and the library encodes each distinct word once. Nineteen of twenty words have been seen
+before and are looked up, short ones without becoming Python objects. The token ids are the library's: where that is not
+certain (another pre-tokenizer, unknown characters), `of` or `encode` returns None.
 """
 
 import re
@@ -15,14 +15,14 @@ import numpy as np
 from rebased.data.nfc import normalise
 from rebased.data.pretokens import word_starts
 
-MOST_WORDS = 2**20  # then all are forgotten: some 200 MB
-SLOTS = 18  # bits; of the table for words of up to 15 bytes, 5 MB
-SHORT = 15
-MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], dtype=np.uint64)  # the first 0 to 8 of eight bytes
+MOST_WORDS = 2**20  # in the cache, about 200 MB; then it is emptied
+SLOTS = 18  # bits: the table of short words has 2**18 slots, 5 MB
+SHORT = 15  # bytes of a short word, at most
+MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], dtype=np.uint64)  # keep the first 0 to 8 of eight bytes
 
 
 def _byte_characters() -> dict[int, int]:
-    """The printable character by which byte-level vocabularies write a byte: itself if it is one, else from 256 on."""
+    """{byte: character} of byte-level vocabularies: a printable byte is itself, the others follow from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (byte for byte in range(256) if byte not in printable)
     return {byte: byte for byte in printable} | {byte: 256 + i for i, byte in enumerate(others)}
@@ -32,21 +32,28 @@ BYTE_CHARACTERS = _byte_characters()
 
 
 class WordEncoder:
+    """A cache of the tokens of words, in front of a BPE model of the `tokenizers` library.
+
+    `added` are the added tokens that are not special, {content: id}. With `normalise` texts are brought to NFC first.
+    """
+
     def __init__(self, model: Any, added: dict[str, int], normalise: bool) -> None:
         self._tokenize, self._normalise = model.tokenize, normalise
         self._added = {content.encode(): number for content, number in added.items()}
         longest_first = sorted(added, key=len, reverse=True)
         self._find_added = re.compile("|".join(map(re.escape, longest_first))) if added else None
         self._number: dict[bytes, int]
-        self._first: np.ndarray  # [words] where in _flat a word's tokens begin
-        self._lengths: np.ndarray  # [words] how many they are
+        self._first: np.ndarray  # [words] where the tokens of each word begin in _flat
+        self._lengths: np.ndarray  # [words] how many tokens each word has
         self._flat: np.ndarray  # [tokens]
         self._forget()
 
     @classmethod
     def of(cls, spec: dict[str, Any], engine: Any) -> "WordEncoder | None":
-        """For the content of a tokenizer.json and what the library made of it, if its rules are known here: GPT-2's,
-        GPT-NeoX's, ..."""
+        """The encoder for the content of a tokenizer.json, loaded by the library as `engine`.
+
+        None if its rules are not known here; those of GPT-2 and GPT-NeoX are.
+        """
         pre, model, normalizer = spec.get("pre_tokenizer") or {}, spec["model"], spec.get("normalizer")
         added = [token for token in spec.get("added_tokens", []) if not token["special"]]
         known = (
@@ -64,7 +71,7 @@ class WordEncoder:
         return cls(engine.model, numbers, normalizer is not None)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray] | None:
-        """The tokens of each text, uint32. None: let the library do it."""
+        """The tokens of each text, [n] uint32; None if the library has to encode them."""
         if len(self._number) > MOST_WORDS:
             self._forget()
         if self._normalise:
@@ -78,11 +85,11 @@ class WordEncoder:
         starts = word_starts(codes, np.concatenate([text_cuts, spans.ravel()]))
         if starts is None:
             return None
-        if len(spans):  # an added token is one word, whatever is in it
+        if len(spans):  # an added token is one word
             inside = np.searchsorted(spans[:, 0], starts, side="right") - 1
             starts = starts[(inside < 0) | (starts == spans[inside, 0]) | (starts >= spans[inside, 1])]
         data = text.encode()
-        if len(data) != len(text):  # from characters to bytes
+        if len(data) != len(text):  # positions of characters -> positions of bytes
             sizes = np.ones(len(codes), dtype=np.int64)
             for least in (0x80, 0x800, 0x10000):
                 sizes += codes >= least
@@ -93,7 +100,7 @@ class WordEncoder:
         lengths, first = self._look_up(data, byte_starts)
         ends = np.cumsum(lengths)
         tokens = self._flat[np.repeat(first - ends + lengths, lengths) + np.arange(ends[-1])]
-        # Texts begin with a word, so their tokens begin where that word's do.
+        # A text begins with a word, so its tokens begin where the tokens of that word do.
         at = np.searchsorted(starts, text_cuts)
         token_cuts = np.concatenate([ends - lengths, ends[-1:]])[at]
         return [tokens[a:b] for a, b in pairwise(token_cuts.tolist())]
@@ -109,12 +116,12 @@ class WordEncoder:
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def _look_up(self, data: bytes, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(how many tokens, where they stand in _flat) for each word of `data`."""
+        """(how many tokens, where they begin in _flat) for each word of `data`; words begin at `starts`."""
         ends = np.append(starts[1:], len(data))
         sizes = ends - starts
         padded = data + bytes(16)
-        eights = np.ndarray((len(data) + 9,), dtype="<u8", buffer=padded, strides=(1,))  # the 8 bytes from each byte on
-        # A word of up to 15 bytes is exactly these two numbers: its bytes, and its size in the last one.
+        eights = np.ndarray((len(data) + 9,), dtype="<u8", buffer=padded, strides=(1,))  # 8 bytes from each byte on
+        # Two integers identify a word of up to 15 bytes: they hold its bytes, and the last byte holds its size.
         low = eights[starts] & MASKS[np.minimum(sizes, 8)]
         high = eights[starts + 8 * (sizes > 8)] & MASKS[np.clip(sizes - 8, 0, 7)] | (sizes.astype(np.uint64) << 56)
         slots = ((low * 0x9E3779B97F4A7C15 ^ high * 0xC2B2AE3D27D4EB4F) * 0xFF51AFD7ED558CCD) >> (64 - SLOTS)

@@ -1,6 +1,5 @@
-"""The folder of a preparation: one preparation, one process at a time; what is finished is kept."""
+"""The folder of a preparation: it holds one preparation, and one process at a time works in it."""
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -12,40 +11,38 @@ from pydantic import ValidationError
 
 from rebased.config import Config
 from rebased.data.manifest import MANIFEST, Manifest, Shard, read_manifest, verify_file
-from rebased.files import PARTIAL, replacing
+from rebased.files import LOCK, PARTIAL, locked, replacing
 
-STATE, LOCK = ".prepare.json", ".lock"
+STATE = ".prepare.json"
 SHARD = re.compile(r".+-\d{5,}\.(bin|ends)")
 
 
 class State(Config):
-    """What is finished, rewritten after each shard. It stays, to tell one preparation from another."""
+    """What a preparation has finished. Rewritten after each shard, and kept so that a folder can be recognised."""
 
-    plan: dict[str, Any]
-    shards: tuple[dict[str, Shard], ...] = ()
+    plan: dict[str, Any]  # everything that decides the result
+    shards: tuple[dict[str, Shard], ...] = ()  # the finished shards by split
     invalid_utf8: int = 0
     source_bytes: int = 0
 
 
 @contextmanager
-def own_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iterator[tuple[State, Manifest | None]]:
-    """(what is finished, the manifest if all is). Refused, and left as it was, unless the folder is new, empty, this
-    preparation's own, or that of another one which has not finished a single shard."""
+def preparation_folder(folder: Path, plan: dict[str, Any], resume: bool) -> Iterator[tuple[State, Manifest | None]]:
+    """Hold the folder of a preparation during the block and yield (its state, its manifest if it is finished).
+
+    The folder may be new, empty, of the same plan with `resume`, or of another plan that has not finished a shard.
+    Raises ValueError for any other folder, and changes nothing in it.
+    """
     _check_folder(folder, plan, resume)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except OSError as error:
-            raise ValueError(f"{folder} is in use by another process; wait, or choose another folder") from error
-        state = _check_folder(folder, plan, resume)  # again: another process may have come and gone since
+    with locked(folder, option="-o"):
+        state = _check_folder(folder, plan, resume)  # again: another process may have used it before the lock was taken
         if (folder / MANIFEST).exists():
             yield state, read_manifest(folder)
             return
-        for partial in folder.glob(f".*{PARTIAL}"):  # of a process that was killed
+        for partial in folder.glob(f".*{PARTIAL}"):  # left by a process that was killed
             partial.unlink()
         if not state.shards:
-            for stale in (path for path in folder.iterdir() if SHARD.fullmatch(path.name)):  # see give_up
+            for stale in (path for path in folder.iterdir() if SHARD.fullmatch(path.name)):  # see discard_shards
                 stale.unlink()
         for shards in state.shards:
             for shard in shards.values():
@@ -69,7 +66,7 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
         raise ValueError(f"{path} is damaged; remove {folder} and prepare it again") from error
     different = [key for key in plan if state.plan.get(key) != plan[key]]
     if different and not state.shards:
-        return State(plan=plan)  # a mistake in the first command, most likely: nothing is lost
+        return State(plan=plan)  # most likely the first command had a mistake; nothing is lost
     if different:
         raise ValueError(f"{folder} was begun with another {' and '.join(different)}; choose another folder (-o)")
     if not resume:
@@ -77,11 +74,12 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
     return state
 
 
-def give_up(folder: Path, state: State) -> None:
-    """Count what is written as not finished: this plan can never make it whole, and another must find room."""
+def discard_shards(folder: Path, state: State) -> None:
+    """Forget the finished shards: this plan cannot succeed, and another plan may then use the folder."""
     write_state(folder, State(plan=state.plan))
 
 
 def write_state(folder: Path, state: State) -> None:
+    """Replace the state file of a preparation."""
     with replacing(folder / STATE) as file:
         file.write(state.model_dump_json().encode())

@@ -1,6 +1,5 @@
-"""manifest.json: what a prepared folder holds. It is written last, so a folder that has one is whole."""
+"""manifest.json: what a prepared folder holds. It is written last, so a folder that has one is complete."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain
-from rebased.files import replacing
+from rebased.files import replacing, sha256_file
 
 MANIFEST = "manifest.json"
 FORMAT = "rebased-text-1"
@@ -18,39 +17,47 @@ ENDS_DTYPE = np.dtype("<i8")
 
 
 class ShardFile(Config):
+    """The name and the checksum of a file in a prepared folder."""
+
     file: str
     sha256: str
 
 
 class Shard(Config):
-    """A stretch of a split: its tokens, and where in it documents end (after which token, counted from its start)."""
+    """Consecutive tokens of a split, and where documents end among them."""
 
     tokens: int = Field(gt=0)
-    documents: int = Field(ge=0)  # that end in this shard
-    text_bytes: int | None
+    documents: int = Field(ge=0)  # how many end in this shard
+    text_bytes: int | None  # bytes of UTF-8 that the tokens stand for; None if not known
     token_file: ShardFile
-    ends_file: ShardFile
+    ends_file: ShardFile  # for each document that ends here: how many tokens of the shard come before its end
 
 
 class Split(Config):
+    """A split as its shards, in order."""
+
     shards: tuple[Shard, ...]
 
     @property
     def tokens(self) -> int:
+        """How many tokens the split has, end-of-text tokens included."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
+        """How many documents end in the split."""
         return sum(shard.documents for shard in self.shards)
 
     @property
     def text_bytes(self) -> int | None:
-        """Bytes of UTF-8 that the tokens stand for, without what ends a document; None where that is not known."""
+        """Bytes of UTF-8 that the tokens stand for; end-of-text tokens count 0. None if that is not known."""
         sizes = [shard.text_bytes for shard in self.shards]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 class TokenizerFile(Config):
+    """The tokenizer of a prepared folder."""
+
     name: str  # as the user gave it: `bytes`, the name of a file, a name on the Hub
     file: ShardFile | None  # tokenizer.json; None for bytes
     vocab_size: int = Field(gt=0)
@@ -58,28 +65,32 @@ class TokenizerFile(Config):
 
 
 class Manifest(Config):
-    format: str
-    dtype: str
+    """The content of manifest.json."""
+
+    format: str  # FORMAT
+    dtype: str  # of the tokens: a key of DTYPES
     tokenizer: TokenizerFile
     splits: dict[str, Split]
     sources: tuple[str, ...] = ()
-    invalid_utf8: int = 0  # sequences that were not UTF-8 and were replaced
-    skipped_files: int = 0  # binary or empty ones found in folders
+    invalid_utf8: int = 0  # byte sequences that were not UTF-8 and were replaced
+    skipped_files: int = 0  # empty or binary files found in folders
 
 
 def dtype_for(vocab_size: int) -> str:
+    """The smaller of "uint16" and "uint32" that holds all token ids of a vocabulary."""
     if not 0 < vocab_size <= 2**32:
         raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be stored: 1 to {2**32} fit into uint32")
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json, which marks the folder as complete."""
     with replacing(folder / MANIFEST) as file:
         file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Checked against the files beside it: each is there and as long as it must be."""
+    """The manifest of a prepared folder. ValueError if it is damaged, or a file is missing or of another size."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; make one with: rebased data prepare SOURCE -o {folder}")
@@ -106,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
-    """Read every file of these splits once and compare its checksum; the first that differs is an error."""
+    """Compare the checksums of the tokenizer and of all files of these splits; ValueError at the first that differs."""
     files = [manifest.tokenizer.file] if manifest.tokenizer.file else []
     files += [
         file
@@ -119,8 +130,8 @@ def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> Non
 
 
 def verify_file(folder: Path, file: ShardFile) -> None:
-    with open(folder / file.file, "rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    """Read a file and raise ValueError if its checksum is not the manifest's."""
+    found = sha256_file(folder / file.file)
     if found != file.sha256:
         raise ValueError(
             f"{folder / file.file} is damaged: its sha256 is {found[:12]}..., the manifest says {file.sha256[:12]}...; "

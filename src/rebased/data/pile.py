@@ -1,8 +1,9 @@
-"""Tokens as EleutherAI publishes the Pile: Megatron's memory-mapped pair of files, NAME.bin and NAME.idx.
+"""Tokenised text in Megatron's format, a pair of files NAME.bin and NAME.idx. EleutherAI publishes the Pile so.
 
-The index, all little-endian: nine bytes of magic; uint64 version; uint8 code of the tokens' dtype; uint64 number of
-sequences; uint64 length of the document list; then int32 sizes of the sequences, int64 byte offsets of the sequences in
-the .bin file, and int64 the document list: with which sequence each document begins, and at last their number.
+NAME.bin holds the tokens. NAME.idx is little-endian: nine bytes of magic; uint64 version; uint8 code of the tokens'
+dtype; uint64 number of sequences; uint64 length of the document list; int32 size of each sequence in tokens; int64
+offset of each sequence in NAME.bin in bytes; int64 document list: the first sequence of each document, then the number
+of sequences.
 """
 
 from pathlib import Path
@@ -15,7 +16,10 @@ DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class TokenisedFile:
-    """Documents of one .bin/.idx pair, none of which is read before it is asked for."""
+    """The documents of one .bin/.idx pair, memory-mapped. `path` may name either file.
+
+    Attributes: `dtype` of the tokens, `bin_size` in bytes, and `offsets` [documents+1], where documents begin in bytes.
+    Raises ValueError if a file is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.bin_path, self.index_path = path.with_suffix(".bin"), path.with_suffix(".idx")
@@ -47,18 +51,20 @@ class TokenisedFile:
         documents = np.frombuffer(index, "<i8", listed, HEADER + 12 * sequences)
         stops = pointers + sizes.astype(np.int64) * self.dtype.itemsize
         if sequences and (pointers[0] != 0 or (pointers[1:] != stops[:-1]).any()):
-            raise ValueError(f"{self.index_path}: its sequences do not follow one another")
-        whole = int(stops[-1]) if sequences else 0
-        if self.bin_size != whole:
-            raise ValueError(f"{self.bin_path} has {self.bin_size:,} bytes; its index is about {whole:,}")
+            raise ValueError(f"{self.index_path}: its sequences do not follow one another; download it again")
+        expected = int(stops[-1]) if sequences else 0
+        if self.bin_size != expected:
+            raise ValueError(
+                f"{self.bin_path} has {self.bin_size:,} bytes and its index describes {expected:,}; download both again"
+            )
         bounds = documents[[0, -1]].tolist() if listed > 1 else None
         if not sequences or bounds != [0, sequences] or (np.diff(documents) < 0).any():
-            raise ValueError(f"{self.index_path}: its list of documents is empty or out of order")
-        self._content = np.memmap(self.bin_path, dtype=np.uint8, mode="r") if whole else np.empty(0, dtype=np.uint8)
-        self.offsets = np.append(pointers, whole)[documents]  # [documents+1] bytes
+            raise ValueError(f"{self.index_path}: its list of documents is empty or out of order; download it again")
+        self._content = np.memmap(self.bin_path, dtype=np.uint8, mode="r") if expected else np.empty(0, dtype=np.uint8)
+        self.offsets = np.append(pointers, expected)[documents]  # [documents+1] bytes
 
     def document(self, index: int) -> np.ndarray:
-        """[bytes] uint8"""
+        """The tokens of a document as bytes, [n] uint8; view them as `dtype`."""
         return self._content[self.offsets[index] : self.offsets[index + 1]]
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""From sources to a prepared folder: read, deal, encode in several processes, write shards; end and resume at will."""
+"""Prepare a folder: read sources, assign documents to splits, encode in several processes, write shards. Resumable."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from rebased.config import Config
-from rebased.data.encode import Piece, PieceEncoder
-from rebased.data.encode_chunks import PART
-from rebased.data.folder import State, give_up, own_folder, write_state
+from rebased.data.encode import ChunkBatch, ChunkEncoder
+from rebased.data.encode_chunks import CHUNK_BYTES
+from rebased.data.folder import State, discard_shards, preparation_folder, write_state
 from rebased.data.manifest import (
     FORMAT,
     Manifest,
@@ -28,37 +28,40 @@ from rebased.data.splits import (
     ByShare,
     BySize,
     BySource,
-    NeverWhole,
-    Part,
+    Chunk,
     Rule,
+    SplitNotFilled,
     SplitSpec,
-    deal,
+    assign_splits,
     parse_split,
 )
-from rebased.data.tokenizer import Tokenizer, digest, load_tokenizer, restore_tokenizer
+from rebased.data.tokenizer import Tokenizer, load_tokenizer, restore_tokenizer
+from rebased.files import sha256_bytes
 
-WORTH_A_PROCESS = 4 * 10**6  # bytes; with less to do, a process takes longer to start than it saves
+BYTES_PER_PROCESS = 4 * 10**6  # with less to encode, a process takes longer to start than it saves
 
 
 class PrepareConfig(Config):
-    """What decides the result, and nothing else: the number of workers does not."""
+    """Everything that decides the content of a prepared folder. The number of workers does not."""
 
-    sources: tuple[str, ...] = ()  # none: Python's own library
-    tokenizer: str = "bytes"
-    end_of_text: str | None = None  # None: the tokenizer's own; "": none
-    split: tuple[str, ...] = (DEFAULT_SPLIT,)
-    field: str = "text"
-    document_start: str | None = None
+    sources: tuple[str, ...] = ()  # files, folders, hf:NAME; empty: Python's standard library
+    tokenizer: str = "bytes"  # "bytes", a tokenizer.json, or a name on the Hugging Face Hub
+    end_of_text: str | None = None  # the token after each document; None: the tokenizer's usual one; "": none
+    split: tuple[str, ...] = (DEFAULT_SPLIT,)  # see parse_split
+    field: str = "text"  # the key of the text in JSON lines and datasets
+    document_start: str | None = None  # regular expression: a line with a match begins a document
     invalid_utf8: Literal["replace", "stop"] = "replace"
-    shard_bytes: int = Field(default=256 * 10**6, gt=0)  # of the sources, a shard
+    shard_bytes: int = Field(default=256 * 10**6, gt=0)  # bytes of the sources per shard
 
 
 class Progress(NamedTuple):
-    done: int  # bytes on disk
-    total: int  # 0: not known
-    source_bytes: int
+    """How far a preparation has come."""
+
+    done: int  # bytes read from disk
+    total: int  # bytes on disk; 0 if not known
+    source_bytes: int  # decompressed bytes that are encoded
     tokens: int
-    shards: int
+    shards: int  # finished
 
 
 def prepare(
@@ -67,9 +70,13 @@ def prepare(
     *,
     workers: int = 1,
     resume: bool = False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Manifest:
-    """Make `folder`. If it is there, it must be this preparation's own, and `resume` must be asked for."""
+    """Write the prepared folder that `config` describes, and return its manifest.
+
+    The folder must be new or empty, or with `resume` one that the same config began or finished. `workers` processes
+    encode; the result does not depend on their number. `on_progress` is called after each batch of chunks.
+    """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, got {workers}")
     spec = parse_split(config.split)
@@ -78,15 +85,15 @@ def prepare(
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
     groups = _sources_by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
-    with own_folder(folder, plan, resume) as (state, finished):
+    with preparation_folder(folder, plan, resume) as (state, finished):
         if finished is not None:
             return finished
         entry = store_tokenizer(folder, tokenizer)
         try:
-            state, skipped = _encode_all(config, folder, spec, groups, tokenizer, state, workers, report)
+            state, skipped = _encode_all(config, folder, spec, groups, tokenizer, state, workers, on_progress)
             manifest = _manifest(config, spec, entry, state, skipped)
-        except NeverWhole:
-            give_up(folder, state)
+        except SplitNotFilled:
+            discard_shards(folder, state)
             raise
         write_manifest(folder, manifest)
         return manifest
@@ -100,8 +107,9 @@ def _encode_all(
     tokenizer: Tokenizer,
     state: State,
     workers: int,
-    report: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None],
 ) -> tuple[State, int]:
+    """Write all shards that `state` does not have. Returns (the final state, how many files were skipped)."""
     sources = [source for group in groups.values() for source in group]
     total = 0 if any(source.name.startswith(HUB) for source in sources) else sum(source.size for source in sources)
     rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total) if spec.shares else None
@@ -110,21 +118,21 @@ def _encode_all(
     stop = config.invalid_utf8 == "stop"
     arguments = (tokenizer.to_json(), tokenizer.name, tokenizer.end_of_text, config.field, stop)
     if total:
-        workers = min(workers, max(1, total // WORTH_A_PROCESS))
+        workers = min(workers, max(1, total // BYTES_PER_PROCESS))
     with ordered_pool(make_encoder, arguments, workers) as encode:
-        pieces = _pieces(groups, rule, config.shard_bytes)
-        for index, of_shard in groupby(pieces, key=lambda piece: piece.shard):
+        batches = _batches(groups, rule, config.shard_bytes)
+        for index, of_shard in groupby(batches, key=lambda batch: batch.shard):
             if index < len(state.shards):
-                for piece in of_shard:  # read again, to get to the same place
-                    report(Progress(piece.done, total, state.source_bytes, tokens, index))
+                for batch in of_shard:  # a finished shard is read again, to find where the next one begins
+                    on_progress(Progress(batch.done, total, state.source_bytes, tokens, index))
                 continue
             invalid, source_bytes = state.invalid_utf8, state.source_bytes
             with writing_shards(folder, index, dtype, tokenizer.vocab_size) as group:
-                for piece, made in encode(of_shard):
-                    group.append(piece.split, made.encoded)
-                    invalid, source_bytes = invalid + made.invalid, source_bytes + made.source_bytes
-                    tokens += len(made.encoded.tokens)
-                    report(Progress(piece.done, total, source_bytes, tokens, index))
+                for batch, result in encode(of_shard):
+                    group.append(batch.split, result.encoded)
+                    invalid, source_bytes = invalid + result.invalid, source_bytes + result.source_bytes
+                    tokens += len(result.encoded.tokens)
+                    on_progress(Progress(batch.done, total, source_bytes, tokens, index))
                 shards = group.finish()
             state = State(
                 plan=state.plan, shards=(*state.shards, shards), invalid_utf8=invalid, source_bytes=source_bytes
@@ -135,38 +143,43 @@ def _encode_all(
     return state, sum(len(source.skipped) for source in sources)
 
 
-def make_encoder(content: bytes | None, name: str, end_of_text: int | None, field: str, stop: bool) -> PieceEncoder:
-    return PieceEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
+def make_encoder(content: bytes | None, name: str, end_of_text: int | None, field: str, stop: bool) -> ChunkEncoder:
+    """The encoder of a worker process, from arguments that can be sent to one."""
+    return ChunkEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
 
 
-def _pieces(groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int) -> Iterator[Piece]:
-    """Everything in order. A shard ends after so many bytes of the sources, for all splits at once, so that what is
-    written up to there can be kept."""
-    held: dict[str, list[Part]] = {}
+def _batches(groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int) -> Iterator[ChunkBatch]:
+    """All chunks of the sources in order, in batches.
+
+    After `shard_bytes` bytes of the sources the shards of all splits end together, so that a resumed preparation can
+    continue at one place of the sources.
+    """
+    held: dict[str, list[Chunk]] = {}
     sizes: dict[str, int] = {}
     shard = taken = 0
     for split, group in groups.items():
         documents = (document for source in group for document in source.documents())
-        for name, part in deal(documents, rule or BySource(split)):
-            held.setdefault(name, []).append(part)
-            sizes[name] = sizes.get(name, 0) + len(part.data)
-            taken += len(part.data)
+        for name, chunk in assign_splits(documents, rule or BySource(split)):
+            held.setdefault(name, []).append(chunk)
+            sizes[name] = sizes.get(name, 0) + len(chunk.data)
+            taken += len(chunk.data)
             full = taken >= shard_bytes
-            for ready in list(held) if full else [name] if sizes[name] > PART // 2 else []:
-                yield Piece(ready, held.pop(ready), shard, _done(groups))
+            for ready in list(held) if full else [name] if sizes[name] > CHUNK_BYTES // 2 else []:
+                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups))
                 sizes[ready] = 0
             if full:
                 shard, taken = shard + 1, 0
-    for name, parts in held.items():
-        yield Piece(name, parts, shard, _done(groups))
+    for name, chunks in held.items():
+        yield ChunkBatch(name, chunks, shard, _done(groups))
 
 
 def _done(groups: dict[str, list[Source]]) -> int:
+    """Bytes read from disk so far."""
     return sum(source.done for group in groups.values() for source in group)
 
 
 def _sources_by_split(config: PrepareConfig, spec: SplitSpec) -> dict[str, list[Source]]:
-    """Under "" what a rule deals out; else under the split's name."""
+    """The sources by split; under "" if a rule assigns their documents to splits."""
     names = spec.sources or {"": list(config.sources)}
     return {
         split: find_sources(given, field=config.field, document_start=config.document_start)
@@ -175,13 +188,13 @@ def _sources_by_split(config: PrepareConfig, spec: SplitSpec) -> dict[str, list[
 
 
 def _plan(config: PrepareConfig, tokenizer: Tokenizer, groups: dict[str, list[Source]]) -> dict[str, Any]:
-    """Two preparations with the same plan give the same bytes."""
+    """What decides the result: two preparations with the same plan write the same bytes."""
     files = [[split, [source.fingerprint() for source in group]] for split, group in groups.items()]
     content = tokenizer.to_json() or b""
     return {
         **config.model_dump(mode="json"),
-        "tokenizer file": digest(content),
-        "files": digest(json.dumps(files).encode()),
+        "tokenizer file": sha256_bytes(content),
+        "files": sha256_bytes(json.dumps(files).encode()),
     }
 
 
@@ -189,10 +202,10 @@ def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, stat
     splits = {name: Split(shards=tuple(group[name] for group in state.shards if name in group)) for name in spec.names}
     empty = [name for name, split in splits.items() if split.tokens < 2]
     if len(empty) == len(splits):
-        raise NeverWhole("there is no text in the sources")
+        raise SplitNotFilled("there is no text in the sources")
     if empty:
-        raise NeverWhole(
-            f"nothing came to {' and '.join(empty)}: these sources have too few documents for so small a part; make it "
+        raise SplitNotFilled(
+            f"{' and '.join(empty)} got no text: these sources have too few documents for so small a share; make it "
             "larger, or give each split a source of its own, such as --split train=a.txt,valid=b.txt"
         )
     return Manifest(

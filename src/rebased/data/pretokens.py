@@ -1,9 +1,9 @@
-"""Where GPT-2's regular expression cuts a text into words, found for a million characters at once.
+"""Split a text into words as GPT-2's regular expression does, with numpy for a million characters at once.
 
-The pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`. In words: a run of
-letters, of digits, of white space or of other signs is a word; one plain space before a run that is not white space
-belongs to it; any other white space right before such a run is a word of its own; and so are the endings of English
-contractions.
+The pattern is `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`. A word is a
+run of letters, digits, white space or other characters. One plain space before a run that is not white space belongs to
+that run; any other single white space character before it is a word of its own. The endings of English contractions are
+words too.
 """
 
 import unicodedata
@@ -35,7 +35,7 @@ APOSTROPHE, BLANK = ord("'"), ord(" ")
 
 @lru_cache(maxsize=1)
 def character_classes() -> np.ndarray:
-    """[0x110000] uint8. UNKNOWN are characters that this Python's Unicode has no name for; another one's may."""
+    """[0x110000] uint8: the class of each character. UNKNOWN: not assigned in this Python's version of Unicode."""
     classes = np.full(0x110000, UNKNOWN, dtype=np.uint8)
     of_category = {"L": LETTER, "N": NUMBER}
     for code, category in enumerate(map(unicodedata.category, map(chr, range(ASSIGNED)))):
@@ -46,13 +46,15 @@ def character_classes() -> np.ndarray:
 
 
 def word_starts(codes: np.ndarray, cuts: np.ndarray) -> np.ndarray | None:
-    """[words] int64: where words begin in these code points [n]. `cuts` are places over which no word goes and no rule
-    looks, such as where another text begins. None if a character is unknown."""
+    """[words] int64: where words begin among these code points [n]; None if a character is unknown.
+
+    `cuts` are positions that separate texts: no word and no rule extends across them.
+    """
     n = len(codes)
     classes = character_classes()[codes]  # [n]
     if UNKNOWN in classes:
         return None
-    codes = np.concatenate([codes, np.zeros(3, codes.dtype)])  # so that one may look ahead of the last character
+    codes = np.concatenate([codes, np.zeros(3, codes.dtype)])  # for looking ahead of the last character
     cut = np.zeros(n + 4, dtype=bool)
     cut[cuts] = cut[0] = True
     cut[n:] = True

@@ -1,4 +1,4 @@
-"""Writing shards: tokens and document ends of each split, checked, hashed, and whole or not there."""
+"""Write shards: the tokens and document ends of each split. A shard appears complete or not at all."""
 
 import errno
 import hashlib
@@ -16,33 +16,36 @@ from rebased.data.manifest import (
     ShardFile,
     TokenizerFile,
 )
-from rebased.data.tokenizer import Tokenizer, digest
-from rebased.files import replacing
+from rebased.data.tokenizer import Tokenizer
+from rebased.files import replacing, sha256_bytes
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
 class Encoded(NamedTuple):
-    """A stretch of one split's tokens."""
+    """Consecutive tokens of one split."""
 
     tokens: np.ndarray  # [n] any unsigned dtype
-    ends: np.ndarray  # [documents] int64: after how many tokens of this stretch a document ends
-    text_bytes: int | None
+    ends: np.ndarray  # [documents] int64: how many of these tokens come before each document's end
+    text_bytes: int | None  # bytes of UTF-8 that the tokens stand for; None if not known
 
 
 class ShardGroup:
-    """One shard of each split, written side by side: `train-00003.bin`, `valid-00003.bin`, ... A split to which nothing
-    was appended gets no file. Use it inside `writing_shards`, which makes all files appear together in the end."""
+    """The shards of one index, one per split: `train-00003.bin`, `valid-00003.bin`, ... Made by `writing_shards`.
+
+    A split to which nothing is appended gets no file.
+    """
 
     def __init__(self, folder: Path, index: int, dtype: str, vocab_size: int, stack: ExitStack) -> None:
         self._folder, self._index, self._dtype, self._vocab_size = folder, index, DTYPES[dtype], vocab_size
         self._stack = stack
         self._open: dict[str, _OpenShard] = {}
 
-    def append(self, split: str, stretch: Encoded) -> None:
-        if not len(stretch.tokens):
+    def append(self, split: str, encoded: Encoded) -> None:
+        """Add tokens to the end of a split's shard. Raises ValueError if one is outside the vocabulary."""
+        if not len(encoded.tokens):
             return
-        largest = int(stretch.tokens.max())
+        largest = int(encoded.tokens.max())
         if largest >= self._vocab_size:
             raise ValueError(
                 f"token {largest} is not in a vocabulary of {self._vocab_size}; "
@@ -53,15 +56,16 @@ class ShardGroup:
             file = self._stack.enter_context(replacing(self._folder / f"{name}.bin"))
             ends_file = self._stack.enter_context(replacing(self._folder / f"{name}.ends"))
             self._open[split] = _OpenShard(name, file, ends_file)
-        self._open[split].append(stretch, self._dtype)
+        self._open[split].append(encoded, self._dtype)
 
     def finish(self) -> dict[str, Shard]:
+        """The manifest's entry of each split's shard. Nothing can be appended afterwards."""
         return {split: shard.finish() for split, shard in self._open.items()}
 
 
 @contextmanager
 def writing_shards(folder: Path, index: int, dtype: str, vocab_size: int) -> Iterator[ShardGroup]:
-    """Files take their names when the block ends well, and vanish when it does not."""
+    """A `ShardGroup` to write. All its files appear when the block ends; on an error none of them does."""
     try:
         with ExitStack() as stack:
             yield ShardGroup(folder, index, dtype, vocab_size, stack)
@@ -82,16 +86,16 @@ class _OpenShard:
         self._ends: list[np.ndarray] = []
         self._text_bytes: int | None = 0
 
-    def append(self, stretch: Encoded, dtype: np.dtype) -> None:
-        content = stretch.tokens.astype(dtype, copy=False).tobytes()
+    def append(self, encoded: Encoded, dtype: np.dtype) -> None:
+        content = encoded.tokens.astype(dtype, copy=False).tobytes()
         self._file.write(content)
         self._hash.update(content)
-        self._ends.append(stretch.ends + self._tokens)
-        self._tokens += len(stretch.tokens)
-        if stretch.text_bytes is None or self._text_bytes is None:
+        self._ends.append(encoded.ends + self._tokens)
+        self._tokens += len(encoded.tokens)
+        if encoded.text_bytes is None or self._text_bytes is None:
             self._text_bytes = None
         else:
-            self._text_bytes += stretch.text_bytes
+            self._text_bytes += encoded.text_bytes
 
     def finish(self) -> Shard:
         ends = np.concatenate(self._ends).astype(ENDS_DTYPE)
@@ -101,16 +105,17 @@ class _OpenShard:
             documents=len(ends),
             text_bytes=self._text_bytes,
             token_file=ShardFile(file=f"{self._name}.bin", sha256=self._hash.hexdigest()),
-            ends_file=ShardFile(file=f"{self._name}.ends", sha256=digest(ends.tobytes())),
+            ends_file=ShardFile(file=f"{self._name}.ends", sha256=sha256_bytes(ends.tobytes())),
         )
 
 
 def store_tokenizer(folder: Path, tokenizer: Tokenizer) -> TokenizerFile:
+    """Write tokenizer.json to `folder`, if the tokenizer has one, and return the manifest's entry for it."""
     content, file = tokenizer.to_json(), None
     if content is not None:
         with replacing(folder / TOKENIZER_FILE) as written:
             written.write(content)
-        file = ShardFile(file=TOKENIZER_FILE, sha256=digest(content))
+        file = ShardFile(file=TOKENIZER_FILE, sha256=sha256_bytes(content))
     return TokenizerFile(
         name=tokenizer.name, file=file, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
     )

@@ -1,4 +1,4 @@
-"""Where text comes from: files of several kinds, folders, Hugging Face datasets, and Python's own library."""
+"""Sources of text: files of several kinds, folders, Hugging Face datasets, and Python's standard library."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from rebased.data.encode_chunks import PART, read_parts
+from rebased.data.encode_chunks import CHUNK_BYTES, read_chunks
 from rebased.data.pile import TokenisedFile
 from rebased.data.zstd import ZstandardReader
 
@@ -23,45 +23,55 @@ COMPRESSED = (".xz", ".gz", ".zst")
 JSON_LINES = (".jsonl", ".ndjson")
 LIBRARY = "the standard library"
 HUB = "hf:"
-SNIFF = 2**13
+SNIFF = 2**13  # bytes that decide whether a file is text
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document as it is read: `parts` in order, once. Its size may cost a reading of its own, so it is asked for."""
+    """A document that can be read once, in chunks. Its size is a function: it may have to read the whole file."""
 
     kind: Kind
     source: str  # where it is from, for messages
-    parts: Iterable[bytes]
-    size: Callable[[], int]
-    dtype: str = ""  # of tokens
-    divisible: bool = True
+    chunks: Iterable[bytes]
+    size: Callable[[], int]  # in bytes
+    dtype: str = ""  # of tokens; "" for text
+    divisible: bool = True  # whether it may be cut between splits
 
 
 class SourceFile(NamedTuple):
+    """A file of a source."""
+
     path: Path
     kind: Kind
-    named: bool  # by the user, not found in a folder: then it must be text
-    size: int  # on disk
-    changed: int
+    named: bool  # True: the user named it, so it must be text; False: it was found in a folder
+    size: int  # bytes on disk
+    changed: int  # time of the last change, ns
 
 
 class Source:
-    """One SOURCE of the command line. Iterating over it gives its documents, in an order that does not change."""
+    """One SOURCE of the command line: a file, a folder, hf:NAME, or `LIBRARY`. Its documents have a fixed order.
+
+    `field` is the key of the text in JSON lines and datasets. `document_start` is a regular expression: in text files a
+    line with a match begins a document. Raises ValueError if there is no such source or a named file is not text.
+
+    Attributes: `files`, `size` (their bytes on disk), `done` (bytes on disk read so far) and `skipped` (names of empty
+    or binary files in folders).
+    """
 
     def __init__(self, name: str, *, field: str, document_start: str | None) -> None:
         self.name, self.field = name, field
-        self.done = 0  # bytes on disk that have been read
-        self.skipped: list[str] = []  # files found in folders that are empty or binary
+        self.done = 0
+        self.skipped: list[str] = []
         self._start = _compile(document_start)
         self.files = [] if name.startswith(HUB) else list(_find(name))
         self.size = sum(file.size for file in self.files)
 
     def fingerprint(self) -> list[Any]:
-        """Changes whenever a file does."""
+        """JSON data that changes whenever a file of the source does."""
         return [self.name, [[str(file.path), file.size, file.changed] for file in self.files]]
 
     def documents(self) -> Iterator[Document]:
+        """The documents in order. Each must be read before the next is taken."""
         self.done, self.skipped = 0, []
         if self.name.startswith(HUB):
             yield from dataset_documents(open_dataset(self.name), self.name, self.field)
@@ -92,17 +102,17 @@ class Source:
             elif self._start is not None:
                 yield from counted(_marked(stream, file.path, self._start))
             else:
-                parts = self._counted_parts(read_parts(stream), before, position)
-                yield Document("text", str(file.path), parts, lambda: text_size(file.path))
+                chunks = self._counted_chunks(read_chunks(stream), before, position)
+                yield Document("text", str(file.path), chunks, lambda: text_size(file.path))
 
-    def _counted_parts(self, parts: Iterable[bytes], before: int, position: Callable[[], int]) -> Iterator[bytes]:
-        for part in parts:
+    def _counted_chunks(self, chunks: Iterable[bytes], before: int, position: Callable[[], int]) -> Iterator[bytes]:
+        for chunk in chunks:
             self.done = before + position()
-            yield part
+            yield chunk
 
 
 def find_sources(names: Sequence[str], *, field: str, document_start: str | None) -> list[Source]:
-    """Without names, the *.py files of the running interpreter's standard library: text that is always there."""
+    """The sources with these names; without names, the *.py files of the standard library, which are always there."""
     return [Source(name, field=field, document_start=document_start) for name in names or [LIBRARY]]
 
 
@@ -121,17 +131,17 @@ def _find(name: str) -> Iterator[SourceFile]:
         found = [below for below in sorted(path.rglob("*")) if below.is_file()]
         found = [below for below in found if not any(part.startswith(".") for part in below.relative_to(path).parts)]
         if not found:
-            raise ValueError(f"{path} has no files in it")
+            raise ValueError(f"{path} has no files in it; name a folder with text")
         for below in found:
             if below.suffix == ".bin" and below.with_suffix(".idx").is_file():
-                continue  # comes with its index
+                continue  # the index stands for the pair
             yield _file(below, kind_of(below), named=False)
     elif path.suffix in (".bin", ".idx") or path.with_name(path.name + ".idx").is_file():
         pair = path if path.suffix in (".bin", ".idx") else path.with_name(path.name + ".idx")
         yield _file(Path(TokenisedFile(pair).index_path), "tokens", named=True)
     elif path.is_file():
         file = _file(path, kind_of(path), named=True)
-        if problem := sniff(path):  # now, not after hours with other sources
+        if problem := sniff(path):  # checked now, not after hours of work on other sources
             raise ValueError(f"{path} {problem}; name text files")
         yield file
     else:
@@ -145,6 +155,7 @@ def _file(path: Path, kind: Kind, *, named: bool) -> SourceFile:
 
 
 def kind_of(path: Path) -> Kind:
+    """What a file holds, judged by its name: tokens, JSON lines or text."""
     bare = path.with_suffix("") if path.suffix in COMPRESSED else path
     if path.suffix == ".idx":
         return "tokens"
@@ -152,7 +163,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def sniff(path: Path) -> str | None:
-    """What keeps a file from being text: nothing in it, or a zero byte near its beginning."""
+    """Why a file is not text: it is empty, or has a zero byte near its beginning. None if it is text."""
     with open_text(path) as (stream, _):
         begin = stream.read(SNIFF)
     if not begin:
@@ -163,25 +174,29 @@ def sniff(path: Path) -> str | None:
 
 
 def text_size(path: Path) -> int:
+    """The size of a file in bytes after decompression; a compressed file is read for that."""
     if path.suffix not in COMPRESSED:
         return path.stat().st_size
     with open_text(path) as (stream, _):
-        return sum(map(len, iter(lambda: stream.read(PART), b"")))
+        return sum(map(len, iter(lambda: stream.read(CHUNK_BYTES), b"")))
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-    """(the unpacked bytes, how far the file on disk has been read)."""
+    """(a stream of a file's decompressed bytes, a function that returns how many bytes on disk have been read).
+
+    A damaged .xz, .gz or .zst file raises ValueError in the block.
+    """
     with open(path, "rb") as raw:
         try:
             if path.suffix == ".xz":
                 with lzma.LZMAFile(raw) as unpacked:
-                    yield io.BufferedReader(unpacked, PART), raw.tell
+                    yield io.BufferedReader(unpacked, CHUNK_BYTES), raw.tell
             elif path.suffix == ".gz":
                 with gzip.GzipFile(fileobj=raw) as unzipped:
-                    yield io.BufferedReader(unzipped, PART), raw.tell
+                    yield io.BufferedReader(unzipped, CHUNK_BYTES), raw.tell
             elif path.suffix == ".zst":
-                yield io.BufferedReader(ZstandardReader(raw, path), PART), raw.tell
+                yield io.BufferedReader(ZstandardReader(raw, path), CHUNK_BYTES), raw.tell
             else:
                 yield raw, raw.tell
         except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -189,28 +204,28 @@ def open_text(path: Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
 
 
 def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:
-    """One document a line, still JSON: the processes that encode it parse it."""
+    """One document per line. It stays JSON, because the processes that encode parse it too."""
     for number, line in enumerate(stream, 1):
         if line.strip():
             yield Document("jsonl", f"{path}, line {number}", [line], line.__len__, divisible=False)
 
 
 def _marked(stream: BinaryIO, path: Path, start: re.Pattern[bytes]) -> Iterator[Document]:
-    """Documents that begin with a line in which `start` is found."""
+    """Documents that each begin with a line in which `start` matches."""
     held, searched = bytearray(), 0
-    for part in read_parts(stream):
-        held += part
+    for chunk in read_chunks(stream):
+        held += chunk
         begins = [match.start() for match in start.finditer(held, searched) if match.start()]
         for first, last in pairwise([0, *begins]):
-            yield _whole(bytes(held[first:last]), path)
+            yield _in_memory(bytes(held[first:last]), path)
         del held[: begins[-1] if begins else 0]
-        searched = held.rfind(b"\n") + 1  # the line that is not whole yet will be searched again
+        searched = held.rfind(b"\n") + 1  # the last line may be incomplete, so it is searched again
     if held:
-        yield _whole(bytes(held), path)
+        yield _in_memory(bytes(held), path)
 
 
-def _whole(text: bytes, path: Path) -> Document:
-    return Document("text", str(path), read_parts(io.BytesIO(text)), lambda: len(text))
+def _in_memory(text: bytes, path: Path) -> Document:
+    return Document("text", str(path), read_chunks(io.BytesIO(text)), lambda: len(text))
 
 
 def _compile(document_start: str | None) -> re.Pattern[bytes] | None:
@@ -224,15 +239,15 @@ def _compile(document_start: str | None) -> re.Pattern[bytes] | None:
 
 def _tokenised(path: Path) -> Iterator[Document]:
     file = TokenisedFile(path)
-    step = PART - PART % file.dtype.itemsize
+    step = CHUNK_BYTES - CHUNK_BYTES % file.dtype.itemsize
     for index in range(len(file)):
         content = file.document(index)
-        parts = [content[at : at + step].tobytes() for at in range(0, len(content), step)]
-        yield Document("tokens", f"{path}, document {index}", parts, content.__len__, file.dtype.str)
+        chunks = [content[at : at + step].tobytes() for at in range(0, len(content), step)]
+        yield Document("tokens", f"{path}, document {index}", chunks, content.__len__, file.dtype.str)
 
 
 def open_dataset(name: str) -> Iterable[dict[str, Any]]:
-    """hf:NAME[:CONFIG][@SPLIT], streamed."""
+    """The rows of a dataset on the Hugging Face Hub, streamed. `name` is hf:NAME[:CONFIG][@SPLIT]."""
     spec, _, split = name.removeprefix(HUB).partition("@")
     dataset, _, config = spec.partition(":")
     try:
@@ -246,17 +261,19 @@ def open_dataset(name: str) -> Iterable[dict[str, Any]]:
 
 
 def dataset_documents(rows: Iterable[dict[str, Any]], name: str, field: str) -> Iterator[Document]:
+    """One document per row of a dataset: the text under the key `field`."""
     for number, row in enumerate(rows):
         line = json.dumps({field: text_of(row, field, f"{name}, row {number}")}).encode()
         yield Document("jsonl", f"{name}, row {number}", [line], line.__len__, divisible=False)
 
 
 def text_of(row: Any, field: str, where: str) -> str:
+    """The text under the key `field` of a JSON object. If there is none, raises ValueError that names `where`."""
     if not isinstance(row, dict) or field not in row:
         has = (
             f"has the fields {', '.join(map(repr, row))}"
             if isinstance(row, dict)
-            else f"is no object: {str(row)[:30]!r}"
+            else f"is not an object: {str(row)[:30]!r}"
         )
         raise ValueError(f"{where} {has}; it needs a field {field!r} (--field names another)")
     if not isinstance(row[field], str):

@@ -1,4 +1,4 @@
-"""Which split a document goes to: by shares, by bytes, or by where it comes from."""
+"""Which split each document goes to: by shares, by bytes, or by source."""
 
 import hashlib
 import math
@@ -12,64 +12,79 @@ from rebased.data.sources import Document, Kind
 DEFAULT_SPLIT = "train=0.9,valid=0.05,test=0.05"
 UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-CHARACTER = 3  # by how many bytes the start of a character may come before its end
+CHARACTER = 3  # a cut that moves back to the start of a UTF-8 character moves by at most so many bytes
 NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 SIZE = rf"({NUMBER})({'|'.join(UNITS)})"
 EXAMPLES = "train=0.9,valid=0.1 or train=90MB,valid=5MB or train=a.txt,valid=b.txt"
 
 
-class NeverWhole(ValueError):
-    """All sources have been read, and a split did not get what it was to get."""
+class SplitNotFilled(ValueError):
+    """All sources have been read, and a split is empty or got less than it should."""
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
+    """Consecutive bytes of one document that go to one split."""
+
     kind: Kind
     data: bytes
-    ends: bool  # its document, as far as this split has it
-    source: str
-    dtype: str
+    is_last: bool  # of this document in this split
+    source: str  # where the document is from, for messages
+    dtype: str  # of tokens; "" for text
 
 
 class Rule(Protocol):
-    def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
-        """(split, up to which of the document's bytes) in order, the last without end; None for what no split takes."""
+    """Which split each document goes to."""
+
+    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+        """The ranges that document `number` is divided into: (split, byte offset where its range ends), in order.
+
+        The last offset is inf. The split None means that the range is left out.
+        """
         ...
 
-    def took(self, size: int, whole: bool) -> bool:
-        """Told after each document how much of it went to splits, and if that was all: is there room for more?"""
+    def advance(self, size: int, complete: bool) -> bool:
+        """Called after each document with the bytes that went to splits, and whether nothing was left out.
+
+        Returns whether more documents are wanted.
+        """
         ...
 
 
-def deal(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[str, Part]]:
+def assign_splits(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[str, Chunk]]:
+    """(split, chunk) for all documents in order, until the rule wants no more."""
     for number, document in enumerate(documents):
-        stretches = rule.stretches(number, document)
-        ends = [int(end) for _, end in stretches if not math.isinf(end)]
+        ranges = rule.ranges(number, document)
+        ends = [int(end) for _, end in ranges if not math.isinf(end)]
         align = int(document.dtype[-1]) if document.kind == "tokens" else 1
-        size, whole = 0, True
-        for stretch, data, is_end in divide(document.parts, ends, align):
-            split = stretches[stretch][0]
+        size, complete = 0, True
+        for index, data, is_last in divide(document.chunks, ends, align):
+            split = ranges[index][0]
             if split is None:
-                whole = False
+                complete = False
                 break
             size += len(data)
-            yield split, Part(document.kind, data, is_end, document.source, document.dtype)
-        if not rule.took(size, whole):
+            yield split, Chunk(document.kind, data, is_last, document.source, document.dtype)
+        if not rule.advance(size, complete):
             return
 
 
 class ByShare:
-    """A document goes to a split by a hash of its number, whatever else there is. One that is larger than the smallest
-    split would upset the shares, so it is cut: its beginning for the first split, and so on."""
+    """Assign each document to a split by a hash of its number: a split gets about its share of the documents.
+
+    A document larger than the smallest split would distort the shares, so it is divided: its beginning goes to the
+    first split, and so on. `total` is the size of all sources in bytes; 0 if it is not known.
+    """
 
     def __init__(self, shares: dict[str, float], total: int) -> None:
         self._bounds, bound = [], 0.0
         for split, share in shares.items():
             bound += share
             self._bounds.append((split, bound))
-        everything = len(shares) == 1 and bound >= 1  # to one split: nothing to cut, and no need to know sizes
+        everything = len(shares) == 1 and bound >= 1  # goes to one split: no document is divided
         self._large = min(shares.values()) * total if total and not everything else math.inf
 
-    def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+        """See `Rule`."""
         if document.divisible and self._large < math.inf and (size := document.size()) > self._large:
             cuts: list[tuple[str | None, float]] = [(split, round(bound * size)) for split, bound in self._bounds]
             return [*cuts, (None, math.inf)]
@@ -77,13 +92,17 @@ class ByShare:
         draw = int.from_bytes(digest, "little") / 2**64
         return [(next((split for split, bound in self._bounds if draw < bound), None), math.inf)]
 
-    def took(self, size: int, whole: bool) -> bool:
+    def advance(self, size: int, complete: bool) -> bool:
+        """See `Rule`."""
         return True
 
 
 class BySize:
-    """The first bytes of the sources are the first split's, the next ones the second's, and the rest is left out. A
-    text is cut at that byte, or right before the character it is in; a line of JSON goes where it begins."""
+    """Give the first bytes of the sources to the first split, the next to the second, and leave out the rest.
+
+    A text is cut at that byte, or before the UTF-8 character that contains it. A line of JSON is not cut: it goes to
+    the split in which it begins.
+    """
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self._bounds, bound = [], 0
@@ -92,49 +111,55 @@ class BySize:
             self._bounds.append((split, bound))
         self._done = 0
 
-    def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+        """See `Rule`."""
         left: list[tuple[str | None, float]] = [
             (split, bound - self._done) for split, bound in self._bounds if bound > self._done
         ]
         return [*left, (None, math.inf)] if document.divisible else [(left[0][0], math.inf)]
 
-    def took(self, size: int, whole: bool) -> bool:
+    def advance(self, size: int, complete: bool) -> bool:
+        """See `Rule`."""
         self._done += size
-        return whole and self._done < self._bounds[-1][1]
+        return complete and self._done < self._bounds[-1][1]
 
     def check_enough(self) -> None:
+        """Raise `SplitNotFilled` if the sources had too few bytes for all splits."""
         wanted = self._bounds[-1][1]
         if self._done < wanted - CHARACTER:
-            raise NeverWhole(f"--split wants {wanted:,} bytes and the sources have {self._done:,}; ask for less")
+            raise SplitNotFilled(f"--split wants {wanted:,} bytes and the sources have {self._done:,}; ask for less")
 
 
 class BySource:
-    """Everything to one split."""
+    """Give all documents to one split."""
 
     def __init__(self, split: str) -> None:
         self._split = split
 
-    def stretches(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+        """See `Rule`."""
         return [(self._split, math.inf)]
 
-    def took(self, size: int, whole: bool) -> bool:
+    def advance(self, size: int, complete: bool) -> bool:
+        """See `Rule`."""
         return True
 
 
 class SplitSpec(NamedTuple):
-    """What --split says: exactly one of the three is not empty."""
+    """What --split says, by the name of the split. Exactly one of the three is not empty."""
 
     shares: dict[str, float]
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # bytes
     sources: dict[str, list[str]]
 
     @property
     def names(self) -> list[str]:
+        """The names of all splits, in order."""
         return [*self.shares, *self.sizes, *self.sources]
 
 
 def parse_size(text: str) -> int:
-    """90MB is 90,000,000 bytes."""
+    """The bytes that a size with a unit means: "90MB" is 90,000,000 and "1KiB" 1,024."""
     match = re.fullmatch(SIZE, text)
     if match is None or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a size above 0 with a unit: {', '.join(UNITS)}")
@@ -142,6 +167,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_split(words: Sequence[str]) -> SplitSpec:
+    """What the values of --split mean: NAME=VALUE items, separated by commas.
+
+    All values are shares (0.9 or 90%), sizes (90MB) or sources (a.txt, several per name).
+    """
     spec = SplitSpec({}, {}, {})
     for item in (item for word in words for item in word.split(",")):
         name, equals, value = item.partition("=")

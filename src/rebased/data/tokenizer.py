@@ -1,6 +1,5 @@
-"""Text to token numbers and back: bytes, or any tokenizer.json."""
+"""Tokenizers: text to token ids and back. Either one token per byte, or any tokenizer.json."""
 
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -11,57 +10,74 @@ import numpy as np
 
 from rebased.data.fast_bpe import WordEncoder
 from rebased.data.sources import open_text
+from rebased.files import sha256_bytes
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
-"""What tokenizers call the token that ends a document, tried in this order."""
+"""Usual names of the token that ends a document, tried in this order."""
 
 
 class Tokenizer(Protocol):
-    name: str
-    vocab_size: int
-    end_of_text: int | None
+    """Text to token ids and back."""
 
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
+    name: str
+    vocab_size: int  # the largest token id plus 1
+    end_of_text: int | None  # the token after each document; `encode` does not add it
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        ...
+
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
-        """UTF-8 to ids, each text by itself; what is not UTF-8 counts as the replacement character."""
+        """The token ids of each text, [n] of an unsigned dtype. Bytes that are not UTF-8 are encoded as U+FFFD."""
         ...
 
     def byte_lengths(self) -> np.ndarray | None:
-        """[vocab_size] How many bytes of text each token stands for; None if that depends on its neighbours."""
+        """[vocab_size] int64: how many bytes of text each token stands for; None if that depends on its neighbours."""
         ...
 
     def to_json(self) -> bytes | None:
-        """What tokenizer.json holds; None if there is nothing to keep."""
+        """The content of tokenizer.json; None if the tokenizer needs no file."""
         ...
 
 
 class ByteTokenizer:
-    """A token a byte, 0 to 255, and 256 after each document. It needs no file and can say anything."""
+    """One token per byte, 0 to 255, and 256 after each document. It needs no file and encodes any text."""
 
     name = "bytes"
     vocab_size = 257
     end_of_text: int | None = 256
 
     def encode(self, text: str) -> list[int]:
+        """The bytes of the text in UTF-8."""
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Documents' ends are left out; a character cut in two becomes the replacement character."""
+        """The text of these bytes, without end-of-text tokens; an incomplete UTF-8 character becomes U+FFFD."""
         return bytes(token for token in map(int, ids) if token < 256).decode(errors="replace")
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """The bytes of each text as they are, [n] uint8."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def byte_lengths(self) -> np.ndarray | None:
+        """[257] int64: 1 per byte, 0 for end-of-text."""
         return np.array([1] * 256 + [0])
 
     def to_json(self) -> bytes | None:
+        """None: there is no file."""
         return None
 
 
 class JsonTokenizer:
-    """A tokenizer.json, run by the `tokenizers` library. Special tokens in a text are read as the text they are."""
+    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library.
+
+    `content` is the file, `name` is for messages and records. `end_of_text` is the token after each document: None for
+    the first of END_NAMES in the vocabulary, "" for none.
+    """
 
     def __init__(self, content: bytes, name: str, end_of_text: str | None = None) -> None:
         self._content = content
@@ -71,16 +87,19 @@ class JsonTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError(f"the vocabulary of tokenizer {name} is empty")
-        self.vocab_size = max(vocabulary.values()) + 1  # numbers may have gaps; a model needs a row for the largest
+        self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps; a model needs a row for the largest
         self.end_of_text = _find_end(vocabulary, name, end_of_text)
 
     def encode(self, text: str) -> list[int]:
+        """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
         return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True))
 
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """The token ids of each text, [n] uint32. Bytes that are not UTF-8 are encoded as U+FFFD."""
         decoded = [text.decode(errors="replace") for text in texts]
         if self._words is not None and (found := self._words.encode(decoded)) is not None:
             return found
@@ -88,23 +107,29 @@ class JsonTokenizer:
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def byte_lengths(self) -> np.ndarray | None:
+        """[vocab_size] int64: bytes of text per token, 0 for special ones; None unless the tokenizer is byte-level."""
         spec = json.loads(self._content)
         if (spec.get("decoder") or {}).get("type") != "ByteLevel":
             return None
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, number in spec["model"]["vocab"].items():
-            lengths[number] = len(token)  # a character a byte
+            lengths[number] = len(token)  # byte-level vocabularies write one character per byte
         for added in spec.get("added_tokens", []):
             number = self._tokenizer.token_to_id(added["content"])
             lengths[number] = 0 if added["special"] else len(added["content"].encode())
         return lengths
 
     def to_json(self) -> bytes | None:
+        """The content of tokenizer.json."""
         return self._content
 
 
 def load_tokenizer(name: str, end_of_text: str | None = None) -> Tokenizer:
-    """`bytes`, a tokenizer.json (also .gz, .xz or .zst), a folder that has one, or a name on the Hugging Face Hub."""
+    """The tokenizer that `name` means, with `end_of_text` as in `JsonTokenizer`.
+
+    `name` is "bytes", a tokenizer.json (also .gz, .xz or .zst), a folder that has one, or a name on the Hugging Face
+    Hub.
+    """
     if name == "bytes":
         if end_of_text is not None:
             raise ValueError(f"the bytes tokenizer has token 256 for that; leave out --end-of-text {end_of_text}")
@@ -122,7 +147,7 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> Tokenizer:
 
 
 def restore_tokenizer(content: bytes | None, name: str, end_of_text: int | None) -> Tokenizer:
-    """The tokenizer of a prepared folder, from what is kept there: no network."""
+    """The tokenizer of a prepared folder, from its tokenizer.json (None: bytes) and the id of its end-of-text token."""
     if content is None:
         return ByteTokenizer()
     tokenizer = JsonTokenizer(content, name)
@@ -131,16 +156,15 @@ def restore_tokenizer(content: bytes | None, name: str, end_of_text: int | None)
 
 
 def vocabulary_digest(content: bytes | None) -> str:
-    """Equal for two tokenizers, None being bytes, whose numbers stand for the same tokens, however they are written."""
+    """A digest of the vocabulary in a tokenizer.json (None: bytes).
+
+    It is equal for two files in which each id means the same token, however they are formatted.
+    """
     if content is None:
-        return digest(ByteTokenizer.name.encode())
+        return sha256_bytes(ByteTokenizer.name.encode())
     spec = json.loads(content)
     added = sorted((token["id"], token["content"]) for token in spec.get("added_tokens") or [])
-    return digest(json.dumps([spec["model"].get("vocab"), added], sort_keys=True).encode())
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return sha256_bytes(json.dumps([spec["model"].get("vocab"), added], sort_keys=True).encode())
 
 
 def _load(content: bytes, name: str) -> Any:
@@ -156,7 +180,7 @@ def _load(content: bytes, name: str) -> Any:
         raise ValueError(f"{name} is not a tokenizer.json: {str(error)[:200]}") from error
     engine.no_truncation()
     engine.no_padding()
-    engine.encode_special_tokens = True  # "<|endoftext|>" in a text is thirteen characters
+    engine.encode_special_tokens = True  # "<|endoftext|>" in a text is 13 ordinary characters
     return engine
 
 
@@ -171,7 +195,7 @@ PROBE = (
 
 
 def _exact_words(spec: dict[str, Any], engine: Any) -> WordEncoder | None:
-    """The fast way, if it gives what the library gives for a text with all that is difficult in it."""
+    """The fast encoder, if it gives the library's token ids for a text with all the difficult cases."""
     words = WordEncoder.of(spec, engine)
     if words is not None:
         found = words.encode([PROBE])
@@ -182,16 +206,16 @@ def _exact_words(spec: dict[str, Any], engine: Any) -> WordEncoder | None:
 
 def _download(name: str) -> bytes:
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the library tells of every try; one message in the end is enough
+    logging.disable(logging.WARNING)  # the library logs every attempt; one message at the end is enough
     try:
         from tokenizers import Tokenizer as Engine
 
         return Engine.from_pretrained(name).to_str().encode()
     except ImportError as error:
         raise ImportError(f"tokenizer {name} needs the tokenizers library: pip install 'rebased[data]'") from error
-    except Exception as error:  # the library raises bare Exception for all that can go wrong on a network
+    except Exception as error:  # the library raises bare Exception for every network error
         raise ValueError(
-            f"tokenizer {name!r} is no file here and could not be had from the Hugging Face Hub "
+            f"tokenizer {name!r} is not a file here and could not be downloaded from the Hugging Face Hub "
             f"({str(error).partition('. ')[0][:200]}); check the name and the network, or give a tokenizer.json"
         ) from error
     finally:

@@ -1,4 +1,4 @@
-"""Windows of T tokens over one long stream, and the order in which training takes them."""
+"""Windows of T tokens over a stream of tokens, and the order in which training reads them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -11,32 +11,44 @@ from rebased.tasks.contract import IGNORE
 
 
 class TextBatch(NamedTuple):
+    """Windows of text as the model's inputs and labels."""
+
     tokens: Tensor  # [B,T] int64
     labels: Tensor  # [B,T] int64, the next token; -100 where there is nothing to predict
-    cu_seqlens: Tensor | None  # [n+1] int32: where documents begin in the B*T tokens, and B*T; None without isolation
+    cu_seqlens: Tensor | None  # [n+1] int32: where documents begin in the B*T tokens, then B*T; None without isolation
 
 
 class TokenStream(Protocol):
-    def __len__(self) -> int: ...
-    def read(self, start: int, stop: int) -> np.ndarray: ...
+    """A sequence of tokens with document boundaries, such as a split of a prepared folder."""
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop - 1, [stop - start] of an integer dtype."""
+        ...
+
     def document_ends(self, start: int, stop: int) -> np.ndarray:
-        """Positions e in (start, stop] where one document has ended and another begins with token e."""
+        """[n] int64: the positions e in (start, stop] where a document ends with token e - 1."""
         ...
 
 
 class Windows:
-    """Window i holds tokens i*T to i*T + T - 1 and predicts those one later, so that each token but the first is
-    predicted once a pass. The last window is filled up with token 0, whose labels are -100.
+    """Consecutive windows of T = `seq_len` tokens over a stream.
 
-    With `isolate_documents` no token predicts the first one of the next document, and `cu_seqlens` says where documents
-    begin, so that a model can keep them apart.
+    Window i holds tokens i*T to i*T + T - 1, and its labels are tokens i*T + 1 to i*T + T. So one pass predicts each
+    token once, except the first. The last window is padded with token 0 and label -100.
+
+    With `isolate_documents` no label is the first token of a document, and `cu_seqlens` says where documents begin, so
+    that a model can keep them apart.
     """
 
     def __init__(self, stream: TokenStream, seq_len: int, *, isolate_documents: bool = False) -> None:
         if seq_len < 1:
             raise ValueError(f"seq_len must be at least 1, got {seq_len}")
         if len(stream) < 2:
-            raise ValueError(f"this split has {len(stream)} tokens; two are the least from which one can be predicted")
+            raise ValueError(f"this split has {len(stream)} tokens; to predict one needs at least 2; prepare more text")
         self.seq_len, self.isolate_documents = seq_len, isolate_documents
         self._stream = stream
         self._n_windows = -(-(len(stream) - 1) // seq_len)
@@ -45,13 +57,14 @@ class Windows:
         return self._n_windows
 
     def batch(self, rows: Sequence[int] | Tensor) -> TextBatch:
+        """The windows with these indices, B of them, on the CPU."""
         length = self.seq_len
         starts = [int(row) * length for row in rows]
         if not starts or min(starts) < 0 or max(starts) >= self._n_windows * length:
             raise ValueError(f"rows must be some of 0 to {self._n_windows - 1}, got {[s // length for s in starts]}")
         tokens = np.zeros((len(starts), length), dtype=np.int64)  # [B,T]
         labels = np.full((len(starts), length), IGNORE, dtype=np.int64)  # [B,T]
-        begins = [np.arange(len(starts) + 1) * length]  # every row begins a document, or a stretch of one
+        begins = [np.arange(len(starts) + 1) * length]  # every row begins a document or continues one
         for i, start in enumerate(starts):
             window = self._stream.read(start, min(start + length + 1, len(self._stream)))  # [<= T+1]
             filled = len(window) - 1
@@ -68,17 +81,17 @@ class Windows:
 
 
 def window_rows(n_windows: int, batch_size: int, seed: int, step: int) -> Tensor:
-    """[batch_size] int64: which windows the batch of global step `step` (from 0) takes.
+    """[batch_size] int64: the indices of the windows in the batch of global step `step` (from 0).
 
-    Every window once an epoch, each epoch in an order of its own; the next epoch goes on within a batch. A function of
-    its arguments alone and O(batch_size), however many windows there are: nothing to save, nothing to lose. A worker
-    takes its slice of the rows.
+    Every window comes once per epoch, and each epoch has its own order. A batch may span two epochs. The result depends
+    on the arguments alone and costs O(batch_size) for any number of windows, so there is no sampler state to save. With
+    several workers each takes its slice of the rows.
     """
     if n_windows < 1 or batch_size < 1:
         raise ValueError(f"n_windows and batch_size must be at least 1, got {n_windows} and {batch_size}")
     if seed < 0 or step < 0:
         raise ValueError(f"seed and step must be 0 or more, got {seed} and {step}")
-    places = step * batch_size + np.arange(batch_size)  # in the endless sequence of epochs
+    places = step * batch_size + np.arange(batch_size)  # positions in the infinite sequence of epochs
     epochs = places // n_windows
     rows = np.empty(batch_size, dtype=np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
@@ -87,12 +100,15 @@ def window_rows(n_windows: int, batch_size: int, seed: int, step: int) -> Tensor
     return torch.from_numpy(rows)
 
 
-ROUNDS = 6
+ROUNDS = 6  # of the Feistel network
 
 
 def _shuffled(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Where a permutation of n, drawn by (seed, epoch), takes these places: a Feistel network over the next power of
-    four, walked until the result is below n. A permutation in memory would need 8 bytes a window."""
+    """Where a permutation of 0 to n - 1, chosen by (seed, epoch), maps these places.
+
+    It is a Feistel network over the next power of four, applied again until the result is below n. A permutation in
+    memory would need 8 bytes per window.
+    """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(ROUNDS, np.uint64)
@@ -108,7 +124,7 @@ def _shuffled(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:
-    """Each bit of the result depends on all bits of x (the finaliser of splitmix64)."""
+    """Mix the bits of x, uint64: each bit of the result depends on all bits of x (the finaliser of splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,27 +1,31 @@
-"""Reading .zst files, of one frame or many, and noticing that the last is cut short: the library's reader does not."""
+"""Read .zst files of one or many frames. A truncated file is an error, unlike with the library's own reader."""
 
 import io
 from pathlib import Path
 from typing import BinaryIO
 
-BLOCK = 2**17
+BLOCK = 2**17  # compressed bytes to read at once
 
 
 class ZstandardReader(io.RawIOBase):
+    """The decompressed bytes of `raw`; EOFError if they are damaged or truncated. `path` is for messages."""
+
     def __init__(self, raw: BinaryIO, path: Path) -> None:
         try:
             import zstandard
         except ImportError as error:
             raise ImportError(f"{path} needs the zstandard library: pip install 'rebased[data]'") from error
-        self._raw, self._damage = raw, zstandard.ZstdError
+        self._raw, self._error = raw, zstandard.ZstdError
         self._begin_frame = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._begin_frame()
         self._packed, self._held, self._inside = b"", b"", False
 
     def readable(self) -> bool:
+        """True: `io.BufferedReader` asks for it."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill `buffer` with decompressed bytes and return how many there were; 0 at the end."""
         while not self._held:
             packed = self._packed or self._raw.read(BLOCK)
             if not packed:
@@ -30,7 +34,7 @@ class ZstandardReader(io.RawIOBase):
                 return 0
             try:
                 self._held = self._frame.decompress(packed)
-            except self._damage as error:
+            except self._error as error:
                 raise EOFError(str(error)) from error
             self._packed, self._inside = b"", not self._frame.eof
             if self._frame.eof:

@@ -1,28 +1,22 @@
-"""n-grams as single numbers, without collisions; and how often each occurs in a stream of tokens."""
+"""n-grams as integer keys without collisions, and how often each occurs in a stream of tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from rebased.data.windows import TokenStream
+
 INT64 = 2**63
-AT_ONCE = 2**22  # tokens of a stream
-
-
-class TokenStream(Protocol):
-    """One long row of tokens, such as a split of a prepared text."""
-
-    def __len__(self) -> int: ...
-    def read(self, start: int, stop: int) -> np.ndarray: ...
+TOKENS_AT_ONCE = 2**22
 
 
 def ngram_keys(tokens: Tensor, order: int) -> Tensor:
-    """A number for each n-gram: tokens [B,T] int64 -> [B,T-order+1], equal where, and only where, all tokens are equal.
+    """A key for each n-gram: tokens [B,T] int64 -> [B,T-order+1] int64. Keys are equal only for equal n-grams.
 
-    The numbers mean nothing beyond this call: where the vocabulary is too large for its power to fit into 64 bits,
-    they are ranks among the n-grams at hand.
+    Keys of different calls cannot be compared: where vocab_size^order does not fit into 64 bits, they are ranks among
+    the n-grams of this call.
     """
     size = int(tokens.max()) + 1 if tokens.numel() else 1
     digits = tokens
@@ -38,20 +32,21 @@ def ngram_keys(tokens: Tensor, order: int) -> Tensor:
 
 
 def _ranks(values: Tensor) -> tuple[Tensor, int]:
+    """(the rank of each value among the distinct ones, how many distinct ones there are)."""
     distinct, ranks = torch.unique(values, return_inverse=True)
     return ranks, len(distinct)
 
 
 class NgramCounts(NamedTuple):
-    """How often n-grams occur in some text, such as the one a model was trained on."""
+    """How often n-grams occur in a text, such as the training split of a model."""
 
     order: int
     vocab_size: int
-    keys: Tensor  # [N] int64, sorted: the n-grams that were asked for, as numbers to the base vocab_size
+    keys: Tensor  # [N] int64, sorted: the counted n-grams, as `stable_keys`
     counts: Tensor  # [N] int64
 
     def of(self, tokens: Tensor) -> Tensor:
-        """The count of the n-gram that ends at each token: [B,T] -> [B,T], 0 where none ends or it was never seen."""
+        """The count of the n-gram that ends at each token: [B,T] int -> [B,T] int64, 0 if unknown or incomplete."""
         keys = stable_keys(tokens, self.order, self.vocab_size)  # [B,T-n+1]
         found = torch.zeros(tokens.shape, dtype=torch.long, device=tokens.device)
         if len(self.keys) and keys.numel():
@@ -61,18 +56,11 @@ class NgramCounts(NamedTuple):
         return found
 
 
-def count_ngrams(
-    stream: Iterable[Tensor], order: int, vocab_size: int, *, among: Iterable[Tensor] | None = None
-) -> NgramCounts:
-    """Count the n-grams of the rows [B,T] of a stream, those that occur `among` other rows alone if these are given:
-    then memory is bounded by the text to be judged, however long the text that is counted."""
-    if among is None:
-        keys, counts = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
-        for rows in stream:
-            more, n = stable_keys(rows, order, vocab_size).unique(return_counts=True)
-            keys, place = torch.cat([keys, more]).unique(return_inverse=True)
-            counts = torch.zeros_like(keys).index_add_(0, place, torch.cat([counts, n]))
-        return NgramCounts(order, vocab_size, keys, counts)
+def count_ngrams(stream: Iterable[Tensor], order: int, vocab_size: int, *, among: Iterable[Tensor]) -> NgramCounts:
+    """Count in `stream` the n-grams that occur in `among`. Both are batches of rows [B,T] int64.
+
+    Memory depends on the size of `among`, not on the length of `stream`.
+    """
     keys = torch.empty(0, dtype=torch.long)
     for rows in among:
         keys = torch.cat([keys, stable_keys(rows, order, vocab_size).flatten()]).unique()
@@ -91,29 +79,38 @@ def count_stream(
     vocab_size: int,
     *,
     among: TokenStream,
-    progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> NgramCounts:
-    """Count in one long row of tokens the n-grams that another has. progress: called with the tokens read so far."""
+    """Count in `stream` the n-grams that occur in `among`.
 
-    def pieces(of: TokenStream, tell: Callable[[int], None] | None = None) -> Iterator[Tensor]:
-        for start in range(0, len(of), AT_ONCE):  # each reaches into the next, so that no n-gram is lost
-            tokens = of.read(start, min(start + AT_ONCE + order - 1, len(of)))
-            yield torch.from_numpy(tokens.astype("int64"))[None]
-            if tell is not None:
-                tell(min(start + AT_ONCE, len(of)))
+    `on_progress(done, total)` is called after each chunk, with numbers of tokens of `stream`.
+    """
 
-    return count_ngrams(pieces(stream, progress), order, vocab_size, among=pieces(among))
+    def chunks(tokens: TokenStream) -> Iterator[Tensor]:
+        for start in range(0, len(tokens), TOKENS_AT_ONCE):  # each overlaps the next, so that no n-gram is lost
+            chunk = tokens.read(start, min(start + TOKENS_AT_ONCE + order - 1, len(tokens)))
+            yield torch.from_numpy(chunk.astype("int64"))[None]
+
+    def chunks_with_progress() -> Iterator[Tensor]:
+        for n, chunk in enumerate(chunks(stream), start=1):
+            yield chunk
+            on_progress(min(n * TOKENS_AT_ONCE, len(stream)), len(stream))
+
+    return count_ngrams(chunks_with_progress(), order, vocab_size, among=chunks(among))
 
 
 def stable_keys(tokens: Tensor, order: int, vocab_size: int) -> Tensor:
-    """Numbers that mean the same in every call: digits to the base vocab_size. tokens [B,T] -> [B,T-order+1]."""
+    """A key for each n-gram, the same in every call: tokens [B,T] int -> [B,T-order+1] int64.
+
+    The tokens are digits of the key in base vocab_size. Raises ValueError if that does not fit into 64 bits.
+    """
     if vocab_size**order >= INT64:
         raise ValueError(
             f"n-grams of order {order} over {vocab_size} tokens do not fit into 64 bits; "
             "to cap training frequency choose a lower order"
         )
     if tokens.numel() and int(tokens.max()) >= vocab_size:
-        raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {vocab_size}")
+        raise ValueError(f"token {int(tokens.max())} is outside the vocabulary of {vocab_size} tokens")
     width = max(tokens.shape[1] - order + 1, 0)
     keys = torch.zeros(tokens.shape[0], width, dtype=torch.long, device=tokens.device)
     for i in range(order):

@@ -1,4 +1,4 @@
-"""How well a model foretells text: the log-loss of every token, added up for recall targets and the others."""
+"""How well a model predicts text: the loss of every token, summed for AR and other tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from rebased.evaluate.ar import ARRule
 from rebased.mixers import positions_in_documents
 from rebased.models import IGNORE, LanguageModel
 
-LOGITS = 2**25
-"""How many logits stand in memory at once: 128 MiB in fp32, whatever the window and the vocabulary."""
+LOGITS_AT_ONCE = 2**25
+"""How many logits are in memory at once: 128 MiB in fp32, for any window and vocabulary."""
 
 
 @torch.no_grad()
@@ -26,13 +26,18 @@ def evaluate_text(
     rows: Sequence[int] | None = None,
     batch_size: int = 8,
     dtype: torch.dtype | None = None,
-    progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> TextScores:
-    """Score windows of text, all or the `rows` of one process. The model is left in the mode it was in.
+    """The summed token losses of a model on windows of text, on the CPU.
 
-    ar: what counts as associative recall; default: repeated bigrams, as in the paper.
-    dtype: compute the layers in this precision (autocast); the head and the losses are fp32, the sums fp64.
-    progress: called with the number of windows scored so far.
+    ar: which tokens count as AR. Default: repeated bigrams, as in the paper.
+    rows: indices of the windows to score. Default: all.
+    batch_size: windows per forward pass.
+    dtype: precision of the layers (autocast). Default: that of the weights. The head and the losses are always at least
+        fp32, the sums fp64.
+    on_progress: called as on_progress(done, total) after each batch, with numbers of windows.
+
+    The model's training or eval mode is restored afterwards.
     """
     rows = range(len(windows)) if rows is None else rows
     if not len(rows):
@@ -41,22 +46,21 @@ def evaluate_text(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     ar = ar or ARRule()
     device = model.embedding.weight.device
-    parts = []
+    scores = []
     with eval_mode(model):
         for first in range(0, len(rows), batch_size):
             batch = windows.batch(rows[first : first + batch_size])
             tokens, labels, documents = batch
             documents = None if documents is None else documents.to(device)
             losses = token_losses(model, tokens.to(device), labels.to(device), documents, dtype=dtype)
-            parts.append(TextScores.of(losses.cpu(), label_distances(batch, ar), labels != IGNORE))
-            if progress is not None:
-                progress(min(first + batch_size, len(rows)))
-    return TextScores.join(parts)
+            scores.append(TextScores.of(losses.cpu(), label_distances(batch, ar), labels != IGNORE))
+            on_progress(min(first + batch_size, len(rows)), len(rows))
+    return TextScores.join(scores)
 
 
 @contextmanager
 def eval_mode(model: LanguageModel) -> Iterator[None]:
-    """No dropout within the block; afterwards the model is in the mode it was in."""
+    """Put the model into eval mode (no dropout) during the block, and back into its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -73,9 +77,10 @@ def token_losses(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """-ln p(label) at each position: tokens, labels [B,T] -> [B,T] fp32 (fp64 for a model in fp64), 0 where IGNORE.
+    """-ln p(label) at each position: tokens, labels [B,T] int64 -> [B,T] fp32 (fp64 for a model in fp64), 0 if IGNORE.
 
-    Logits are made for some positions at a time: [B,T,vocab] is never built.
+    cu_seqlens [n+1] int32 says where documents begin in the B*T tokens; None if rows are one document. dtype is the
+    precision of the layers (autocast). Logits are computed for some positions at a time: [B,T,vocab] is never built.
     """
     if tokens.shape != labels.shape:
         raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
@@ -86,22 +91,24 @@ def token_losses(
     exact = torch.promote_types(weight.dtype, torch.float32)
     losses = torch.zeros(labels.shape, dtype=exact, device=labels.device)
     rows, targets = hidden[asked].to(weight.dtype), labels[asked]  # [n,D], [n]
-    block = max(LOGITS // weight.shape[0], 1)
-    parts = [
+    at_once = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    found = [
         functional.cross_entropy(model.logits(some).to(exact), target, reduction="none")
-        for some, target in zip(rows.split(block), targets.split(block), strict=True)
+        for some, target in zip(rows.split(at_once), targets.split(at_once), strict=True)
     ]
-    losses[asked] = torch.cat(parts)
+    losses[asked] = torch.cat(found)
     return losses
 
 
 def label_distances(batch: TextBatch, ar: ARRule) -> Tensor:
-    """The rule's distances of the labels [B,T]: label t is token t+1, the last one a token that stands nowhere else.
-    Where a label is IGNORE, and where a window's last one is missing, the answer means nothing."""
+    """The distances of `ar` for the labels of a batch, [B,T] int64. Where a label is IGNORE the value means nothing.
+
+    Label t is token t + 1 of the window, so the labels' row is the tokens' row plus the last label.
+    """
     tokens, labels, cu_seqlens = batch
     stream = torch.cat([tokens, labels[:, -1:].clamp(min=0)], dim=1)  # [B,T+1]
     begins = None
-    if cu_seqlens is not None:  # a label, where there is one, is of its token's document
+    if cu_seqlens is not None:  # a label that is not IGNORE belongs to the document of its token
         begins = torch.arange(tokens.shape[1]) - positions_in_documents(cu_seqlens, tokens)
         begins = torch.cat([begins, begins[:, -1:]], dim=1)
     return ar.distances(stream, begins)[:, 1:]

@@ -1,15 +1,17 @@
-"""Sequence mixers, [B,T,D] -> [B,T,D]. Needs torch alone."""
+"""Sequence mixers: torch modules [B,T,D] -> [B,T,D] that never look ahead, and their register. Needs torch only."""
 
 from rebased.mixers.attention import KVCache, SoftmaxAttention
+from rebased.mixers.checks import check_extended, check_mixer_causality, check_output
+from rebased.mixers.context_parallel import GatherEarlier, Shardable, can_shard
 from rebased.mixers.contract import (
     CONTEXT,
-    Divisible,
-    Earlier,
+    FACTORY,
     Extendable,
     Isolating,
-    can_divide,
     can_extend,
     count_numbers,
+    describe_mixer,
+    find_residual_projections,
     mixer_class,
     mixer_name,
     mixer_names,
@@ -25,11 +27,11 @@ from rebased.mixers.sliding_window import SlidingWindow, WindowCache
 
 __all__ = [
     "CONTEXT",
+    "FACTORY",
     "RWKV",
     "Based",
-    "Divisible",
-    "Earlier",
     "Extendable",
+    "GatherEarlier",
     "Hyena",
     "HyenaState",
     "Isolating",
@@ -40,13 +42,19 @@ __all__ = [
     "QKTransform",
     "RWKVState",
     "ReBased",
+    "Shardable",
     "ShortConv",
     "SlidingWindow",
     "SoftmaxAttention",
     "WindowCache",
-    "can_divide",
     "can_extend",
+    "can_shard",
+    "check_extended",
+    "check_mixer_causality",
+    "check_output",
     "count_numbers",
+    "describe_mixer",
+    "find_residual_projections",
     "forward_documents",
     "mixer_class",
     "mixer_name",

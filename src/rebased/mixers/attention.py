@@ -1,4 +1,4 @@
-"""Softmax attention: the quadratic mixer the others are measured against. Its state is a KV cache and grows."""
+"""Softmax attention: the quadratic mixer that the others are measured against. Its state, a KV cache, grows."""
 
 import sys
 from typing import NamedTuple
@@ -7,85 +7,133 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.checks import check_input
+from rebased.mixers.context_parallel import GatherEarlier, tokens_before
+from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
-from rebased.mixers.parts import tokens_before
 
 
 class KVCache(NamedTuple):
-    k: Tensor  # [B, t, H, W]  t tokens seen
+    """The state of SoftmaxAttention: keys and values of the t tokens seen so far, in the dtype of x."""
+
+    k: Tensor  # [B, t, H, W]
     v: Tensor  # [B, t, H, W]
 
 
 @register_mixer("attention")
 class SoftmaxAttention(nn.Module):
-    """Causal softmax attention through torch's fused kernels, one projection for q, k and v."""
+    """Causal multi-head softmax attention through torch's fused kernels; one projection makes q, k and v.
 
-    def __init__(self, d_model: int, *, n_heads: int = 1, qkv_bias: bool = True, dropout: float = 0.1) -> None:
+    Maps x [B,T,D] to [B,T,D] and never looks ahead. Time is quadratic in T; the state is a KV cache and grows with the
+    sequence. It knows no positions: the model adds learned ones to the embeddings. W = d_model / n_heads.
+
+    Args:
+        d_model: width D of x.
+        n_heads: number of heads H; must divide d_model. Default 1.
+        qkv_bias: whether the projection to q, k and v has a bias. Default True.
+        dropout: probability with which attention weights are dropped in training, in [0, 1). Default 0.1.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) works. torch.compile works with fullgraph=True.
+
+    Example:
+        >>> layer = SoftmaxAttention(d_model=768, n_heads=12)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
+    """
+
+    residual_projections: tuple[str, ...] = ("out_proj",)
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_heads: int = 1,
+        qkv_bias: bool = True,
+        dropout: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if n_heads < 1 or d_model % n_heads:
             raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout} is not a probability below 1")
-        self.n_heads, self.dropout = n_heads, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return causal attention over time: x [B,T,D] -> [B,T,D].
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
         q, k, v = self._project(x)
         return self._attend(q, k, v, mask=None)
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Through a mask [B,1,T,T]: no slower the more documents there are, and no faster."""
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
+
+        It uses a mask [B,1,T,T], so the cost does not depend on how many documents there are.
+        """
         q, k, v = self._project(x)
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[0], 1, -1)  # [B,1,T]
         return self._attend(q, k, v, mask=(documents.unsqueeze(3) == documents.unsqueeze(2)).tril())
 
-    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
-        """Every part is told all earlier keys and values: a message that grows with the sequence."""
+    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
+        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).
+
+        Each rank receives all earlier keys and values: a message that grows with the sequence.
+        """
         q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), earlier, count=sys.maxsize)  # [B,s,H,2W]
+        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=sys.maxsize)  # [B,s,H,2W]
         past_k, past_v = past.chunk(2, dim=-1)
         return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> KVCache:
+        """Return the empty cache before the first token: k and v [B,0,H,W].
+
+        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
+        """
         weight = self.out_proj.weight
-        empty = torch.empty(
-            batch,
-            0,
-            self.n_heads,
-            weight.shape[0] // self.n_heads,
-            device=device or weight.device,
-            dtype=dtype or weight.dtype,
-        )
+        shape = (batch, 0, self.n_heads, self.d_model // self.n_heads)
+        empty = torch.empty(shape, device=device or weight.device, dtype=dtype or weight.dtype)
         return KVCache(empty, empty)
 
     def extend(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
+        """Return (y [B,T,D], cache after x): forward() of tokens x [B,T,D] that follow those in the cache."""
         q, k, v = self._project(x)
         if not isinstance(state, KVCache) or state.k.shape[0] != x.shape[0] or state.k.shape[2:] != k.shape[2:]:
             shape = list(state.k.shape) if isinstance(state, KVCache) else type(state).__name__
             raise ValueError(
-                f"this state is of another shape: {shape}; these inputs need a KVCache of "
+                f"this state is of another shape: {shape}; x {list(x.shape)} needs a KVCache of "
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
     def state_size(self, seq_len: int) -> int:
-        return 2 * seq_len * self.out_proj.weight.shape[0]
+        """Return how many numbers the cache of one sequence holds after seq_len tokens: 2 seq_len D."""
+        return 2 * seq_len * self.d_model
+
+    def extra_repr(self) -> str:
+        bias = self.qkv.bias is not None
+        return f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={bias}, dropout={self.dropout}"
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        check_input(self, x, self.qkv.weight)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
         return q, k, v
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The queries are the last of the tokens whose keys are given."""
+        """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         T, S = q.shape[1], k.shape[1]
         return self._attend(q, k, v, mask=torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Return attention [B,T,D], causal if there is no mask."""
         o = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),

@@ -1,15 +1,23 @@
-"""What a mixer is, and the register of those that exist.
+"""What a mixer is, and the register of all mixers.
 
-A mixer is a torch module that maps [B,T,D] to [B,T,D] and never looks ahead. `forward` is enough to train it and to
-measure what it recalls. Two more methods, `init_state` and `extend`, let a model generate with it: prefill and
-decoding are one method, with many tokens or with one. `forward_documents` keeps packed documents apart, and
-`forward_part` lets several processes share one sequence. A constructor's signature is its schema: what a config may say
-about the mixer is exactly the keyword arguments of `__init__`, less those that the model itself supplies (CONTEXT).
+A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead: y[:, t] depends on x[:, :t+1] only.
+
+- `forward(x)` is enough to train a mixer and to measure what it recalls.
+- `init_state`, `extend` and `state_size` let a model generate with it (Extendable). Prefill and decoding are the same
+  method, with many tokens or with one.
+- `forward_documents` keeps packed documents apart (Isolating, documents.py).
+- `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
+- `residual_projections` names the layers that write into the residual stream (find_residual_projections).
+
+The constructor's signature is the schema of a mixer's config. Its arguments are the config's keys, except those that
+the model fills in: CONTEXT and FACTORY.
+
 An argument that is added to a mixer of which there are runs already is named in a class attribute, `added_later =
 ("gate",)`: while it has its default, the digests of those runs stay what they were.
 """
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -17,42 +25,42 @@ import torch
 from torch import Tensor, nn
 
 CONTEXT = ("d_model", "layer", "n_layers", "max_len")
-"""Constructor arguments that the model fills in for a mixer that asks for them by name."""
+"""Constructor arguments that the model fills in from its config, for a mixer that has them."""
+
+FACTORY = ("device", "dtype")
+"""Constructor arguments that say where and in which dtype weights are made, as in torch's layers. A mixer need not
+have them. They are no config keys: the model fills them in."""
+
+RESIDUAL_NAMES = ("out_proj", "fc2")
+"""Layers with these names write into the residual stream, in a mixer that does not declare `residual_projections`."""
 
 
 @runtime_checkable
 class Extendable(Protocol):
-    """A mixer that can also read a sequence piece by piece. A state is handed in and out, never kept in the module."""
+    """A mixer that can read a sequence in pieces. The state is passed in and handed back, never kept in the module."""
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
-        """The state before the first token. `dtype` is that of x."""
+        """Return the state before the first token, for `batch` sequences.
+
+        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
+        """
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """forward() for tokens that follow those the state has seen, and the state after them."""
+        """Return (y, state after x): forward() of the tokens x [B,T,D] that follow those the state has seen."""
 
     def state_size(self, seq_len: int) -> int:
-        """How many numbers the state of one sequence holds after seq_len tokens."""
-
-
-Earlier = Callable[[Tensor], Tensor]
-"""Hands a tensor to the parts of a sequence after this one, and gives what the parts before this one handed on, in
-their order: [...] -> [n, ...], with n = 0 for the first part. Differentiable; every part calls it as often."""
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """A mixer that can compute parts of one sequence side by side, all equally long, each in a process of its own."""
-
-    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
-        """forward() of a whole sequence, at the tokens x [B,T,D] of this part."""
+        """Return how many numbers the state of one sequence holds after seq_len tokens."""
 
 
 @runtime_checkable
 class Isolating(Protocol):
-    """A mixer with a way of its own to keep packed documents apart. Others read them one by one (documents.py)."""
+    """A mixer with its own way to keep packed documents apart. Other mixers read them one by one (documents.py)."""
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """forward() of each document by itself: x [B,T,D], and where documents begin in its B*T tokens [n+1]."""
+        """Return forward() of each document by itself: x [B,T,D] -> [B,T,D].
+
+        cu_seqlens [n+1] says where documents begin in the B*T tokens of x; its last number is B*T.
+        """
 
 
 _REGISTER: dict[str, type[nn.Module]] = {}
@@ -60,7 +68,7 @@ Class = TypeVar("Class", bound=type[nn.Module])
 
 
 def register_mixer(name: str) -> Callable[[Class], Class]:
-    """Class decorator: makes a mixer known to configs, commands and the contract suite under this name."""
+    """Return a class decorator that makes a mixer known under this name to configs, commands and the contract suite."""
 
     def register(cls: Class) -> Class:
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
@@ -75,10 +83,12 @@ def register_mixer(name: str) -> Callable[[Class], Class]:
 
 
 def mixer_names() -> list[str]:
+    """Return the names of all registered mixers, sorted."""
     return sorted(_REGISTER)
 
 
 def mixer_class(name: str) -> type[nn.Module]:
+    """Return the class that is registered under this name."""
     if name not in _REGISTER:
         near = difflib.get_close_matches(name, _REGISTER, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(mixer_names())}"
@@ -89,24 +99,56 @@ def mixer_class(name: str) -> type[nn.Module]:
 
 
 def mixer_name(mixer: nn.Module) -> str:
-    """The name a mixer is registered under."""
+    """Return the name a mixer is registered under; the name of its class if there is none."""
     return next((name for name, cls in _REGISTER.items() if cls is type(mixer)), type(mixer).__name__)
 
 
+def describe_mixer(mixer: nn.Module) -> str:
+    """Return how error messages call a mixer: "mixer 'own' (class Own of own.py)"."""
+    cls = type(mixer)
+    try:
+        source = inspect.getfile(cls)
+    except (TypeError, OSError):  # a class from a notebook or an interactive session has no file
+        source = cls.__module__
+    return f"mixer {mixer_name(mixer)!r} (class {cls.__qualname__} of {source})"
+
+
 def can_extend(mixer: nn.Module) -> bool:
+    """Return True if the mixer has `init_state`, `extend` and `state_size`."""
     return isinstance(mixer, Extendable)
 
 
-def can_divide(mixer: nn.Module) -> bool:
-    return isinstance(mixer, Divisible)
+def find_residual_projections(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of a mixer (or MLP) that write into the residual stream. Their initial weights are smaller.
+
+    A class declares them by their names, dotted if nested: `residual_projections = ("out_proj",)`, or `()` for none.
+    If it declares nothing, they are its nn.Linear and nn.Embedding layers called "out_proj" or "fc2", at any depth.
+    """
+    declared = getattr(module, "residual_projections", None)
+    if declared is None:
+        return [
+            layer
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.Linear | nn.Embedding) and name.rsplit(".", 1)[-1] in RESIDUAL_NAMES
+        ]
+    declared = (declared,) if isinstance(declared, str) else tuple(declared)
+    layers = dict(module.named_modules())
+    for name in declared:
+        if not isinstance(layers.get(name), nn.Linear):
+            known = [known for known, layer in layers.items() if isinstance(layer, nn.Linear)]
+            raise ValueError(
+                f"{describe_mixer(module)} declares residual_projections {declared!r}, but {name!r} is no nn.Linear of "
+                f"it; its nn.Linear layers are {known}"
+            )
+    return [layers[name] for name in declared]
 
 
 def count_numbers(state: Any) -> int:
-    """How many numbers a state holds: a tensor, or any nesting of tuples, lists and dicts of tensors."""
+    """Return how many numbers a state holds: a tensor, or any nesting of tuples, lists and dicts of tensors."""
     if isinstance(state, Tensor):
         return state.numel()
     if isinstance(state, dict):
-        return sum(count_numbers(part) for part in state.values())
+        return sum(count_numbers(each) for each in state.values())
     if isinstance(state, list | tuple):
-        return sum(count_numbers(part) for part in state)
+        return sum(count_numbers(each) for each in state)
     return 0

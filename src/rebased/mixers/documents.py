@@ -1,7 +1,7 @@
-"""Several documents in the rows of one batch, none of which sees another.
+"""Packed documents: several documents in the rows of one batch, none of which sees another.
 
-`cu_seqlens` [n+1] says where documents begin in the B*T tokens of a batch, row after row, and ends with B*T. Every row
-begins a document. Two equal numbers are a document without tokens, so that n may stay the same from batch to batch.
+`cu_seqlens` [n+1] says where documents begin in the B*T tokens of a batch, row after row; its last number is B*T. Every
+row begins a document. Two equal numbers are a document without tokens, so that n can be the same in all batches.
 """
 
 import logging
@@ -11,29 +11,36 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from rebased.mixers.checks import check_output
 from rebased.mixers.contract import Isolating, mixer_name
 
 _log = logging.getLogger("rebased")
 
 
 def forward_documents(mixer: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """mixer(x) with documents kept apart, [B,T,D] -> [B,T,D]: the mixer's own way or, where it has none, one by one."""
+    """Return mixer(x) with documents kept apart: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
+
+    A mixer without `forward_documents` is called once per document.
+    """
+    if x.numel() == 0:
+        return mixer(x)
     if isinstance(mixer, Isolating):
         return mixer.forward_documents(x, cu_seqlens)
-    _say_once(mixer_name(mixer))
+    _warn_once(mixer_name(mixer))
     tokens = x.reshape(1, -1, x.shape[2])
-    outputs = [mixer(tokens[:, i:j]) for i, j in pairwise(cu_seqlens.tolist()) if i < j]
+    documents = [tokens[:, i:j] for i, j in pairwise(cu_seqlens.tolist()) if i < j]
+    outputs = [check_output(mixer, document, mixer(document)) for document in documents]
     return torch.cat(outputs, dim=1).reshape(x.shape)
 
 
 def document_numbers(cu_seqlens: Tensor, count: int) -> Tensor:
-    """[count]: the document that each token belongs to."""
+    """Return the number of the document that each of `count` tokens belongs to, from 0: cu_seqlens [n+1] -> [count]."""
     tokens = torch.arange(count, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     return torch.searchsorted(cu_seqlens, tokens, right=True) - 1
 
 
 def positions_in_documents(cu_seqlens: Tensor, tokens: Tensor) -> Tensor:
-    """Where each token stands in its own document, from 0: tokens [B,T,...] -> [B,T]. Checks cu_seqlens too."""
+    """Return where each token stands in its own document, from 0: tokens [B,T,...] -> [B,T]. Checks cu_seqlens."""
     B, T = tokens.shape[:2]
     _check(cu_seqlens, B, T, tokens.device)
     starts = cu_seqlens[document_numbers(cu_seqlens, B * T)]
@@ -41,8 +48,11 @@ def positions_in_documents(cu_seqlens: Tensor, tokens: Tensor) -> Tensor:
 
 
 def space_documents(x: Tensor, cu_seqlens: Tensor, gap: int) -> tuple[Tensor, Tensor]:
-    """Documents one behind another with `gap` tokens of zeros after each: x [B,T,D] -> [1,B*T+n*gap,D], and where each
-    of the B*T tokens stands in it. What looks back no further than the gap sees nothing of another document."""
+    """Return all documents in one row with `gap` zero tokens after each, and the place of each token in that row.
+
+    x [B,T,D], cu_seqlens [n+1] -> [1, B*T + n*gap, D] and [B*T]. An operator that looks back at most `gap` tokens then
+    sees nothing of another document.
+    """
     tokens = x.reshape(1, -1, x.shape[2])
     documents = document_numbers(cu_seqlens, tokens.shape[1])
     places = torch.arange(tokens.shape[1], device=x.device) + gap * documents
@@ -51,7 +61,7 @@ def space_documents(x: Tensor, cu_seqlens: Tensor, gap: int) -> tuple[Tensor, Te
 
 
 def _check(cu_seqlens: Tensor, B: int, T: int, device: torch.device) -> None:
-    """All but the numbers themselves where the host would have to wait for them."""
+    """Check cu_seqlens. On a GPU its numbers are not looked at: the host would have to wait for them."""
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64) or len(cu_seqlens) < 2:
         raise ValueError(
             "cu_seqlens must be whole numbers [0, ..., B*T], one axis; "
@@ -64,11 +74,11 @@ def _check(cu_seqlens: Tensor, B: int, T: int, device: torch.device) -> None:
     starts = cu_seqlens.tolist()
     if starts[0] != 0 or starts[-1] != B * T or any(i > j for i, j in pairwise(starts)):
         raise ValueError(f"cu_seqlens must rise from 0 to B*T = {B * T}; it is {starts[:4]} ... {starts[-1]}")
-    missing = set(range(0, B * T, T)) - set(starts)
+    missing = set(range(0, B * T, max(T, 1))) - set(starts)
     if missing:
         raise ValueError(f"every row begins a document, so cu_seqlens must hold {min(missing)}, where a row begins")
 
 
 @cache
-def _say_once(name: str) -> None:
+def _warn_once(name: str) -> None:
     _log.warning("mixer %r has no forward_documents: it reads documents one by one, slowly where many are short", name)

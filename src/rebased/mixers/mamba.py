@@ -7,25 +7,52 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
 from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
 
 DtInit = Literal["mamba", "paper"]
-"""How the step size dt starts: as Mamba's authors do it, or as in the paper's runs, whose init hook zeroed the bias."""
+"""How the step size dt starts: as in Mamba's own code, or as in the paper's runs, with a dt_proj bias of zero."""
 
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
 FORGET = 1e10  # a step so long that nothing is left of the state after it, in any dtype
 
 
 class MambaState(NamedTuple):
-    conv: Tensor  # [B, d_conv - 1, E]  the last inputs of the short convolution
+    """The state of Mamba, of constant size. E = expand * d_model channels."""
+
+    conv: Tensor  # [B, d_conv - 1, E]  the last inputs of the short convolution, in the dtype of x
     ssm: Tensor  # [B, E, d_state], fp32 (fp64 for fp64)
 
 
 @register_mixer("mamba")
 class Mamba(nn.Module):
-    """Widen to E = expand * D, convolve, scan, gate, project back. Every weight is named as in Mamba's own code."""
+    """Mamba: project x to E = expand * D channels, convolve, scan, gate, project back to D.
+
+    Maps x [B,T,D] to [B,T,D], never looks ahead, and takes time linear in T. Its state has a constant size. Weights
+    have the names of Mamba's own code.
+
+    Args:
+        d_model: width D of x.
+        d_state: size N of the state of each channel, 1 to 256. Default 16, Mamba's.
+        d_conv: number of taps of the short convolution, 1 to 64. Default 4, Mamba's.
+        expand: E / D, at least 1. Default 2, Mamba's.
+        dt_init: "mamba" (default): channels start with memories of 10 to 1,000 tokens. "paper": dt_proj starts with
+            weights N(0, 0.02) and a bias of zero, and all channels forget within a few tokens.
+        backend: "auto" (default): Triton kernels on a GPU, plain torch elsewhere. "triton", "chunked" (torch,
+            all tokens at once) and "reference" or "recurrent" (torch, one token after the other) choose one.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) does not work: the backward passes of its operators are written by hand.
+
+    Example:
+        >>> layer = Mamba(d_model=768)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, state = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
+    """
+
+    residual_projections: tuple[str, ...] = ("out_proj",)
 
     def __init__(
         self,
@@ -36,6 +63,8 @@ class Mamba(nn.Module):
         expand: int = 2,
         dt_init: DtInit = "mamba",
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= d_state <= 256:
@@ -46,36 +75,53 @@ class Mamba(nn.Module):
             raise ValueError(f"expand {expand} must be at least 1 (Mamba's is 2)")
         if dt_init not in get_args(DtInit):
             raise ValueError(f"dt_init {dt_init!r} is unknown; choose 'mamba' or 'paper' (its dt bias is zero)")
-        self.d_state, self.dt_rank, self.dt_init, self.backend = d_state, math.ceil(d_model / 16), dt_init, backend
+        self.d_model, self.d_state, self.d_conv, self.expand = d_model, d_state, d_conv, expand
+        self.dt_rank, self.dt_init, self.backend = math.ceil(d_model / 16), dt_init, backend
         E = expand * d_model
-        self.in_proj = nn.Linear(d_model, 2 * E, bias=False)
-        self.conv1d = nn.Conv1d(E, E, d_conv, groups=E)  # holds the taps; short_conv applies them
-        self.x_proj = nn.Linear(E, self.dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(self.dt_rank, E)
-        self.A_log = nn.Parameter(torch.arange(1, d_state + 1.0).log().repeat(E, 1))  # [E,N]
-        self.D = nn.Parameter(torch.ones(E))
-        self.out_proj = nn.Linear(E, d_model, bias=False)
+        self.in_proj = nn.Linear(d_model, 2 * E, bias=False, device=device, dtype=dtype)
+        # It holds the taps; short_conv applies them.
+        self.conv1d = nn.Conv1d(E, E, d_conv, groups=E, device=device, dtype=dtype)
+        self.x_proj = nn.Linear(E, self.dt_rank + 2 * d_state, bias=False, device=device, dtype=dtype)
+        self.dt_proj = nn.Linear(self.dt_rank, E, device=device, dtype=dtype)
+        A = torch.arange(1, d_state + 1.0, device=device, dtype=_accumulate_dtype(dtype))
+        self.A_log = nn.Parameter(A.log().repeat(E, 1).to(self.dt_proj.weight.dtype))  # [E,N]
+        self.D = nn.Parameter(torch.ones(E, device=device, dtype=dtype))
+        self.out_proj = nn.Linear(E, d_model, bias=False, device=device, dtype=dtype)
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Only dt is particular. Mamba's own start lets channels remember for 10 to 1,000 tokens; a bias of zero,
-        softplus(0) = 0.7, makes all of them forget within a few."""
+        """Set the weights of dt_proj as `dt_init` says. The model calls it after its own init.
+
+        Mamba's own start gives channels memories of 10 to 1,000 tokens. A bias of zero gives the step size
+        softplus(0) = 0.7, with which all channels forget within a few tokens.
+        """
         if self.dt_init == "paper":
             nn.init.normal_(self.dt_proj.weight, std=0.02)
             nn.init.zeros_(self.dt_proj.bias)
             return
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         low, high = (math.log(bound) for bound in DT_RANGE)
-        dt = torch.empty_like(self.dt_proj.bias).uniform_(low, high).exp().clamp(min=DT_FLOOR)
-        self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        bias = self.dt_proj.bias
+        dt = torch.empty_like(bias, dtype=_accumulate_dtype(bias.dtype)).uniform_(low, high).exp().clamp(min=DT_FLOOR)
+        bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the gated scan over time: x [B,T,D] -> [B,T,D].
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
+        check_input(self, x, self.in_proj.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Documents with a gap between them: it gives the convolution zeros to look at and the scan time to forget."""
-        u, gate = self.in_proj(x).chunk(2, dim=-1)
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
+
+        A gap follows each document. There the convolution sees zeros, and a very long step clears the scan's state.
+        """
+        check_input(self, x, self.in_proj.weight)
+        check_torch_func(self, x)
+        u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
         u = functional.silu(short_conv(u, taps, self.conv1d.bias, backend=self.backend))
@@ -89,18 +135,26 @@ class Mamba(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> MambaState:
+        """Return the state before the first token: conv [B, d_conv - 1, E] and ssm [B, E, d_state], all zeros.
+
+        `dtype` is the dtype of x; ssm is fp32 (fp64 for fp64). Device and dtype are those of the weights unless given.
+        """
         weight = self.conv1d.weight
         E, taps = weight.shape[0], weight.shape[2]
         device, dtype = device or weight.device, dtype or weight.dtype
-        sums = torch.float64 if dtype == torch.float64 else torch.float32
         return MambaState(
             conv=torch.zeros(batch, taps - 1, E, device=device, dtype=dtype),
-            ssm=torch.zeros(batch, E, self.d_state, device=device, dtype=sums),
+            ssm=torch.zeros(batch, E, self.d_state, device=device, dtype=_accumulate_dtype(dtype)),
         )
 
     def extend(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
+        """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
+        check_input(self, x, self.in_proj.weight)
+        check_torch_func(self, x)
         if not isinstance(state, MambaState):
             raise ValueError(f"the state must be a MambaState (init_state makes one); got {type(state).__name__}")
+        if x.numel() == 0:
+            return empty_output(self, x), state
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, conv = short_conv_extend(u, taps, self.conv1d.bias, state.conv, backend=self.backend)
@@ -110,10 +164,21 @@ class Mamba(nn.Module):
         return self.out_proj(y * functional.silu(gate)), MambaState(conv, ssm)
 
     def state_size(self, seq_len: int) -> int:
-        E, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return E * (taps - 1 + self.d_state)
+        """Return how many numbers the state of one sequence holds: E (d_conv - 1 + d_state), whatever seq_len is."""
+        return self.expand * self.d_model * (self.d_conv - 1 + self.d_state)
+
+    def extra_repr(self) -> str:
+        return (
+            f"d_model={self.d_model}, d_state={self.d_state}, d_conv={self.d_conv}, expand={self.expand}, "
+            f"dt_init={self.dt_init!r}, backend={self.backend!r}"
+        )
 
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The step size dt [B,T,E] and the projections B, C [B,T,N] of each token."""
+        """Return the step size dt [B,T,E] and the projections B, C [B,T,N] of each token, from u [B,T,E]."""
         dt, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
         return functional.softplus(self.dt_proj(dt)), B, C
+
+
+def _accumulate_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of sums and of computed initial weights: fp32 (fp64 for fp64); None is torch's default dtype."""
+    return torch.float64 if (dtype or torch.get_default_dtype()) == torch.float64 else torch.float32

@@ -1,11 +1,13 @@
-"""ReBased and Based: linear attention whose similarity is a parabola of q . k."""
+"""ReBased and Based: linear attention whose similarity is a second-degree polynomial of q . k."""
 
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.context_parallel import GatherEarlier
+from rebased.mixers.contract import register_mixer
 from rebased.ops import (
     BASED,
     REBASED,
@@ -21,38 +23,70 @@ from rebased.ops import (
 )
 
 QKTransform = Literal["none", "norm", "scale", "affine", "norm_affine"]
-"""What happens to q and k before the squared kernel, the rows of the paper's Table 1 in their order:
-x^2, norm(x)^2, (gamma x)^2, (gamma x + beta)^2 and ReBased itself, (gamma norm(x) + beta)^2."""
+"""What happens to q and k before the squared kernel: the rows of the paper's Table 1, in their order.
+x^2, norm(x)^2, (gamma x)^2, (gamma x + beta)^2, and ReBased itself: (gamma norm(x) + beta)^2."""
 
 
 class AffineNorm(nn.Module):
-    """LayerNorm with each of its three parts optional; the answer has x's dtype, under autocast too."""
+    """LayerNorm over the last axis in which normalisation, scale and shift are each optional.
 
-    def __init__(self, width: int, transform: QKTransform, eps: float = 1e-5) -> None:
+    `transform` says which of them are there (QKTransform). The output has the dtype of the input, under autocast too.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        transform: QKTransform,
+        eps: float = 1e-5,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self.transform, self.eps = transform, eps
         self.normalise = transform in ("norm", "norm_affine")
-        self.eps = eps
         has_scale, has_shift = transform in ("scale", "affine", "norm_affine"), transform in ("affine", "norm_affine")
-        self.weight = nn.Parameter(torch.ones(width)) if has_scale else None
-        self.bias = nn.Parameter(torch.zeros(width)) if has_shift else None
+        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype)) if has_scale else None
+        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype)) if has_shift else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the transformed x: [..., width] -> [..., width]."""
         if self.normalise:
             return layer_norm(x, self.weight, self.bias, self.eps)
         if self.weight is not None:
             x = x * self.weight.to(x.dtype)
         return x if self.bias is None else x + self.bias.to(x.dtype)
 
+    def extra_repr(self) -> str:
+        return f"{self.transform!r}, eps={self.eps}"
+
 
 class PolynomialAttention(nn.Module):
-    """What ReBased and Based share: projections without biases around one operator, `poly_attention`."""
+    """Base class of ReBased and Based: four projections without biases around one operator, `poly_attention`.
+
+    A subclass sets `coefficients` (c0, c1, c2): the similarity of a query and a key is c0 + c1 s + c2 s^2,
+    s = q . k / sqrt(key_width). The weights are proj_q, proj_k [H*K, D], proj_v [H*V, D] and proj_o [D, H*V].
+    """
 
     coefficients: Coefficients
+    residual_projections: tuple[
+        str, ...
+    ] = ()  # proj_o starts at N(0, 0.02) like the other projections, as in the paper's runs
 
     def __init__(
-        self, d_model: int, n_heads: int, key_width: int, value_width: int | None, eps: float, backend: Backend
+        self,
+        d_model: int,
+        n_heads: int,
+        key_width: int,
+        value_width: int | None,
+        eps: float,
+        backend: Backend,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if n_heads < 1:
+            raise ValueError(f"n_heads {n_heads} must be at least 1 (at d_model {d_model})")
         if value_width is None:
             if d_model % n_heads:
                 raise ValueError(
@@ -60,24 +94,27 @@ class PolynomialAttention(nn.Module):
                     f"(the paper's presets use the floor, {d_model // n_heads}, and lose {d_model % n_heads} features)"
                 )
             value_width = d_model // n_heads
-        if min(n_heads, key_width, value_width) < 1:
+        if min(key_width, value_width) < 1:
             raise ValueError(
-                f"n_heads {n_heads}, key_width {key_width} and value_width {value_width} must all be at least 1 "
-                f"(at d_model {d_model})"
+                f"key_width {key_width} and value_width {value_width} must be at least 1 "
+                f"(at n_heads {n_heads}, d_model {d_model})"
             )
-        self.n_heads, self.key_width, self.value_width = n_heads, key_width, value_width
+        self.d_model, self.n_heads, self.key_width, self.value_width = d_model, n_heads, key_width, value_width
         self.eps, self.backend = eps, backend
-        self.proj_q = nn.Linear(d_model, n_heads * key_width, bias=False)
-        self.proj_k = nn.Linear(d_model, n_heads * key_width, bias=False)
-        self.proj_v = nn.Linear(d_model, n_heads * value_width, bias=False)
-        self.proj_o = nn.Linear(n_heads * value_width, d_model, bias=False)
+        keys, values = n_heads * key_width, n_heads * value_width
+        self.proj_q = nn.Linear(d_model, keys, bias=False, device=device, dtype=dtype)
+        self.proj_k = nn.Linear(d_model, keys, bias=False, device=device, dtype=dtype)
+        self.proj_v = nn.Linear(d_model, values, bias=False, device=device, dtype=dtype)
+        self.proj_o = nn.Linear(values, d_model, bias=False, device=device, dtype=dtype)
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """What happens to q, k [B,T,H*K] before the kernel: nothing, unless a subclass says otherwise."""
+        """Return q, k [B,T,H*K] as the kernel needs them. Here they stay as they are; ReBased overrides it."""
         return q, k
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The q, k [B,T,H,K] and v [B,T,H,V] that the kernel meets."""
+        """Return the q, k [B,T,H,K] and v [B,T,H,V] that the operator is called with, from x [B,T,D]."""
+        check_input(self, x, self.proj_q.weight)
+        check_torch_func(self, x, self.backend)
         v = self.proj_v(x)
         q, k = self.transform(self.proj_q(x), self.proj_k(x))
         return (
@@ -87,21 +124,35 @@ class PolynomialAttention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return causal attention over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
         q, k, v = self.project(x)
+        if x.numel() == 0:
+            return empty_output(self, x)
         o = poly_attention(q, k, v, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return forward() of each packed document by itself: x [B,T,D] -> [B,T,D] (mixers/documents.py).
+
+        cu_seqlens [n+1], int32 or int64, says where documents begin in the B*T tokens; its last number is B*T.
+        """
         q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
         o = poly_attention(
             q, k, v, coefficients=self.coefficients, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
         )
         return self.proj_o(o.flatten(-2)).view_as(x)
 
-    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
+        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).
+
+        Each rank sends one state of constant size, however long the sequence is.
+        """
         q, k, v = self.project(x)
         kv, z = poly_state(k, v, coefficients=self.coefficients)
-        before = earlier(torch.cat([kv, z.unsqueeze(-1)], dim=-1)).sum(0)  # [B,H,F,V+1]: one message, not two
+        before = gather_earlier(torch.cat([kv, z.unsqueeze(-1)], dim=-1)).sum(0)  # [B,H,F,V+1]: one message, not two
         state = PolyState(kv=before[..., :-1].contiguous(), z=before[..., -1].contiguous())
         o, _ = poly_attention_extend(q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
         return self.proj_o(o.flatten(-2))
@@ -109,6 +160,11 @@ class PolynomialAttention(nn.Module):
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> PolyState:
+        """Return the state before the first token: PolyState(kv [B,H,F,V], z [B,H,F]), all zeros.
+
+        F is the number of features of a key: K (K + 1) / 2 for ReBased, 1 + K + K (K + 1) / 2 for Based. `dtype` is
+        the dtype of x; the state is fp32 (fp64 for fp64). Device and dtype are those of the weights unless given.
+        """
         return init_poly_state(
             batch,
             self.n_heads,
@@ -120,22 +176,59 @@ class PolynomialAttention(nn.Module):
         )
 
     def extend(self, x: Tensor, state: PolyState) -> tuple[Tensor, PolyState]:
+        """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen.
+
+        Prefill is one call with many tokens, decoding one call per token (T = 1). The given state is not changed.
+        """
         q, k, v = self.project(x)
+        if x.numel() == 0:
+            return empty_output(self, x), state
         o, state = poly_attention_extend(
             q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend
         )
         return self.proj_o(o.flatten(-2)), state
 
     def state_size(self, seq_len: int) -> int:
+        """Return how many numbers the state of one sequence holds: H F (V + 1), whatever seq_len is."""
         return self.n_heads * feature_count(self.key_width, self.coefficients) * (self.value_width + 1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"d_model={self.d_model}, n_heads={self.n_heads}, key_width={self.key_width}, "
+            f"value_width={self.value_width}, eps={self.eps}, backend={self.backend!r}"
+        )
 
 
 @register_mixer("rebased")
 class ReBased(PolynomialAttention):
-    """(q . k)^2 with learnt, normalised q and k.
+    """ReBased linear attention (arXiv 2402.10644): similarity (q . k)^2 with learnt, normalised q and k.
 
-    `norm_axis="joint"` is the paper's: one LayerNorm over all heads' features for q and one for k. "per_head" shares
-    one gamma and beta of a head's width among q, k and all heads, as other public code does.
+    Maps x [B,T,D] to [B,T,D], never looks ahead, and takes time and memory linear in T. Its state for generation has a
+    constant size. D is d_model, H n_heads, K key_width, V value_width.
+
+    Args:
+        d_model: width D of x.
+        n_heads: number of heads H. Default 12, the paper's. Without `value_width` it must divide d_model.
+        key_width: width K of each head's queries and keys. Default 16, the paper's.
+        value_width: width V of each head's values. Default d_model / n_heads.
+        qk_transform: what happens to q and k before the kernel: "none", "norm", "scale" (gamma), "affine" (gamma and
+            beta) or "norm_affine" (LayerNorm with gamma and beta). Default "norm_affine", which is ReBased; the others
+            are the ablations of the paper's Table 1.
+        norm_axis: "joint" (default, the paper's): one LayerNorm over the H*K features of all heads for q, one for k.
+            "per_head": one gamma and beta of width K, shared by q, k and all heads, as in other public code.
+        eps: added to the sum of similarities that divides each output. Default 1e-12.
+        backend: "auto" (default): Triton kernels on a GPU, chunked torch elsewhere. "triton", "chunked", "recurrent"
+            or "reference" (the equation, quadratic in T) choose one.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+
+    Example:
+        >>> layer = ReBased(d_model=768, n_heads=12, key_width=16)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> state = layer.init_state(batch=2)
+        >>> y, state = layer.extend(torch.randn(2, 1000, 768), state)        # prefill
+        >>> y, state = layer.extend(torch.randn(2, 1, 768), state)           # decode one token
     """
 
     coefficients = REBASED
@@ -151,26 +244,54 @@ class ReBased(PolynomialAttention):
         norm_axis: Literal["joint", "per_head"] = "joint",
         eps: float = 1e-12,
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, key_width, value_width, eps, backend)
+        super().__init__(d_model, n_heads, key_width, value_width, eps, backend, device, dtype)
         if qk_transform not in get_args(QKTransform):
             raise ValueError(f"qk_transform {qk_transform!r} is unknown; choose one of {get_args(QKTransform)}")
         if norm_axis not in ("joint", "per_head"):
             raise ValueError(f"norm_axis {norm_axis!r} is unknown; choose 'joint' (the paper's) or 'per_head'")
-        self.norm_axis = norm_axis
-        self.ln_q = AffineNorm(n_heads * key_width if norm_axis == "joint" else key_width, qk_transform)
-        self.ln_k = AffineNorm(n_heads * key_width, qk_transform) if norm_axis == "joint" else self.ln_q
+        self.qk_transform, self.norm_axis = qk_transform, norm_axis
+        width = n_heads * key_width if norm_axis == "joint" else key_width
+        self.ln_q = AffineNorm(width, qk_transform, device=device, dtype=dtype)
+        self.ln_k = AffineNorm(width, qk_transform, device=device, dtype=dtype) if norm_axis == "joint" else self.ln_q
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q and k [B,T,H*K], each after its transform (`qk_transform`, `norm_axis`)."""
         if self.norm_axis == "joint":
             return self.ln_q(q), self.ln_k(k)
         heads = (self.n_heads, self.key_width)
         return self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}"
+
 
 @register_mixer("based")
 class Based(PolynomialAttention):
-    """1 + s + s^2/2, the Taylor series of exp(s) that ReBased revisits."""
+    """Based linear attention: similarity 1 + s + s^2 / 2, the Taylor series of exp(s), s = q . k / sqrt(K).
+
+    Maps x [B,T,D] to [B,T,D], never looks ahead, and takes time and memory linear in T. Its state for generation has a
+    constant size. D is d_model, H n_heads, K key_width, V value_width.
+
+    Args:
+        d_model: width D of x.
+        n_heads: number of heads H. Default 12. Without `value_width` it must divide d_model.
+        key_width: width K of each head's queries and keys. Default 16.
+        value_width: width V of each head's values. Default d_model / n_heads.
+        eps: added to the sum of similarities that divides each output. Default 1e-12.
+        backend: "auto" (default): Triton kernels on a GPU, chunked torch elsewhere. "triton", "chunked", "recurrent"
+            or "reference" (the equation, quadratic in T) choose one.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+
+    Example:
+        >>> layer = Based(d_model=768)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, state = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
+    """
 
     coefficients = BASED
 
@@ -183,5 +304,7 @@ class Based(PolynomialAttention):
         value_width: int | None = None,
         eps: float = 1e-12,
         backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, key_width, value_width, eps, backend)
+        super().__init__(d_model, n_heads, key_width, value_width, eps, backend, device, dtype)

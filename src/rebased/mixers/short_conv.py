@@ -1,49 +1,99 @@
-"""The gated short convolution that stands in the first layer of every hybrid."""
+"""The gated short convolution: the first layer of the paper's hybrid models."""
 
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.checks import check_input, check_torch_func
+from rebased.mixers.context_parallel import GatherEarlier, tokens_before
+from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
-from rebased.mixers.parts import tokens_before
 from rebased.ops import short_conv, short_conv_extend
 
 
 @register_mixer("short_conv")
 class ShortConv(nn.Module):
-    """y = conv(u) * (P u + b) + u: a depth-wise causal convolution of a few taps, gated, with a skip."""
+    """Gated short convolution with a skip: y = conv(x) * (P x + b) + x, conv depth-wise and causal with a few taps.
 
-    def __init__(self, d_model: int, *, width: int = 3) -> None:
+    Maps x [B,T,D] to [B,T,D] and never looks ahead: a token sees itself and the width - 1 tokens before it.
+
+    Args:
+        d_model: width D of x.
+        width: number of taps, at least 1. Default 3.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) does not work: the backward pass of the convolution is written by hand. torch.compile
+    works with fullgraph=True.
+
+    Example:
+        >>> layer = ShortConv(d_model=768)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, state = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
+    """
+
+    residual_projections: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        width: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if width < 1:
             raise ValueError(f"width {width} of the short convolution must be at least 1")
-        self.projection = nn.Linear(d_model, d_model)
-        self.conv = nn.Conv1d(d_model, d_model, width, groups=d_model)  # holds the taps; short_conv applies them
+        self.d_model, self.width = d_model, width
+        self.projection = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+        # It holds the taps; short_conv applies them.
+        self.conv = nn.Conv1d(d_model, d_model, width, groups=d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the gated convolution over time: x [B,T,D] -> [B,T,D].
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
+        self._check(x)
         return self._gate(short_conv(x, self.conv.weight.squeeze(1), self.conv.bias), x)
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        spaced, places = space_documents(x, cu_seqlens, gap=self.conv.weight.shape[2] - 1)
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
+        self._check(x)
+        spaced, places = space_documents(x, cu_seqlens, gap=self.width - 1)
         y = short_conv(spaced, self.conv.weight.squeeze(1), self.conv.bias).index_select(1, places)
         return self._gate(y.view_as(x), x)
 
-    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
-        state = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
-        seen = torch.cat([state, tokens_before(x, earlier, count=state.shape[1])], dim=1)
-        return self.extend(x, seen[:, seen.shape[1] - state.shape[1] :])[0]
+    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
+        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
+        zeros = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
+        seen = torch.cat([zeros, tokens_before(x, gather_earlier, count=self.width - 1)], dim=1)
+        return self.extend(x, seen[:, seen.shape[1] - zeros.shape[1] :])[0]
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the state before the first token, the last width - 1 inputs: zeros [B, width - 1, D].
+
+        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
+        """
         weight = self.conv.weight
-        taps, d_model = weight.shape[2], weight.shape[0]
-        return torch.zeros(batch, taps - 1, d_model, device=device or weight.device, dtype=dtype or weight.dtype)
+        shape = (batch, self.width - 1, self.d_model)
+        return torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
 
     def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
+        self._check(x)
         y, state = short_conv_extend(x, self.conv.weight.squeeze(1), self.conv.bias, state)
         return self._gate(y, x), state
 
     def state_size(self, seq_len: int) -> int:
-        return (self.conv.weight.shape[2] - 1) * self.conv.weight.shape[0]
+        """Return how many numbers the state of one sequence holds: (width - 1) D, whatever seq_len is."""
+        return (self.width - 1) * self.d_model
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, width={self.width}"
+
+    def _check(self, x: Tensor) -> None:
+        check_input(self, x, self.projection.weight)
+        check_torch_func(self, x)
 
     def _gate(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.addcmul(x, y, self.projection(x))  # one pass over memory, not two

@@ -1,4 +1,4 @@
-"""Sliding-window attention: softmax over the last few tokens. Linear in T; its state stops growing at the window."""
+"""Sliding-window attention: softmax over the last few tokens. Time is linear in T; the state has at most one window."""
 
 from typing import NamedTuple
 
@@ -6,23 +6,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.contract import Earlier, register_mixer
+from rebased.mixers.checks import check_input
+from rebased.mixers.context_parallel import GatherEarlier, tokens_before
+from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
-from rebased.mixers.parts import tokens_before
 
 ROTARY_BASE = 10_000.0
 
 
 class WindowCache(NamedTuple):
-    """Keys before rotation: only distances matter, so the window's own count of positions will do."""
+    """The state of SlidingWindow: keys and values of the last s <= window - 1 tokens, in the dtype of x.
 
-    k: Tensor  # [B, s, H, W]  the last s <= window - 1 tokens
+    Keys are stored before rotation. Rotary attention depends on distances only, so positions may count from the first
+    token of the cache.
+    """
+
+    k: Tensor  # [B, s, H, W]
     v: Tensor  # [B, s, H, W]
 
 
 @register_mixer("sliding_window")
 class SlidingWindow(nn.Module):
-    """Causal softmax attention in which a token sees itself and the window - 1 before it."""
+    """Causal multi-head softmax attention in which a token sees itself and the window - 1 tokens before it.
+
+    Maps x [B,T,D] to [B,T,D]. Time is linear in T; the state is a KV cache of at most window - 1 tokens.
+    W = d_model / n_heads.
+
+    Args:
+        d_model: width D of x.
+        window: how many tokens each token sees, itself included; at least 1. Default 64.
+        n_heads: number of heads H; must divide d_model. Default 1.
+        rotary: whether q and k are rotated by their positions (needs an even W). Default False.
+        qkv_bias: whether the projection to q, k and v has a bias. Default True.
+        dropout: probability with which attention weights are dropped in training, in [0, 1). Default 0.1.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    torch.func (vmap, grad, ...) works.
+
+    Example:
+        >>> layer = SlidingWindow(d_model=768, window=128, n_heads=12)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
+    """
+
+    residual_projections: tuple[str, ...] = ("out_proj",)
 
     def __init__(
         self,
@@ -33,6 +60,8 @@ class SlidingWindow(nn.Module):
         rotary: bool = False,
         qkv_bias: bool = True,
         dropout: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if window < 1:
@@ -40,54 +69,76 @@ class SlidingWindow(nn.Module):
         if n_heads < 1 or d_model % n_heads:
             raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
         if rotary and d_model // n_heads % 2:
-            raise ValueError(f"rotary turns pairs of features; a head of {d_model // n_heads} is odd: change n_heads")
+            raise ValueError(f"rotary rotates pairs of features; a head of {d_model // n_heads} is odd: change n_heads")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout} is not a probability below 1")
-        self.window, self.n_heads, self.rotary, self.dropout = window, n_heads, rotary, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.d_model, self.n_heads, self.window = d_model, n_heads, window
+        self.rotary, self.dropout = rotary, dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return causal attention within the window: x [B,T,D] -> [B,T,D].
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
+        check_input(self, x, self.qkv.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[:2])  # [B,T]
         return self._attend_after(*self._project(x), documents)
 
-    def forward_part(self, x: Tensor, earlier: Earlier) -> Tensor:
+    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
+        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
         q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), earlier, count=self.window - 1)  # [B,s,H,2W]
+        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=self.window - 1)  # [B,s,H,2W]
         past_k, past_v = past.chunk(2, dim=-1)
         return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> WindowCache:
+        """Return the empty cache before the first token: k and v [B,0,H,W].
+
+        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
+        """
         weight = self.out_proj.weight
-        shape = (batch, 0, self.n_heads, weight.shape[0] // self.n_heads)
+        shape = (batch, 0, self.n_heads, self.d_model // self.n_heads)
         empty = torch.empty(shape, device=device or weight.device, dtype=dtype or weight.dtype)
         return WindowCache(empty, empty)
 
     def extend(self, x: Tensor, state: WindowCache) -> tuple[Tensor, WindowCache]:
+        """Return (y [B,T,D], cache after x): forward() of tokens x [B,T,D] that follow those the cache has seen."""
         q, k, v = self._project(x)
         self._check_state(state, k)
         k, v = torch.cat([state.k.to(k.dtype), k], dim=1), torch.cat([state.v.to(v.dtype), v], dim=1)
-        kept = min(k.shape[1], self.window - 1)
-        after = WindowCache(k[:, k.shape[1] - kept :], v[:, v.shape[1] - kept :])
+        first = max(0, k.shape[1] - (self.window - 1))  # the first token that later ones may see
+        after = WindowCache(k[:, first:], v[:, first:])
         return self._attend_after(q, k, v), after
 
     def state_size(self, seq_len: int) -> int:
-        return 2 * min(seq_len, self.window - 1) * self.out_proj.weight.shape[0]
+        """Return how many numbers the cache of one sequence holds: 2 min(seq_len, window - 1) D."""
+        return 2 * min(seq_len, self.window - 1) * self.d_model
+
+    def extra_repr(self) -> str:
+        bias = self.qkv.bias is not None
+        return (
+            f"d_model={self.d_model}, n_heads={self.n_heads}, window={self.window}, rotary={self.rotary}, "
+            f"qkv_bias={bias}, dropout={self.dropout}"
+        )
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        check_input(self, x, self.qkv.weight)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
         return q, k, v
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        """The queries are the last of the tokens whose keys are given."""
+        """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         if self.rotary:
             angles = rotary_angles(k.shape[1], k.shape[3], k.device)
-            q, k = rotate(q, angles[-q.shape[1] :]), rotate(k, angles)
+            q, k = rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
         o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0, documents)
         return self.out_proj(o.flatten(-2))
 
@@ -97,7 +148,7 @@ class SlidingWindow(nn.Module):
         B, s, *head = state.k.shape
         if k.shape[0] != B or head != list(k.shape[2:]) or s >= self.window:
             raise ValueError(
-                f"this state is of another shape: {list(state.k.shape)}; these inputs need "
+                f"this state is of another shape: {list(state.k.shape)}; x needs "
                 f"{[k.shape[0], f'at most {self.window - 1}', *k.shape[2:]]}"
             )
 
@@ -105,55 +156,59 @@ class SlidingWindow(nn.Module):
 def local_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float = 0.0, documents: Tensor | None = None
 ) -> Tensor:
-    """q [B,T,H,W] against k, v [B,P+T,H,W], the P < window first of them past; o [B,T,H,W].
+    """Return softmax attention within the window, o [B,T,H,W], of q [B,T,H,W] and k, v [B,P+T,H,W].
 
-    `documents` [B,T] is the number of each token's document, where tokens see those of their own alone (and P = 0).
+    The first P < window keys and values are past tokens. `documents` [B,T] numbers the document of each token; tokens
+    then see their own document only (and P = 0).
 
-    In blocks of L >= window queries, each with its own L keys and the L before: T x 2L scores instead of T x T.
+    Queries go in chunks of L >= window, each with its own L keys and the L keys before: T x 2L scores, not T x T.
     """
     B, T, H, W = q.shape
     past, L = k.shape[1] - T, min(max(window, 32), T)
-    if window > L:  # one block, and a past that may be longer than it
+    if window > L:  # one chunk, and a past that may be longer than it
         mask = _band(T, past + T, past, window, q.device)
         if documents is not None:
             mask = mask & (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1)  # [B,1,T,T]
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
-    blocks = -(-T // L)
-    tail, front = blocks * L - T, L - past
-    q = _blocks(functional.pad(q, (0, 0, 0, 0, 0, tail)), L)
-    k, v = (_blocks(functional.pad(each, (0, 0, 0, 0, front, tail)), L) for each in (k, v))
-    k, v = (torch.cat([each[:-1], each[1:]], dim=2) for each in (k, v))  # each block behind the one before it
-    mask = _band(L, 2 * L, L, window, q.device).repeat(blocks, 1, 1, 1)
-    mask[0, :, :, :front] = False  # before the first token there is nothing
+    chunks = -(-T // L)
+    tail, front = chunks * L - T, L - past
+    q = _chunks(functional.pad(q, (0, 0, 0, 0, 0, tail)), L)
+    k, v = (_chunks(functional.pad(each, (0, 0, 0, 0, front, tail)), L) for each in (k, v))
+    k, v = (torch.cat([each[:-1], each[1:]], dim=2) for each in (k, v))  # [n,BH,2L,W]: each chunk after the one before
+    mask = _band(L, 2 * L, L, window, q.device).repeat(chunks, 1, 1, 1)
+    mask[0, :, :, :front] = False  # padding before the first token
     if documents is not None:
-        own = functional.pad(documents, (front, tail), value=-1).view(B, -1, L).transpose(0, 1)  # [n+1,B,L]
-        same = own[1:].unsqueeze(3) == torch.cat([own[:-1], own[1:]], dim=2).unsqueeze(2)  # [n,B,L,2L]
+        numbers = functional.pad(documents, (front, tail), value=-1).view(B, -1, L).transpose(0, 1)  # [n+1,B,L]
+        same = numbers[1:].unsqueeze(3) == torch.cat([numbers[:-1], numbers[1:]], dim=2).unsqueeze(2)  # [n,B,L,2L]
         mask = mask & same.repeat_interleave(H, dim=1)
     o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-    return o.reshape(blocks, B, H, L, W).permute(1, 0, 3, 2, 4).reshape(B, blocks * L, H, W)[:, :T]
+    return o.reshape(chunks, B, H, L, W).permute(1, 0, 3, 2, 4).reshape(B, chunks * L, H, W)[:, :T]
 
 
-def _blocks(x: Tensor, L: int) -> Tensor:
-    """[B,nL,H,W] -> [n,BH,L,W]: blocks first, so that one mask a block serves every sequence and head."""
+def _chunks(x: Tensor, L: int) -> Tensor:
+    """Return x [B,nL,H,W] as n chunks [n,BH,L,W]. Chunks come first: one mask per chunk serves all rows and heads."""
     B, _, H, W = x.shape
     return x.reshape(B, -1, L, H, W).permute(1, 0, 3, 2, 4).reshape(-1, B * H, L, W)
 
 
 def _band(T: int, S: int, past: int, window: int, device: torch.device) -> Tensor:
-    """Which of S keys each of T queries sees, the first query standing at key number `past`."""
+    """Return which of S keys each of T queries sees, bool [T,S]. The first query stands at key number `past`."""
     distance = torch.arange(past, past + T, device=device).unsqueeze(1) - torch.arange(S, device=device)
     return (distance >= 0) & (distance < window)
 
 
 def rotary_angles(length: int, width: int, device: torch.device) -> Tensor:
-    """[length, width/2] in fp64: at position 65,536 fp32 would be off by 4e-3 of a radian."""
+    """Return the rotary angles of each position, [length, width/2] in fp64.
+
+    In fp32 they would be wrong by 4e-3 radians at position 65,536.
+    """
     rates = ROTARY_BASE ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
     return torch.arange(length, device=device, dtype=torch.float64).unsqueeze(1) * rates
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i+W/2}) by its position's angle: x [B,T,H,W], angles [T,W/2]."""
+    """Return x [B,T,H,W] with each pair (x_i, x_{i+W/2}) rotated by the angle of its position, angles [T,W/2]."""
     cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)

@@ -1,7 +1,8 @@
-"""The language model and the paper's shapes of it."""
+"""The language model, its config, and the presets of the paper."""
 
+from rebased.models.causality import check_causality
 from rebased.models.config import LMConfig, MixerConfig
-from rebased.models.language_model import IGNORE, LanguageModel, LMState, Part
+from rebased.models.language_model import IGNORE, LanguageModel, LMState, Shard
 from rebased.models.presets import preset, preset_names
 from rebased.models.shapes import shape_of
 
@@ -11,7 +12,8 @@ __all__ = [
     "LMState",
     "LanguageModel",
     "MixerConfig",
-    "Part",
+    "Shard",
+    "check_causality",
     "preset",
     "preset_names",
     "shape_of",

@@ -1,63 +1,122 @@
-"""One layer: a mixer over time, then an MLP over features, each behind a norm and around a residual."""
+"""One layer of the model: a mixer over time, then an MLP over features, each with a norm before it and a residual."""
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from rebased.mixers import CONTEXT, Earlier, forward_documents, mixer_class
+from rebased.mixers import (
+    CONTEXT,
+    GatherEarlier,
+    check_extended,
+    check_output,
+    forward_documents,
+    mixer_class,
+)
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm, RMSNorm, product_dtype
 
 
 class MLP(nn.Module):
-    def __init__(self, d_model: int, hidden: int) -> None:
+    """Two linear layers with a GELU between them: [..., D] -> [..., D], with `hidden` features inside."""
+
+    residual_projections = ("fc2",)
+
+    def __init__(
+        self,
+        d_model: int,
+        hidden: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(d_model, hidden)
-        self.fc2 = nn.Linear(hidden, d_model)
+        self.fc1 = nn.Linear(d_model, hidden, device=device, dtype=dtype)
+        self.fc2 = nn.Linear(hidden, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return fc2(gelu(fc1(x))): [..., D] -> [..., D]."""
         return self.fc2(nn.functional.gelu(self.fc1(x)))
 
 
-def build_mixer(config: LMConfig, layer: int) -> nn.Module:
+def build_mixer(
+    config: LMConfig,
+    layer: int,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Return the mixer of this layer (from 0), with weights on `device` in `dtype` (torch's defaults unless given).
+
+    A mixer without the arguments `device` and `dtype` is built under `torch.device(device)`, then converted.
+    """
     spec = config.mixer_of(layer)
     cls = mixer_class(spec.name)
-    context = dict(zip(CONTEXT, (config.d_model, layer, config.n_layers, config.max_len), strict=True))
     wanted = inspect.signature(cls).parameters
-    return cls(**{key: value for key, value in context.items() if key in wanted}, **spec.arguments())
+    context = dict(zip(CONTEXT, (config.d_model, layer, config.n_layers, config.max_len), strict=True))
+    factory: dict[str, Any] = {key: value for key, value in (("device", device), ("dtype", dtype)) if value is not None}
+    supplied = {key: value for key, value in (context | factory).items() if key in wanted}
+    untaken = {key: value for key, value in factory.items() if key not in wanted}
+    with torch.device(untaken["device"]) if "device" in untaken else nullcontext():
+        mixer = cls(**supplied, **spec.arguments())
+    return mixer.to(**untaken) if untaken else mixer
 
 
 class Block(nn.Module):
-    """u = x + Mixer(LN1(x)),  x' = u + MLP(LN2(u)). Without an MLP the second line is u + LN2(u), as in the paper's
-    MQAR models: the MLP is replaced by the identity, the norm and the residual stay. Mamba's block is the first line
-    alone, with an RMSNorm."""
+    """One layer: u = x + Mixer(norm1(x)), then x' = u + MLP(norm2(u)).
+
+    Without an MLP (mlp_ratio 0) the second line is u + norm2(u), as in the paper's MQAR models: the identity replaces
+    the MLP; norm and residual stay. Mamba's block (config.block "mamba") is the first line only, with an RMSNorm.
+
+    Args:
+        config: the model's config.
+        layer: number of this layer, from 0. It chooses the mixer (config.mixer_of).
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+    """
 
     mixer: Any  # a torch module under the mixer contract
     norm2: LayerNorm | None
     mlp: nn.Module
 
-    def __init__(self, config: LMConfig, layer: int) -> None:
+    def __init__(
+        self,
+        config: LMConfig,
+        layer: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         D, is_mamba = config.d_model, config.block == "mamba"
-        self.norm1 = RMSNorm(D, eps=1e-5) if is_mamba else LayerNorm(D)
-        self.mixer = build_mixer(config, layer)
-        self.norm2 = None if is_mamba else LayerNorm(D)
-        self.mlp = MLP(D, config.mlp_ratio * D) if config.mlp_ratio else nn.Identity()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.norm1 = RMSNorm(D, eps=1e-5, **factory) if is_mamba else LayerNorm(D, **factory)
+        self.mixer = build_mixer(config, layer, **factory)
+        self.norm2 = None if is_mamba else LayerNorm(D, **factory)
+        self.mlp = MLP(D, config.mlp_ratio * D, **factory) if config.mlp_ratio else nn.Identity()
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
-        return self.feed(self.mix(x, cu_seqlens, earlier))
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor | None = None, gather_earlier: GatherEarlier | None = None
+    ) -> Tensor:
+        """Return the layer's output: x [B,T,D] -> [B,T,D]. Arguments as in `mix`."""
+        return self.feed(self.mix(x, cu_seqlens, gather_earlier))
 
-    def mix(self, x: Tensor, cu_seqlens: Tensor | None = None, earlier: Earlier | None = None) -> Tensor:
-        """u, the first line: the only place where positions meet. With `cu_seqlens` documents do not see each other
-        (mixers/documents.py); with `earlier` x is a part of a sequence that processes share (mixers/contract.py)."""
+    def mix(self, x: Tensor, cu_seqlens: Tensor | None = None, gather_earlier: GatherEarlier | None = None) -> Tensor:
+        """Return u = x + Mixer(norm1(x)), [B,T,D] -> [B,T,D]: the only place where positions meet.
+
+        With `cu_seqlens` [n+1] packed documents do not see each other (mixers/documents.py). With `gather_earlier` x is
+        this rank's shard of a sequence (mixers/context_parallel.py).
+        """
         y = self.norm1(x, dtype=product_dtype(x))
-        if earlier is not None:
-            return x + self.mixer.forward_part(y, earlier)
-        return x + (self.mixer(y) if cu_seqlens is None else forward_documents(self.mixer, y, cu_seqlens))
+        if gather_earlier is not None:
+            return x + check_output(self.mixer, y, self.mixer.forward_shard(y, gather_earlier), "forward_shard")
+        if cu_seqlens is not None:
+            return x + check_output(self.mixer, y, forward_documents(self.mixer, y, cu_seqlens), "forward_documents")
+        return x + check_output(self.mixer, y, self.mixer(y))
 
     def feed(self, u: Tensor) -> Tensor:
-        """x', the second line, each position [..., D] by itself."""
+        """Return x' = u + MLP(norm2(u)), [..., D] -> [..., D], each position by itself."""
         if self.norm2 is None:
             return u
         if isinstance(self.mlp, nn.Identity):
@@ -65,5 +124,7 @@ class Block(nn.Module):
         return u + self.mlp(self.norm2(u, dtype=product_dtype(u)))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        y, state = self.mixer.extend(self.norm1(x), state)
+        """Return (x' [B,T,D], state after x) for tokens x [B,T,D] that follow those the mixer's state has seen."""
+        x1 = self.norm1(x)
+        y, state = check_extended(self.mixer, x1, self.mixer.extend(x1, state))
         return self.feed(x + y), state

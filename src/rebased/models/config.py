@@ -1,4 +1,4 @@
-"""The shape of a language model as data."""
+"""The config of a language model: everything that decides its parameters and what it computes."""
 
 import inspect
 from functools import cache
@@ -8,29 +8,36 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model
 from torch import nn
 
 from rebased.config import Config, check_added_later
-from rebased.mixers import CONTEXT, mixer_class
+from rebased.mixers import CONTEXT, FACTORY, mixer_class
 
 
 class MixerConfig(Config):
-    """A mixer's name and the arguments of its constructor. The fields of each mixer's own schema are read off its
-    signature by `mixer_schema`, so a new mixer needs no config class."""
+    """A mixer's name and the arguments of its constructor.
+
+    Each mixer has a subclass with its own fields. `mixer_schema` makes it from the constructor's signature, so a new
+    mixer needs no config class.
+    """
 
     name: str
 
     def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments for the mixer's constructor."""
         return {key: value for key, value in self if key != "name"}
 
 
-@cache  # one class a mixer: configs of two classes are never equal
+@cache  # one class per mixer: configs of two classes are never equal
 def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
-    """The config class of a registered mixer: its constructor's keyword arguments, typed, with their defaults."""
+    """Return the config class of a registered mixer: its constructor's arguments with their types and defaults.
+
+    Arguments that the model fills in (CONTEXT, FACTORY) are no fields.
+    """
     fields: dict[str, Any] = {"name": (Literal[name], name)}
     for parameter in inspect.signature(cls, eval_str=True).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(
-                f"mixer {name!r} takes *{parameter.name}; name every argument, so that a misspelt one can be told"
+                f"mixer {name!r} takes *{parameter.name}; name every argument, so that a misspelt one is found"
             )
-        if parameter.name not in CONTEXT:
+        if parameter.name not in (*CONTEXT, *FACTORY):
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (kind, default)
@@ -41,7 +48,7 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
 
 
 def _parse_mixer(value: Any) -> Any:
-    """'rebased' and {name: rebased, n_heads: 8} both say which mixer, the latter with arguments."""
+    """Return the config of a mixer given as a name, a mapping with a name, or a config already."""
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, MixerConfig):
@@ -56,7 +63,24 @@ AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]
 
 
 class LMConfig(Config):
-    """Everything that decides a model's parameters and what it computes."""
+    """The config of a LanguageModel: everything that decides its parameters and what it computes. Frozen.
+
+    Args:
+        vocab_size: number of tokens, at least 2. Default 8,192.
+        d_model: width D of the residual stream. Default 128.
+        n_layers: number of layers (blocks). Default 2.
+        max_len: number of learned positions, the longest sequence the model takes. Default 256.
+        mixers: the mixers of the layers from first to last, repeated until there are n_layers. Each is a name
+            ("rebased"; rebased.mixer_names() lists them) or a mapping with a name and arguments of the mixer's
+            constructor ({"name": "rebased", "n_heads": 8}). Default ("short_conv", "rebased").
+        mlp_ratio: hidden width of the MLP divided by d_model. Default 0: no MLP, as in the paper's MQAR models.
+        block: "double_norm" (default): two LayerNorms and residuals per layer. "mamba": one RMSNorm and residual.
+        embed_dropout: dropout of the sum of token and position embeddings, in [0, 1). Default 0.1.
+
+    Example:
+        >>> config = LMConfig(d_model=96, n_layers=4, mixers=("short_conv", {"name": "rebased", "n_heads": 8}))
+        >>> model = LanguageModel(config)
+    """
 
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
@@ -65,7 +89,7 @@ class LMConfig(Config):
     mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
     mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")
     block: Literal["double_norm", "mamba"] = Field(
-        "double_norm", description="two LayerNorms and residuals a layer; or Mamba's single RMSNorm and residual"
+        "double_norm", description="two LayerNorms and residuals per layer; or Mamba's single RMSNorm and residual"
     )
     embed_dropout: float = Field(0.1, ge=0, lt=1)
 
@@ -80,5 +104,5 @@ class LMConfig(Config):
         return self
 
     def mixer_of(self, layer: int) -> MixerConfig:
-        """Depth is a pattern, tiled."""
+        """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""
         return self.mixers[layer % len(self.mixers)]

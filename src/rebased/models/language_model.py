@@ -1,4 +1,4 @@
-"""The one model of this project: embeddings, a tiled pattern of mixers, a tied head."""
+"""The language model: embeddings, layers with a repeated pattern of mixers, and a head tied to the embeddings."""
 
 import math
 from collections.abc import Sequence
@@ -9,52 +9,92 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from rebased.mixers import Earlier, can_divide, can_extend, mixer_name, positions_in_documents
+from rebased.mixers import (
+    GatherEarlier,
+    can_extend,
+    can_shard,
+    find_residual_projections,
+    mixer_name,
+    positions_in_documents,
+)
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
-from rebased.ops import embed, linear_cross_entropy
-
-IGNORE = -100
-"""The label of a position that no loss and no accuracy looks at (torch's own default)."""
+from rebased.ops import IGNORE, embed, linear_cross_entropy
 
 
 class LMState(NamedTuple):
-    """What a model remembers of the tokens it has read."""
+    """The state of a LanguageModel after the tokens it has read."""
 
-    position: int
-    layers: tuple[Any, ...]
+    position: int  # number of tokens read
+    layers: tuple[Any, ...]  # the state of each layer's mixer
 
 
-class Part(NamedTuple):
-    """Where a part of a sequence that several processes share stands in it, and how it hears of the parts before."""
+class Shard(NamedTuple):
+    """What one rank needs to know under context parallelism (mixers/context_parallel.py)."""
 
-    start: int
-    earlier: Earlier
+    start: int  # position of the shard's first token in the whole sequence
+    gather_earlier: GatherEarlier
 
 
 class LanguageModel(nn.Module):
+    """A causal language model: token and position embeddings, n_layers blocks, a norm, a head tied to the embeddings.
+
+    Args:
+        config: an LMConfig. `preset(name)` makes those of the paper.
+        device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    Methods, with tokens [B,T] of dtype int64 or int32, T at most config.max_len:
+        forward(tokens): all logits [B,T,vocab].
+        hidden(tokens): features [B,T,D] before the head; logits(hidden) applies the head to those you need.
+        loss(tokens, labels): mean cross-entropy over the labelled positions. The label of a position stands at the
+            position itself: the model does not shift labels. IGNORE (-100) marks positions without a label.
+        init_state(batch), extend(tokens, state): prefill and decoding with a state.
+        state_size(seq_len), num_parameters(): counts.
+
+    Set `recompute = True` for gradient checkpointing: the backward pass computes each block again from its input.
+
+    Example:
+        >>> model = LanguageModel(preset("rebased", d_model=96, vocab_size=1000))
+        >>> tokens = torch.randint(1000, (2, 64))
+        >>> model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        >>> hidden, state = model.extend(tokens, model.init_state(batch=2))  # prefill
+        >>> next_token = model.logits(hidden[:, -1]).argmax(-1)              # [2]
+    """
+
     blocks: Sequence[Block]
     recompute = False
-    """Gradient checkpointing: keep the inputs of blocks alone, and compute what is inside again in the backward."""
 
-    def __init__(self, config: LMConfig) -> None:
+    def __init__(
+        self, config: LMConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.positions = nn.Embedding(config.max_len, config.d_model)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, **factory)
+        self.positions = nn.Embedding(config.max_len, config.d_model, **factory)
         self.dropout = nn.Dropout(config.embed_dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))  # type: ignore[assignment]
-        self.norm = LayerNorm(config.d_model)
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            Block(config, layer, **factory) for layer in range(config.n_layers)
+        )
+        self.norm = LayerNorm(config.d_model, **factory)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Linear and Embedding N(0, 0.02), biases 0; what writes into the residual stream under the name `out_proj` or
-        `fc2` is smaller by sqrt(2 n_layers). A mixer with an `init_weights` of its own has the last word."""
-        for name, module in self.named_modules():
+        """Draw all weights of nn.Linear and nn.Embedding from N(0, 0.02); set biases to 0.
+
+        Layers that write into the residual stream have N(0, 0.02 / sqrt(2 n_layers)): those that a mixer and the MLP
+        declare as `residual_projections`. A mixer's own `init_weights`, if it has one, is called last.
+        """
+        residual = {
+            layer
+            for block in self.blocks
+            for owner in (block.mixer, block.mlp)
+            for layer in find_residual_projections(owner)
+        }
+        for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                writes = name.rsplit(".", 1)[-1] in ("out_proj", "fc2")
-                std = 0.02 / math.sqrt(2 * self.config.n_layers) if writes else 0.02
+                std = 0.02 / math.sqrt(2 * self.config.n_layers) if module in residual else 0.02
                 nn.init.normal_(module.weight, std=std)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -62,57 +102,60 @@ class LanguageModel(nn.Module):
             if hasattr(block.mixer, "init_weights"):
                 block.mixer.init_weights()
 
-    def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None, part: Part | None = None) -> Tensor:
-        """The last layer's features after the final norm: tokens [B,T] -> [B,T,D].
+    def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None, shard: Shard | None = None) -> Tensor:
+        """Return the last layer's features after the final norm: tokens [B,T] -> [B,T,D].
 
-        `cu_seqlens` [n+1] is where documents begin in the B*T tokens (every row begins one), and B*T. Given it, each
-        document is computed as if it were alone: none sees another, and positions count from its own first token.
-        With `part` the tokens are a part of longer sequences, shared among processes (train/lm/context_parallel.py).
+        `cu_seqlens` [n+1], int32 or int64, says where documents begin in the B*T tokens (every row begins one); its
+        last number is B*T. Each document is then computed as if it were alone: none sees another, and positions count
+        from its own first token. With `shard` the tokens are this rank's shard of longer sequences.
         """
-        if part is not None:
-            self._check_divisible(cu_seqlens)
-        x = self._embed(tokens, 0 if part is None else part.start, cu_seqlens)
-        earlier = None if part is None else part.earlier
-        again = self.recompute and self.training
+        if shard is not None:
+            self._check_shardable(cu_seqlens)
+        x = self._embed(tokens, 0 if shard is None else shard.start, cu_seqlens)
+        gather_earlier = None if shard is None else shard.gather_earlier
         for block in self.blocks:
-            x = (
-                checkpoint(block, x, cu_seqlens, earlier, use_reentrant=False)
-                if again
-                else block(x, cu_seqlens, earlier)
-            )
+            if self.recompute and self.training:
+                x = checkpoint(block, x, cu_seqlens, gather_earlier, use_reentrant=False)
+            else:
+                x = block(x, cu_seqlens, gather_earlier)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., vocab], for the positions one asks about."""
+        """Return the logits of these features: [..., D] -> [..., vocab]."""
         return functional.linear(hidden, self.embedding.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """All logits: tokens [B,T] -> [B,T,vocab]. Training does not come here: see `loss` and `logits_at_labels`."""
+        """Return all logits: tokens [B,T] -> [B,T,vocab]. Training uses `loss`, which never holds all of them."""
         return self.logits(self.hidden(tokens))
 
     def hidden_at_labels(
         self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` [n,D] and labels [n] of the labelled positions alone, tokens and labels [B,T]."""
+        """Return the features [n,D] and the labels [n] of the labelled positions only, from tokens and labels [B,T]."""
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
         asked = labels != IGNORE
         return self.hidden(tokens, cu_seqlens)[asked], labels[asked]
 
     def logits_at_labels(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [n,vocab] and labels [n] of the labelled positions alone: [B,T,vocab] is never built."""
+        """Return the logits [n,vocab] and labels [n] of the labelled positions only, from tokens and labels [B,T]."""
         hidden, targets = self.hidden_at_labels(tokens, labels)
         return self.logits(hidden), targets
 
     def loss(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy over the labelled positions (label at the position itself; IGNORE elsewhere)."""
+        """Return the mean cross-entropy over the labelled positions: tokens, labels [B,T] -> [], fp32 (fp64 for fp64).
+
+        The label of a position stands at the position itself; it is IGNORE where there is none. `cu_seqlens` as in
+        `hidden`. Without any label the result is NaN, as torch's cross_entropy is.
+        """
         hidden, targets = self.hidden_at_labels(tokens, labels, cu_seqlens)
         return linear_cross_entropy(hidden, self.embedding.weight, targets) / len(targets)
 
     def hidden_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """`hidden` at these positions of each row alone: tokens [B,T], positions [B,n] -> [B*n,D].
+        """Return `hidden` at these positions of each row only: tokens [B,T], positions [B,n] -> [B*n,D].
 
-        What follows the last mixer looks at one position at a time, so it need not see the others.
+        It is faster than `hidden`: what follows the last mixer works on each position by itself, so the others are left
+        out there.
         """
         x = self._embed(tokens, start=0)
         *blocks, last = self.blocks
@@ -124,21 +167,27 @@ class LanguageModel(nn.Module):
         return self.norm(last.feed(u))
 
     def loss_at(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies at positions [B,n] of tokens [B,T]; a target [B,n] of IGNORE counts for
-        nothing. Nothing here waits for the device."""
+        """Return the sum of the cross-entropies at positions [B,n] of tokens [B,T], [] in fp32 (fp64 for fp64).
+
+        Targets [B,n] of IGNORE count for nothing. The host does not wait for the device.
+        """
         return linear_cross_entropy(self.hidden_at(tokens, positions), self.embedding.weight, targets.flatten())
 
     def init_state(self, batch: int) -> LMState:
+        """Return the state before the first token, for `batch` sequences, on the device of the weights."""
         for block in self.blocks:
             if not can_extend(block.mixer):
                 raise ValueError(
                     f"mixer {mixer_name(block.mixer)!r} has no init_state, extend and state_size: it can be trained "
-                    "and measured, but not read piece by piece; docs/add_a_mixer.md shows how to add them"
+                    "and measured, but not generate; docs/add_a_mixer.md shows how to add them"
                 )
         return LMState(0, tuple(block.mixer.init_state(batch) for block in self.blocks))
 
     def extend(self, tokens: Tensor, state: LMState) -> tuple[Tensor, LMState]:
-        """`hidden` of tokens that follow those the state has seen, and the state after them: prefill and decoding."""
+        """Return (features [B,T,D], state after tokens) of tokens [B,T] that follow those the state has seen.
+
+        Prefill is one call with many tokens, decoding one call per token. `logits` turns features into logits.
+        """
         if len(state.layers) != len(self.blocks):
             raise ValueError(f"a state of {len(state.layers)} layers does not fit a model of {len(self.blocks)}")
         x = self._embed(tokens, start=state.position)
@@ -149,25 +198,31 @@ class LanguageModel(nn.Module):
         return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
 
     def state_size(self, seq_len: int) -> int:
-        """How many numbers the state of one sequence holds after seq_len tokens."""
+        """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""
         return sum(block.mixer.state_size(seq_len) for block in self.blocks)
 
     def num_parameters(self) -> int:
+        """Return the number of parameters, the tied head counted once."""
         return sum(p.numel() for p in self.parameters())
 
-    def _check_divisible(self, cu_seqlens: Tensor | None) -> None:
+    def _check_shardable(self, cu_seqlens: Tensor | None) -> None:
         if cu_seqlens is not None:
-            raise ValueError("processes that share a sequence cannot keep its documents apart; leave out cu_seqlens")
+            raise ValueError("context parallelism cannot keep packed documents apart; leave out cu_seqlens")
         for block in self.blocks:
-            if not can_divide(block.mixer):
+            if not can_shard(block.mixer):
                 raise ValueError(
-                    f"mixer {mixer_name(block.mixer)!r} has no forward_part, so processes cannot share a sequence; "
+                    f"mixer {mixer_name(block.mixer)!r} has no forward_shard, so processes cannot share a sequence; "
                     "choose other mixers, or another way to train in parallel"
                 )
 
     def _embed(self, tokens: Tensor, start: int, cu_seqlens: Tensor | None = None) -> Tensor:
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be [B, T]; their shape is {list(tokens.shape)}")
+        weight = self.embedding.weight
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens are {tokens.dtype}; use int64 or int32, for example tokens.long()")
+        if tokens.device != weight.device:
+            raise ValueError(f"tokens are on {tokens.device} and the model is on {weight.device}; move one of them")
         end = start + tokens.shape[1]
         if end > self.config.max_len:
             raise ValueError(
@@ -178,4 +233,4 @@ class LanguageModel(nn.Module):
             positions = self.positions.weight[start:end]
         else:
             positions = self.positions(positions_in_documents(cu_seqlens, tokens))
-        return self.dropout(embed(tokens, self.embedding.weight) + positions)
+        return self.dropout(embed(tokens, weight) + positions)

@@ -1,4 +1,4 @@
-"""torch's norms with our kernels, and a result in the dtype of what reads it."""
+"""torch's norms with the kernels of rebased.ops; the caller chooses the dtype of the result."""
 
 import torch
 from torch import Tensor, nn
@@ -7,21 +7,28 @@ from rebased.ops import layer_norm, rms_norm
 
 
 class LayerNorm(nn.LayerNorm):
+    """torch.nn.LayerNorm over the last axis, with sums in fp32 (fp64 for fp64)."""
+
     def forward(self, x: Tensor, *, dtype: torch.dtype | None = None, residual: bool = False) -> Tensor:
-        """In x's dtype unless told otherwise, under autocast too: an answer is not cast twice. With `residual`, x and
-        its norm added up."""
+        """Return the norm of x [..., D], or x plus its norm with `residual`; in `dtype`, which is x's unless given.
+
+        Autocast does not change the dtype, so that the result is not cast twice.
+        """
         return layer_norm(x, self.weight, self.bias, self.eps, dtype=dtype, residual=residual)
 
 
 class RMSNorm(nn.RMSNorm):
+    """torch.nn.RMSNorm over the last axis, with sums in fp32 (fp64 for fp64)."""
+
     eps: float
 
     def forward(self, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the norm of x [..., D] in `dtype`, which is x's unless given."""
         return rms_norm(x, self.weight, self.eps, dtype=dtype)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which x will be multiplied: autocast's, where it is on."""
+    """Return the dtype in which matrix products with x are computed: autocast's for fp32 under autocast, else x's."""
     device = x.device.type
     if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

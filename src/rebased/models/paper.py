@@ -1,4 +1,4 @@
-"""The parameter counts that the paper prints, each with the shape that makes it."""
+"""The parameter counts that the paper prints, each with the model that has this count."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,20 @@ from rebased.models.shapes import shape_of
 
 
 class Cell(NamedTuple):
-    """One number of a table. Learned positions are parameters, and Table 4 mixes runs of different lengths."""
+    """One number of a table of the paper.
+
+    Learned positions are parameters, and Table 4 mixes runs of different lengths: `positions` says which was used.
+    """
 
     table: int
-    model: str  # as the table's head calls it
+    model: str  # its name in the table
     preset: str
     d_model: int
     positions: int
     parameters: int
 
     def config(self) -> LMConfig:
+        """Return the config of the model that has this many parameters."""
         return preset(self.preset, d_model=self.d_model, max_len=self.positions)
 
 
@@ -38,7 +42,7 @@ TABLE_4 = tuple(
     for shape in zip(_WIDTHS, positions, counts, strict=True)
 )
 
-# 8 heads with keys of 128 are the released checkpoint's; the 12 heads of 16 of the paper's text cannot make these.
+# The released checkpoint has 8 heads with keys of width 128. The 12 heads of 16 in the paper's text give other counts.
 TABLE_9 = (
     Cell(9, "Attention", "lm-attention", 768, 4096, 126_807_552),
     Cell(9, "Based", "lm-paper-checkpoint-based", 768, 4096, 156_955_392),
@@ -47,12 +51,12 @@ TABLE_9 = (
 
 
 class Size(NamedTuple):
-    """A model of MQAR at one length for all, which Table 4 is not, and what it remembers of a sequence."""
+    """Parameters and state of an MQAR model at one length for all models (Table 4 mixes lengths)."""
 
     preset: str
     d_model: int
     parameters: int
-    state_bytes: dict[int, int]  # after so many tokens, in fp32
+    state_bytes: dict[int, int]  # number of tokens -> bytes of the state after them, in fp32
 
 
 SAME_LENGTH = 2048
@@ -60,6 +64,7 @@ STATE_LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 def sizes_at_one_length() -> list[Size]:
+    """Return the size of every MQAR preset at every width of Table 4, all with SAME_LENGTH positions."""
     sizes = []
     for name in mqar_preset_names():
         for d_model in _WIDTHS:
@@ -70,5 +75,5 @@ def sizes_at_one_length() -> list[Size]:
 
 
 def count_parameters(config: LMConfig) -> int:
-    """How many parameters the model has, without the memory for them."""
+    """Return how many parameters the model has. No memory is allocated for them."""
     return shape_of(config).num_parameters()

@@ -1,4 +1,4 @@
-"""The paper's models by name."""
+"""The paper's models by name, as configs."""
 
 import logging
 from typing import Any
@@ -24,31 +24,43 @@ _MQAR: dict[str, tuple[str, ...]] = {
     "conv_rwkv": ("short_conv", "rwkv"),
     "mamba": ("mamba", "mamba"),
     "hyena": ("hyena", "hyena"),
-    "conv_sliding": ("short_conv", "sliding_window"),  # not in the paper: what a window of 64 recalls on its own
+    "conv_sliding": ("short_conv", "sliding_window"),  # not in the paper: shows what a window of 64 recalls
 }
 
 _LM = {"paper-text": (12, 16), "paper-checkpoint": (8, 128)}  # heads x key width of the 18-layer language models
 
 
 def mqar_preset_names() -> list[str]:
+    """Return the names of the MQAR presets."""
     return list(_MQAR)
 
 
 def preset_names() -> list[str]:
+    """Return the names of all presets: the MQAR models, then the language models ("lm-...")."""
     return [*_MQAR, *(f"lm-{name}-{mixer}" for name in _LM for mixer in ("rebased", "based")), "lm-attention"]
 
 
 def preset(
     name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
 ) -> LMConfig:
-    """The config of a model of the paper: an MQAR model (two layers, 8,192 tokens, no MLP) or one of Table 9."""
+    """Return the config of a model of the paper: an MQAR model or a language model of Table 9.
+
+    Args:
+        name: one of preset_names(). MQAR models have two layers and no MLP; "lm-..." models have 12 or 18 layers.
+        d_model: width D. Default 128 (MQAR) or 768 (lm).
+        vocab_size: number of tokens. Default 8,192 (MQAR) or 50,304 (lm).
+        max_len: longest sequence. Default 256 (MQAR) or 4,096 (lm).
+
+    Example:
+        >>> model = LanguageModel(preset("rebased", d_model=96))
+    """
     config = preset_to_change(name, d_model=d_model, vocab_size=vocab_size, max_len=max_len)
     check_heads(config)
     return config
 
 
 def check_heads(config: LMConfig) -> None:
-    """Says once a call where heads do not share the width of the model evenly, as the paper's 12 often do not."""
+    """Log a warning if n_heads * value_width is not d_model, as often with the paper's 12 heads."""
     for mixer in config.mixers:
         arguments = mixer.arguments()
         n_heads, value_width = arguments.get("n_heads"), arguments.get("value_width")
@@ -69,7 +81,7 @@ def check_heads(config: LMConfig) -> None:
 def preset_to_change(
     name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
 ) -> LMConfig:
-    """`preset`, for those who have yet to put other heads into it and then call `check_heads`."""
+    """Return `preset(...)` without its warning, for callers that change heads first and call `check_heads` after."""
     mixers: list[Any]
     if name in _MQAR:
         d_model = d_model or 128

@@ -1,4 +1,4 @@
-"""A model without the memory for its weights, to count and to check: on the meta device, and at once."""
+"""Models without memory for their weights, on the meta device: to count parameters and to check shapes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +15,14 @@ _DRAWS = {init.normal_, init.uniform_, init.kaiming_uniform_, Tensor.normal_, Te
 
 
 def shape_of(config: LMConfig) -> LanguageModel:
+    """Return the model of a config on the meta device: all shapes, no weights. It takes milliseconds."""
     with torch.device("meta"), _NothingIsDrawn():
         return LanguageModel(config)
 
 
 class _NothingIsDrawn(TorchFunctionMode):
-    """There is nothing to draw on the meta device, and torch would import its whole compiler, for two seconds, to do
-    nothing."""
+    """Skips the drawing of random weights. On the meta device it does nothing, but torch would import its compiler for
+    it, which takes two seconds."""
 
     def __torch_function__(
         self,

@@ -1,4 +1,4 @@
-"""A trained model as one file: model.safetensors, with the config that rebuilds it in its metadata."""
+"""A trained model as one file, model.safetensors. Its metadata holds the config that rebuilds the model."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,8 @@ FORMAT = "rebased-1"
 
 
 def save_model(model: LanguageModel, folder: Path) -> None:
-    # One metadata entry: safetensors writes several in a random order, and equal models should be equal files.
+    """Write the model's weights and config to folder/model.safetensors. Equal models give equal files."""
+    # One metadata entry only: safetensors writes several in a random order.
     about = json.dumps({"format": FORMAT, "model": model.config.model_dump(mode="json")}, sort_keys=True)
     path = folder / WEIGHTS
     try:
@@ -32,7 +33,10 @@ def save_model(model: LanguageModel, folder: Path) -> None:
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
-    """The trained model of a run's folder (or of one safetensors file), ready to be asked: in eval mode."""
+    """Return the trained model of a run's folder, or of one model.safetensors file, on `device` and in eval mode.
+
+    Random number streams are left as they are.
+    """
     path = Path(path)
     if path.is_dir():
         path = path / WEIGHTS
@@ -48,7 +52,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
     try:
-        with torch.random.fork_rng(devices=[]):  # the initial weights that are drawn here are nobody's business
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten
             model = LanguageModel(LMConfig.model_validate(about["model"]))
     except ValidationError as error:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
@@ -67,7 +71,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:
-    """Every parameter and persistent buffer once, under its first name (a mixer may share one between two)."""
+    """Return every parameter and persistent buffer once, under its first name (a mixer may share parameters)."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     return {name: named[name].detach() for name in model.state_dict() if name in named}
 

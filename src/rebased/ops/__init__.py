@@ -1,8 +1,12 @@
-"""Functions on tensors. Needs torch alone (and triton for the GPU's kernels)."""
+"""Functions on tensors. They need only torch, and triton for the kernels on a GPU.
+
+Every operator has a folder. `api.py` holds its public functions, which check their inputs and choose a path.
+`reference.py`, `chunked.py` and `gpu` (a file or a folder) compute backend="reference", "chunked" and "triton".
+"""
 
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
-from rebased.ops.cross_entropy import linear_argmax, linear_cross_entropy
+from rebased.ops.cross_entropy import IGNORE, linear_argmax, linear_cross_entropy
 from rebased.ops.embedding import embed
 from rebased.ops.norm import layer_norm, rms_norm
 from rebased.ops.polynomial import (
@@ -21,6 +25,7 @@ from rebased.ops.scan import selective_scan, selective_scan_extend
 
 __all__ = [
     "BASED",
+    "IGNORE",
     "REBASED",
     "Backend",
     "Coefficients",

@@ -1,41 +1,48 @@
-"""Launches Triton kernels: on the device that holds the data, and the second time without looking at it all again.
+"""Launches Triton kernels on the device of their data, and finds compiled kernels faster than Triton does.
 
-Triton asks every argument of every launch what it is, to find the kernel that it compiled for such arguments: tens of
-microseconds, and a short sequence takes less on the GPU. Here a kernel is found by whatever could make it another one:
-all constants, whole numbers as they are, of a tensor its dtype and whether its address is aligned.
+At every launch Triton inspects every argument, to find the kernel that it compiled for such arguments. That takes tens
+of microseconds, more than a short sequence takes on the GPU. Here a compiled kernel is found by all that could require
+another one: the constants, the values of integers, and of a tensor its dtype and whether its address is aligned.
 """
 
 from typing import Any
 
 import torch
 
-LARGEST = 4096  # ways to launch a kernel that are remembered, and kernels of each
-ALIGNED = 16  # bytes; Triton loads more at once from such addresses
+LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
+ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
 
 _remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """kernel[grid](*args, **constants), where the first argument is a tensor."""
+    """Runs kernel[grid](*args, **constants) on the device of args[0], which is a tensor.
+
+    args: the arguments of the kernel that are not constants, in order: tensors, None, int or float. constants: its
+    constexpr arguments by name, and options of the compiler (num_warps, num_stages, maxnreg).
+    """
     Launch(kernel, grid, **constants)(*args)
 
 
 class Launch:
-    """A kernel with its grid, its last numbers and its constants. Who keeps one, as long as sizes stay the same, has
-    only what it is called with looked at: the arguments before, of which the first is a tensor."""
+    """A kernel bound to its grid, its last numbers and its constants.
+
+    Keep one per shape: each call then inspects only its tensors (dtype, alignment). It is called with the arguments
+    before the numbers; the first is a tensor.
+    """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: float, **constants: Any) -> None:
         self._kernel, self._grid, self._numbers, self._constants = kernel, grid, numbers, constants
-        key = (kernel, numbers, tuple(constants), *constants.values())  # another grid makes no other kernel
+        key = (kernel, numbers, tuple(constants), *constants.values())  # the grid does not change the compiled kernel
         found = _remembered.get(key)
         self._compiled = _keep(_remembered, key, {}) if found is None else found
 
     def __call__(self, *args: Any) -> None:
-        if not args[0].is_cuda:  # the interpreter
+        if not args[0].is_cuda:  # in Triton's interpreter
             self._search(args)
             return
         device = args[0].get_device()
-        if device != torch.cuda.current_device():  # Triton launches on the current one, wherever the data is
+        if device != torch.cuda.current_device():  # Triton launches on the current device, not on that of the data
             with torch.cuda.device(device):
                 self(*args)
             return
@@ -45,22 +52,23 @@ class Launch:
             constants = [self._constants[name] for name in self._kernel.arg_names if name in self._constants]
             _keep(self._compiled, key, (self._search(args), [*self._numbers, *constants]))
             return
-        compiled, rest = found
-        compiled[(*self._grid, 1, 1)[:3]](*args, *rest)
+        compiled, bound = found
+        compiled[(*self._grid, 1, 1)[:3]](*args, *bound)
 
     def _search(self, args: tuple[Any, ...]) -> Any:
+        """Launches by way of Triton; returns the compiled kernel."""
         return self._kernel[self._grid](*args, *self._numbers, **self._constants)
 
 
 def _kind(x: Any) -> Any:
-    """What of an argument a kernel may be compiled for."""
+    """The property of an argument that a kernel may be compiled for."""
     if x is None or type(x) is int:
         return x
     return float if type(x) is float else (x.dtype, x.data_ptr() % ALIGNED == 0)
 
 
-def _keep(memory: dict[tuple[Any, ...], Any], key: tuple[Any, ...], found: Any) -> Any:
-    if len(memory) >= LARGEST:
-        memory.clear()
-    memory[key] = found
-    return found
+def _keep(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> Any:
+    if len(cache) >= LARGEST:
+        cache.clear()
+    cache[key] = value
+    return value

@@ -8,7 +8,7 @@ from rebased.runs.finished import Run, by_model
 
 
 def learning_curves(runs: Sequence[Run]) -> str:
-    """Test accuracy by epoch, a line a run. A dot marks where a run ended, early if it had solved the task."""
+    """Test accuracy by epoch, one line per run. A dot marks its last epoch; solved runs end early."""
 
     def draw(axes: Axes) -> None:
         for look, (model, group) in zip(looks(), by_model(runs).items(), strict=False):
@@ -26,6 +26,29 @@ def learning_curves(runs: Sequence[Run]) -> str:
     return draw_panels({"": draw}, "learning-curves", "Test accuracy by epoch, a line a run")
 
 
+def epochs_until(runs: Sequence[Run], mark: float) -> str:
+    """Epochs until test accuracy `mark`, by seed, one point per run. A cross above the last epoch: not reached."""
+    seeds = sorted({run.seed for run in runs})
+    last = max(run.config.train.epochs for run in runs)
+
+    def draw(axes: Axes) -> None:
+        groups = by_model(runs)
+        for n, (look, (model, group)) in enumerate(zip(looks(), groups.items(), strict=False)):
+            beside = 0.12 * (n - (len(groups) - 1) / 2)  # so that equal numbers do not hide each other
+            style = look | {"ls": "none"}
+            reached = {run.seed: run.epochs_until(mark) for run in group}
+            found = [(seeds.index(seed) + beside, epoch) for seed, epoch in reached.items() if epoch]
+            never = [(seeds.index(seed) + beside, last + 1) for seed, epoch in reached.items() if not epoch]
+            axes.plot([x for x, _ in found], [y for _, y in found], **style, marker="o", label=model)
+            axes.plot([x for x, _ in never], [y for _, y in never], **style, marker="x", mew=2)
+        axes.plot([], [], color=INK, ls="none", marker="x", label=f"not within {last} epochs")
+        axes.set(xlabel="seed", ylabel=f"epochs until {mark:g}", ylim=(0, last + 1.6), xlim=(-0.5, len(seeds) - 0.5))
+        axes.set_xticks(range(len(seeds)), [str(seed) for seed in seeds])
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return draw_panels({"": draw}, "epochs-until", f"Epochs until test accuracy {mark:g}, by seed")
+
+
 def state_growth(runs: Sequence[Run], longest: int = 8192) -> str:
     """KiB of state by number of tokens read, up to so many: computed from the shapes of the models."""
     here = max(run.seq_len for run in runs)
@@ -38,7 +61,7 @@ def state_growth(runs: Sequence[Run], longest: int = 8192) -> str:
             sizes = [group[0].state_bytes(length) for length in lengths]
             axes.plot(lengths, [(size or nan) / 1024 for size in sizes], **look, label=model)
         axes.axvline(here, color=INK, lw=1, ls=":", label=f"this task, T = {here}")
-        axes.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="KiB of state a sequence")
+        axes.set(xscale="log", yscale="log", xlabel="tokens read", ylabel="KiB of state per sequence")
         axes.set_xticks(lengths[::2], [f"{length:,}" for length in lengths[::2]])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.minorticks_off()

@@ -1,12 +1,13 @@
-"""One HTML page that needs nothing else: styles, figures and the records themselves are inside it."""
+"""One self-contained HTML page: styles, figures and data are inside it."""
 
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rebased.files import replacing
 from rebased.runs.finished import Run
@@ -15,11 +16,15 @@ GENERATOR = "rebased report"
 
 
 class Section(NamedTuple):
+    """A heading and what stands below it."""
+
     heading: str
     body: str  # HTML
 
 
 class Page(NamedTuple):
+    """A page as data; `write_page` writes it."""
+
     title: str
     lead: str
     sections: Sequence[Section]
@@ -27,6 +32,7 @@ class Page(NamedTuple):
     data: object  # what the page was computed from, embedded as JSON
 
     def to_html(self) -> str:
+        """The whole page."""
         template = files("rebased.report").joinpath("page.html").read_text(encoding="utf-8")
         sections = "\n".join(
             f"<section>\n<h2>{escape(section.heading)}</h2>\n{section.body}\n</section>" for section in self.sections
@@ -42,34 +48,40 @@ class Page(NamedTuple):
 
 
 def figure(panels: str, caption: str) -> str:
+    """A <figure>: panels of `draw_panels` above a caption."""
     return f"<figure>{panels}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def details(summary: str, body: str) -> str:
-    """Out of the way until it is asked for."""
+    """HTML that is hidden until the reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
 def paragraphs(*texts: str) -> str:
+    """One <p> per text."""
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def bullets(texts: Iterable[str]) -> str:
+    """A list with one item per text."""
     return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def commands(lines: Sequence[str]) -> str:
+    """A box of shell commands."""
     return f"<pre><code>{escape(chr(10).join(lines))}</code></pre>"
 
 
 def describe_origin(runs: Sequence[Run]) -> str:
-    """On which machines and with which code the runs were made: one clause for each that differs."""
+    """The machines and versions of the code that made the runs, one clause per combination."""
     origins: dict[str, None] = {}
     for line in (line for run in runs for line in run.lines if line["type"] in ("run", "resume")):
         code, machine = line["code"], line["machine"]
         commit = f", commit {code['commit'][:10]}" if code["commit"] else ""
         changed = " with local changes" if code["dirty"] else ""
-        hardware = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} thread(s) a run"
+        hardware = (
+            machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} thread(s) per run"
+        )
         origins[
             f"rebased {code['version']}{commit}{changed}; torch {machine['torch']}, Python {machine['python']}, "
             f"{machine['system']}; {hardware}"
@@ -77,18 +89,25 @@ def describe_origin(runs: Sequence[Run]) -> str:
     return "Made with " + "; and with ".join(origins) + "."
 
 
+def finite(values: dict[str, Any]) -> dict[str, Any]:
+    """A dict for JSON: None instead of nan and infinity, without the nested `found` and `difference`."""
+    leaves = {key: value for key, value in values.items() if key not in ("found", "difference")}
+    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in leaves.items()}
+
+
 def embed(data: object) -> str:
-    """JSON that no text in it can break out of."""
+    """JSON for a <script> element; no text in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def check_replaceable(path: Path) -> None:
-    """A page may take the place of an older page, never of another file."""
+    """ValueError if `path` is a file that is not a page of this package. Pages may be replaced, other files not."""
     if path.exists() and f'content="{GENERATOR}"' not in path.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{path} is not a page that rebased has written; move it, or choose another folder (--out)")
 
 
 def write_page(page: Page, path: Path) -> None:
+    """Write the page to `path`, atomically; an older page is replaced."""
     check_replaceable(path)
     html = page.to_html()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,60 +30,60 @@ TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 class Collection:
     """The runs of one report, each digest once, and what was left out on the way."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)  # on synthetic tasks
+    lm_runs: list[Run] = field(default_factory=list)  # of language models
     files: int = 0
     damaged_lines: int = 0
     damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
     nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
-    other: int = 0  # records of another kind of runs than the wanted one
+    other: int = 0  # records of neither kind of run
     repeated: int = 0  # records of runs that others tell of, too
     failures: dict[str, str] = field(default_factory=dict)  # by digest: errors that sweeps have written down
     asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps were asked for
 
 
-def collect(
-    paths: Sequence[Path],
-    tell: Callable[[int, int], None] = lambda done, total: None,
-    wanted: Callable[[dict[str, Any]], bool] | None = None,
-) -> Collection:
-    """Every run in these files and folders, at any depth. `tell` hears how many of how many files are read; `wanted`
-    says of a record's first line whether it is of the right kind (is_synthetic, which is the default, or is_text)."""
-    wanted = wanted or is_synthetic
+def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda done, total: None) -> Collection:
+    """Every run of both kinds in these files and folders, at any depth. `on_progress(done, total)` is called after each
+    file."""
     files = [file for path in paths for file in record_files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
     found, runs = Collection(files=len(files)), dict[str, Run]()
     for n, file in enumerate(files, start=1):
-        for run in read_file(file, found, wanted):
+        for run in read_file(file, found):
             known = runs.get(run.digest)
             found.repeated += known is not None
             if known is None or completeness(run) > completeness(known):
                 runs[run.digest] = run
-        tell(n, len(files))
+        on_progress(n, len(files))
     for path in paths:
         for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
             read_sweep(log, found)
-    found.runs = list(runs.values())
-    if not found.runs:
-        raise ValueError(nothing_found(paths, found, wanted is is_text))
+    for run in runs.values():
+        (found.runs if is_synthetic(run.lines[0]) else found.lm_runs).append(run)
+    if not runs:
+        raise ValueError(nothing_found(paths, found, "a run on a synthetic task or of a language model"))
     return found
 
 
 def completeness(run: Run) -> tuple[bool, int, int]:
+    """A key to choose the best of several records of one run: done first, then the longest."""
     return run.status == "done", len(run.epochs), len(run.lines)
 
 
-def nothing_found(paths: Sequence[Path], found: Collection, text: bool) -> str:
+def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
+    """The message for a collection without the wanted kind of run."""
     where = ", ".join(map(str, paths))
     if not found.files:
         return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
-    kind, others = ("a language model's", "rebased report") if text else ("a synthetic task's", "rebased lm compare")
+    others = found.other + len(found.runs) + len(found.lm_runs)
     return (
-        f"none of the {found.files} record(s) in {where} tells of {kind} run: {found.nameless} without a readable "
-        f"first line, {found.other} of another kind" + (f" (for which there is {others})" if found.other else "")
+        f"none of the {found.files} file(s) in {where} has a record of {wanted}: {found.nameless} record(s) without a "
+        f"readable first line, {others} of another kind"
     )
 
 
 def record_files(path: Path) -> list[Path]:
+    """The records and bundles in a folder, at any depth; or the file itself."""
     if path.is_dir():
         return sorted(file for pattern in (RECORD, *BUNDLES) for file in path.rglob(pattern))
     if not path.exists():
@@ -93,14 +93,14 @@ def record_files(path: Path) -> list[Path]:
     return [path]
 
 
-def read_file(path: Path, found: Collection, wanted: Callable[[dict[str, Any]], bool]) -> Iterator[Run]:
+def read_file(path: Path, found: Collection) -> Iterator[Run]:
     """The runs of one record or bundle; what is wrong with it is added to `found`."""
     damaged = found.damaged_lines + found.nameless
     with OPENERS[path.suffix](path, "rb") as file:
         for name, lines in split_runs(whole_lines(file, found), path):
             if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
                 found.nameless += 1
-            elif not wanted(lines[0]):
+            elif not is_synthetic(lines[0]) and not is_text(lines[0]):
                 found.other += 1
             else:
                 kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line)]

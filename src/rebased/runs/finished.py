@@ -73,6 +73,10 @@ class Run:
         """On the test split, epoch by epoch."""
         return [line["test"]["accuracy"] for line in self.epochs]
 
+    def epochs_until(self, mark: float) -> int | None:
+        """The number of the first epoch whose test accuracy was at least `mark`; None if there was none."""
+        return next((line["epoch"] for line in self.epochs if line["test"]["accuracy"] >= mark), None)
+
     @property
     def reported(self) -> Reported:
         return reported(self.epochs, self.settings["train"]["protocol"])

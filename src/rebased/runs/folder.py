@@ -1,6 +1,5 @@
-"""The folder of a run: one run, one process at a time, nothing ever overwritten by another."""
+"""The folder of a run: it holds one run, and one process at a time works in it."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,52 +9,38 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rebased.config import Config, read_yaml, short
-from rebased.files import replacing
+from rebased.config import read_yaml, short
+from rebased.files import locked, replacing
+from rebased.runs.base_config import BaseRunConfig
 
 CONFIG = "config.yaml"
-LOCK = ".lock"
-SHOWN = 6  # differences; of a run of another kind there are dozens
-
-
-class FolderInUse(ValueError):
-    """Another process works there."""
+SHOWN = 6  # differences named in an error: two runs of different kinds differ in dozens of keys
 
 
 @contextmanager
-def run_folder(folder: Path, config: Config, *, resume: bool) -> Iterator[None]:
-    """Within the block the folder is this run's alone. Refused if it holds anything but this run, or this run without
-    `resume`; then nothing in it has changed."""
+def run_folder(folder: Path, config: BaseRunConfig, *, resume: bool) -> Iterator[str]:
+    """Hold the folder of the run that `config` describes during the block; a new folder is made and gets config.yaml.
+
+    Yields the run's digest. A run may be resumed with other execution settings; its digest stays that of the config
+    that it began with. Raises ValueError, and changes nothing, if the folder holds anything else, or this run and
+    `resume` is False.
+    """
     _check(folder, config, resume)
     with locked(folder):
-        _check(folder, config, resume)  # again: another process may have come and gone since
+        _check(folder, config, resume)  # again: another process may have used the folder before the lock was taken
         if not (folder / CONFIG).exists():
             with replacing(folder / CONFIG) as file:
                 file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
-        yield
+        yield type(config).model_validate(read_yaml(folder / CONFIG)).digest()
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and let no other process into this block meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
-        except OSError as error:
-            raise FolderInUse(
-                f"{folder} is in use by another process; wait until it ends, or choose another folder (--out)"
-            ) from error
-        yield
-
-
-def _check(folder: Path, config: Config, resume: bool) -> None:
+def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     there = folder / CONFIG
     if there.exists():
         found = _differences(_completed(read_yaml(there), type(config)), config.model_dump(mode="json"))
-        differences = [line for key, line in found.items() if key not in config.how]
+        differences = [line for key, line in found.items() if key not in config.execution]
         if differences:
             more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
             raise ValueError(
@@ -68,7 +53,7 @@ def _check(folder: Path, config: Config, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
 
 
-def _completed(tree: dict[str, Any], cls: type[Config]) -> dict[str, Any]:
+def _completed(tree: dict[str, Any], cls: type[BaseRunConfig]) -> dict[str, Any]:
     """A written config with the defaults of fields that did not exist then; as it is where `cls` cannot read it."""
     try:
         return cls.model_validate(tree).model_dump(mode="json")
@@ -77,7 +62,7 @@ def _completed(tree: dict[str, Any], cls: type[Config]) -> dict[str, Any]:
 
 
 def _differences(there: Any, here: Any, at: str = "") -> dict[str, str]:
-    """The keys in which two configs differ, each with both values in words."""
+    """{dotted key: a phrase with both values} for each key in which two configs differ."""
     if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
         there, here = dict(enumerate(there)), dict(enumerate(here))
     if isinstance(there, dict) and isinstance(here, dict):

@@ -7,8 +7,8 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
+from rebased.runs.base_config import BaseRunConfig, Betas, Compile, Device, Precision
 from rebased.runs.model_section import finish_model
-from rebased.runs.synthetic_config import Betas
 
 
 class TextData(Config):
@@ -38,13 +38,14 @@ class TextTrain(Config):
     betas: Betas = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False, description="longest gradient; none: any")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "bf16", "fp32"] = Field(
+    device: Device = "auto"
+    precision: Precision = Field(
         "auto", description="of products; weights are fp32 always. auto: bf16 on a GPU, fp32 on a CPU"
     )
-    compile: Literal["none", "blocks", "model"] = Field(
+    compile: Compile = Field(
         "none", description="torch.compile of each kind of block once, or of the whole model in one piece"
     )
+    capture: bool = Field(True, description="on one GPU, replay the step as a CUDA graph")
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
     parallel: Literal["none", "ddp", "fsdp", "context"] = Field(
         "none",
@@ -66,17 +67,20 @@ class TextTrain(Config):
         return self
 
 
-class TextRunConfig(Config):
-    """Finished before step 0 and never rewritten; its digest names the run. A run may go on with another `how`: fewer
-    GPUs need smaller micro batches."""
+class TextRunConfig(BaseRunConfig):
+    """A run on text. Its digest leaves execution settings out: fewer GPUs need smaller micro batches."""
 
-    how: ClassVar[tuple[str, ...]] = (
+    execution: ClassVar[tuple[str, ...]] = (
         "train.device",
         "train.micro_batch",
         "train.compile",
+        "train.capture",
         "train.recompute",
         "train.parallel",
     )
+    not_in_digest: ClassVar[tuple[str, ...]] = execution
+    metric: ClassVar[Literal["accuracy", "perplexity"]] = "perplexity"
+    verb: ClassVar[str] = "lm train"
 
     data: TextData
     model: LMConfig

@@ -1,4 +1,4 @@
-"""A trained language model and the text that it is measured on: found, and held against each other."""
+"""Load a trained language model together with the prepared text that it is measured on."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,18 +11,24 @@ from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
 
-SPARE_ROWS = 1024
+SPARE_ROWS = 1024  # embedding rows that a model may have beyond the vocabulary
 
 
 class Trained(NamedTuple):
+    """A trained model, prepared text, and how the text was read in training."""
+
     model: LanguageModel  # in eval mode
     corpus: Corpus
-    seq_len: int  # what it was trained with, where its run says so; else all positions it has
-    isolate_documents: bool  # whether it was trained so
+    seq_len: int  # tokens per window in training; the model's max_len where no record says
+    isolate_documents: bool  # as in training; False where no record says
 
 
 def open_trained(path: Path, data: Path | None = None, device: torch.device | str = "cpu") -> Trained:
-    """The model of a run's folder or of one safetensors file, and prepared text: `data`, or what the run read."""
+    """The model of a run's folder or of one safetensors file, on `device`, with the prepared text `data`.
+
+    Without `data` it is the text that the run was trained on. Raises ValueError if the files are missing, the run was
+    not trained on text, or the text was made with another tokenizer than the model's.
+    """
     if not path.exists():
         raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
     if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
@@ -46,15 +52,18 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
 
 
 def _run_line(path: Path) -> dict[str, Any]:
-    """The first line of the record beside the weights; empty where there is none."""
+    """The first line of the record beside the weights; empty if there is none."""
     folder = path if path.is_dir() else path.parent
     lines = read_record(folder) if (folder / RECORD).is_file() else []
     return lines[0] if lines else {}
 
 
 def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
-    """The vocabulary that the run saw where its record tells, else the rows of the embedding: there may be some more of
-    them than tokens (round numbers are fast), but not many."""
+    """Raise ValueError if the text was made with another tokenizer than the model's.
+
+    `trained_on` describes the text of the run. Without it the embedding's rows are compared with the vocabulary: there
+    may be a few more rows than tokens, because round sizes are fast, but not many.
+    """
     name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
     said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
     remedy = "prepare the text with the tokenizer that the model was trained with"

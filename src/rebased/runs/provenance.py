@@ -1,4 +1,4 @@
-"""Which code ran, and on what: enough to judge a number by, nothing about whose machine it was."""
+"""Which code ran on which hardware. Host names, user names and paths are left out."""
 
 import os
 import platform
@@ -12,10 +12,12 @@ import rebased
 
 
 def describe_code() -> dict[str, Any]:
-    """The package's version and, in a checkout, its commit and whether files differ from it."""
+    """{"version", "commit", "dirty"}: the package's version, its Git commit, and whether tracked files differ from it.
+
+    Outside a Git checkout "commit" and "dirty" are None."""
     code: dict[str, Any] = {"version": rebased.__version__, "commit": None, "dirty": None}
     package = Path(rebased.__file__).parent
-    # Installed somewhere below another project's checkout, that project's commit would say nothing about this code.
+    # The package may be installed inside another project's checkout, whose commit says nothing about this code.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is not None:
         changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
         code |= {"commit": _git(package, "rev-parse", "HEAD"), "dirty": bool(changes)}
@@ -23,6 +25,7 @@ def describe_code() -> dict[str, Any]:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
+    """{"cpu", "cores", "threads", "gpu", "system", "python", "torch"}; "gpu" is None unless `device` is one."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -36,18 +39,25 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+        listing = Path("/proc/cpuinfo").read_text()
     except OSError:
-        pass  # not Linux
+        listing = ""  # not Linux
+    for text in (listing, _output("lscpu") or ""):  # on ARM only lscpu knows the model's name
+        for line in text.splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() == "model name" and value.strip(" -"):
+                return value.strip()
     return platform.processor() or platform.machine()
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    return _output("git", *words, folder=folder)
+
+
+def _output(*command: str, folder: Path | None = None) -> str | None:
+    """What a command prints; None if it fails or is not installed."""
     try:
-        answer = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

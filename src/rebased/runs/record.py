@@ -1,8 +1,8 @@
-"""record.jsonl: what a run was and what came of it, a line an event, only ever appended to.
+"""record.jsonl: the history of a run, one JSON object per line. Lines are only ever appended.
 
-The first line has type "run" (config, digest, code, machine), then one of type "epoch" an epoch, the last has type
-"end". A line of type "resume" stands where a run went on with other code or on another machine, one of type
-"out_of_memory" where it went on with fewer sequences at once.
+Each line has a "type". The first line is "run" (config, digest, code, machine). One "epoch" line per epoch follows, and
+"end" is the last. "resume" says that the run was resumed with other code or on another machine, "out_of_memory" that it
+continued with fewer sequences at once.
 """
 
 import json
@@ -10,29 +10,38 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rebased.files import sha256_bytes
+
 RECORD = "record.jsonl"
 
 
 class Record:
-    """The record of a run that is under way; or of a sweep, which does without lines that are damaged."""
+    """A record file that can be read and appended to. The file need not exist yet.
+
+    A damaged line is an error, unless `skip_damaged`: then such lines are counted in `damaged` and left out. An
+    incomplete last line, which a killed process may leave behind, is ignored.
+    """
 
     def __init__(self, path: Path, *, skip_damaged: bool = False) -> None:
         self.path, self._skip_damaged = path, skip_damaged
         self.lines: list[dict[str, Any]] = []
-        self.size = 0  # bytes of whole lines
-        self.damaged = 0  # lines that were skipped
+        self.size = 0  # bytes of all complete lines
+        self.damaged = 0  # how many lines were skipped
         if path.exists():
             self._read()
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
+        """The lines of type "epoch", in order."""
         return [line for line in self.lines if line["type"] == "epoch"]
 
     @property
     def end(self) -> dict[str, Any] | None:
+        """The line of type "end"; None while the run has not ended."""
         return self.lines[-1] if self.lines and self.lines[-1]["type"] == "end" else None
 
     def append(self, line: dict[str, Any]) -> None:
+        """Write one line to disk. If that fails, the file keeps its earlier lines and OSError is raised."""
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
             with open(self.path, "ab") as file:
@@ -40,17 +49,33 @@ class Record:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._truncate(self.size)  # to make a file shorter needs no room
+            self._truncate(self.size)  # works on a full disk too
             raise self._not_written(error) from error
         self.lines.append(line)
         self.size += len(data)
 
-    def rewind(self, size: int) -> None:
-        """Forget the lines after the first `size` bytes, and a last line that was torn off in the writing."""
+    def describe(self) -> dict[str, Any]:
+        """Size and checksum of the whole lines: {"bytes": ..., "sha256": ...}."""
+        return {"bytes": self.size, "sha256": self._checksum(self.size)}
+
+    def _checksum(self, size: int) -> str:
+        data = self.path.read_bytes()[:size] if self.path.exists() else b""
+        return sha256_bytes(data)
+
+    def rewind(self, size: int, sha256: str | None = None) -> None:
+        """Drop the lines after the first `size` bytes, and a last line that is not whole.
+
+        sha256: the checksum that those first bytes must have.
+        """
         if size > self.size:
             raise ValueError(
                 f"{self.path} is damaged: it holds {self.size} bytes, and its checkpoint was saved after {size}; "
                 f"remove {self.path.parent} and train the run again, or start it in another folder"
+            )
+        if sha256 is not None and self._checksum(size) != sha256:
+            raise ValueError(
+                f"{self.path} is damaged: its first {size} bytes are not those that its checkpoint was saved with; "
+                "restore it, or start the run again in another folder"
             )
         if self.path.exists():
             self._truncate(size)
@@ -72,13 +97,13 @@ class Record:
 
     def _not_written(self, error: OSError) -> OSError:
         return OSError(
-            f"{self.path} could not be written: {error.strerror}; what was saved before is whole: "
+            f"{self.path} could not be written: {error.strerror}; what was saved before is complete: "
             "make room and run again with --resume"
         )
 
 
 def read_record(path: Path | str) -> list[dict[str, Any]]:
-    """The lines of a record (or of the one in a run's folder), less a last one that is not whole."""
+    """The complete lines of a record file, or of the record in a run's folder. A damaged line raises ValueError."""
     path = Path(path)
     lines, errors, _ = _read(path / RECORD if path.is_dir() else path)
     if errors:
@@ -87,7 +112,10 @@ def read_record(path: Path | str) -> list[dict[str, Any]]:
 
 
 def lines_so_far(folder: Path) -> list[dict[str, Any]]:
-    """The record of a run that may not have begun, or that another process is writing: what can be read of it now."""
+    """The lines of the record in `folder` that can be read now; empty if there is none, or a line is damaged.
+
+    For runs that may not have begun, or that another process is writing.
+    """
     try:
         return read_record(folder / RECORD)
     except (OSError, ValueError):
@@ -95,23 +123,23 @@ def lines_so_far(folder: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
-    """The lines that are records, an error for each that is not, and the bytes of all that are whole."""
+    """(the valid lines, one error per damaged line, how many bytes the complete lines have)."""
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+    complete = data[: data.rfind(b"\n") + 1]
     lines, errors = [], []
-    for number, text in enumerate(whole.splitlines(), start=1):
+    for number, text in enumerate(complete.splitlines(), start=1):
         try:
             line = json.loads(text)
-            sound = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
+            valid = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
         except (ValueError, TypeError, KeyError):
-            sound = False
-        if not sound:
+            valid = False
+        if not valid:
             errors.append(
                 ValueError(
-                    f"{path} is damaged in line {number}: {text[:60]!r} is not a record; mend the line, or remove "
+                    f"{path} is damaged in line {number}: {text[:60]!r} is not a record; repair the line, or remove "
                     f"{path.parent} and train the run again"
                 )
             )
         else:
             lines.append(line)
-    return lines, errors, len(whole)
+    return lines, errors, len(complete)

@@ -6,9 +6,11 @@ made; and of many runs at once: what all have in common tells none apart.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.runs.synthetic_config import TrainConfig
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.synthetic_config import RunConfig, TrainConfig
 from rebased.tasks import DEFAULT_TASK, Task, task_class
 from rebased.tasks import task_names as registered_tasks
 
@@ -27,16 +29,8 @@ KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(�
 
 # Settings that name no model: axes of their own, how the work was done, or what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
-MEANS = (
-    "train.protocol",
-    "train.device",
-    "train.micro_batch",
-    "train.checkpoint_seconds",
-    "train.capture",
-    "train.compile",
-    "backend",
-)
-USUAL = TrainConfig().model_dump(mode="json")  # what a record means that was written before there was such a setting
+EXECUTION = tuple(dict.fromkeys((*RunConfig.execution, *TextRunConfig.execution, "train.protocol", "backend")))
+DEFAULTS = TrainConfig().model_dump(mode="json")  # of settings that a record written by older code may lack
 PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 
@@ -69,11 +63,11 @@ def flatten(tree: Any, at: str = "") -> dict[str, Any]:
 
 
 def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """One a run: "T = 256, 64 pairs", after the task's name where it is not MQAR. Tasks that differ in more than that
-    are told apart by it."""
-    tasks = [run["task"] for run in runs]
-    sizes = [sizes_of(task) for task in tasks]
-    apart = tell_apart(sizes, [task_settings(task) for task in tasks], [()] * len(runs))
+    """What each run is trained on: "T = 256, 64 pairs" on MQAR, "copying, T = 64" on another task, "enwik8, T = 2048"
+    on text. Tasks that differ in more than that get it in parentheses."""
+    sizes = [sizes_of(run["task"]) if "task" in run else text_name(run["data"]) for run in runs]
+    settings = [task_settings(run["task"]) if "task" in run else run["data"] for run in runs]
+    apart = tell_apart(sizes, settings, [()] * len(runs))
     return [f"{size} ({more})" if more else size for size, more in zip(sizes, apart, strict=True)]
 
 
@@ -87,7 +81,13 @@ def task_settings(task: dict[str, Any]) -> dict[str, Any]:
     return leaves
 
 
+def text_name(data: dict[str, Any]) -> str:
+    """The name of a prepared folder, and the length of windows: "enwik8, T = 2048"."""
+    return f"{Path(data['folder']).name}, T = {data['seq_len']}"
+
+
 def sizes_of(task: dict[str, Any]) -> str:
+    """A task by its sizes: "T = 256, 64 pairs"."""
     name = task.get("name", DEFAULT_TASK)
     trained, tested = (describe_segments(task[part], words_of(task)) for part in PARTS)
     sizes = trained if trained == tested else f"{trained} → {tested}"
@@ -116,7 +116,7 @@ def span(values: set[Any]) -> str:
 
 
 def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:
-    """One a run: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ in that."""
+    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ so."""
     kinds = [kind_of(run["model"]) for run in runs]
     places = [(task, run["model"]["d_model"]) for run, task in zip(runs, tasks, strict=True)]
     apart = tell_apart(kinds, [own_settings(run) for run in runs], places)
@@ -126,11 +126,12 @@ def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[Mo
 def own_settings(run: dict[str, Any]) -> dict[str, Any]:
     """What a model and its training could be told apart by."""
     model = run["model"]
-    leaves = flatten({"model": model, "train": USUAL | run["train"]})
+    train = DEFAULTS | run["train"] if "task" in run else run["train"]
+    leaves = flatten({"model": model, "train": train})
     for i, mixer in enumerate(model["mixers"]):  # the default written out, or not
         if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):
             leaves[f"model.mixers.{i}.value_width"] = None
-    ignored = (*AXES, *MEANS, *FOLLOWS)
+    ignored = (*AXES, *EXECUTION, *FOLLOWS)
     return {path: leaf for path, leaf in leaves.items() if not path.endswith(ignored)}
 
 

@@ -1,7 +1,7 @@
-"""sweep.jsonl: what a sweep's folder was asked for and which runs failed, a line an event.
+"""sweep.jsonl: which runs a sweep asked for and which of them failed, one JSON object per line.
 
-What a run did stands in its own record. Here stand its failures, which say more about the machine than about the run:
-a run that failed may be tried again and then succeed.
+A run's results are in its own record. Failures are kept here, because they often come from the machine: a failed run
+may succeed when it is tried again.
 """
 
 import os
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rebased.runs.folder import locked
+from rebased.files import locked
 from rebased.runs.provenance import describe_code
 from rebased.runs.record import Record
 
 LOG = "sweep.jsonl"
-PROMISED: dict[str, dict[str, type]] = {
+REQUIRED: dict[str, dict[str, type]] = {  # keys that each type of line must have
     "sweep": {"runs": list},
     "failed": {"digest": str, "error": str},
     "retry": {"digest": str},
@@ -23,13 +23,15 @@ PROMISED: dict[str, dict[str, type]] = {
 
 
 def is_whole(line: dict[str, Any]) -> bool:
-    """Whether a line has what its type promises."""
-    promised = PROMISED.get(line["type"], {})
-    kept = all(isinstance(line.get(key), kind) for key, kind in promised.items())
-    return kept and all(isinstance(digest, str) for digest in line.get("runs", ()))
+    """Whether a line has the keys that its type needs, with values of the right types."""
+    required = REQUIRED.get(line["type"], {})
+    present = all(isinstance(line.get(key), kind) for key, kind in required.items())
+    return present and all(isinstance(digest, str) for digest in line.get("runs", ()))
 
 
 class SweepLog:
+    """The log of the sweep in `folder`. Damaged lines are left out and counted."""
+
     def __init__(self, folder: Path) -> None:
         self._record = Record(folder / LOG, skip_damaged=True)
 
@@ -39,12 +41,12 @@ class SweepLog:
 
     @property
     def damaged(self) -> int:
-        """Lines that could not be read. Failures that they told of are forgotten: such runs are tried again."""
+        """How many lines could not be read. Runs whose failures they recorded are tried again."""
         return self._record.damaged + len(self._record.lines) - len(self._lines)
 
     @property
     def failures(self) -> dict[str, str]:
-        """The errors of runs that failed and have not been tried again, by digest."""
+        """{digest: error} of the runs that failed and have not been tried again."""
         errors: dict[str, str] = {}
         for line in self._lines:
             if line["type"] == "failed":
@@ -54,17 +56,21 @@ class SweepLog:
         return errors
 
     def begin(self, source: Path, digests: Sequence[str]) -> None:
-        self._record.rewind(self._record.size)  # less a line that was torn off in the writing
+        """Append a line for a sweep that begins: the name of its file and the digests of its runs."""
+        self._record.rewind(self._record.size)  # removes an incomplete last line
         self._record.append({"type": "sweep", "file": source.name, "code": describe_code(), "runs": list(digests)})
 
     def failed(self, digest: str, error: str) -> None:
+        """Append a line for a run that failed."""
         self._record.append({"type": "failed", "digest": digest, "error": error})
 
     def retry(self, digest: str) -> None:
+        """Append a line for a failed run that is tried again; it no longer counts as failed."""
         self._record.append({"type": "retry", "digest": digest})
 
 
 def check_folder(folder: Path) -> None:
+    """Raise ValueError unless `folder` is new, empty or a sweep's."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     names = [name for name in os.listdir(folder) if not name.startswith(".")] if folder.exists() else []
@@ -74,9 +80,11 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def sweep_folder(folder: Path) -> Iterator[SweepLog]:
-    """Within the block the folder is this sweep's alone. Refused if another sweep is under way in it, or if it holds
-    something else."""
+    """Hold the folder of a sweep during the block and yield its log; the folder is made if needed.
+
+    Raises ValueError if another process works in the folder, or if it holds something else than a sweep.
+    """
     check_folder(folder)
     with locked(folder):
-        check_folder(folder)  # again: another process may have come and gone since
+        check_folder(folder)  # again: another process may have used the folder before the lock was taken
         yield SweepLog(folder)

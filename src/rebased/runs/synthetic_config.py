@@ -1,34 +1,22 @@
 """A run as data: the task, the model and how the one is trained on the other."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
-    AfterValidator,
     Field,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    field_serializer,
     field_validator,
     model_validator,
 )
 
 from rebased.config import Config
 from rebased.models import LMConfig
+from rebased.runs.base_config import BaseRunConfig, Betas, Compile, Device, Precision
 from rebased.runs.model_section import finish_model
 from rebased.runs.protocol import Protocol
 from rebased.tasks import AnyTask, TaskData
-
-Precision = Literal["fp32", "tf32", "bf16"]
-"""fp32 throughout, as in the paper; fp32 whose products are TF32; or products in bf16 and all else in fp32."""
-
-
-def _below_one(betas: tuple[float, float]) -> tuple[float, float]:
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"both must be at least 0 and below 1, such as [0.9, 0.999]; got {list(betas)}")
-    return betas
-
-
-Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
-"""How slowly AdamW's two moments forget."""
 
 
 class TrainConfig(Config):
@@ -44,15 +32,30 @@ class TrainConfig(Config):
     betas: Betas = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     precision: Precision = "fp32"
     capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
-    compile: bool = Field(False, description="fuse the model with torch.compile: a minute more before the first step")
+    compile: Compile = Field("none", description="what torch.compile compiles: a minute more before the first step")
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")
 
+    @field_serializer("compile")
+    def _as_digests_know_it(self, compile: str) -> bool | str:
+        """This setting was once a flag, and the digests of known runs were made with it."""
+        return {"none": False, "model": True}.get(compile, compile)
 
-class RunConfig(Config):
-    """Finished before step 0 and never rewritten; its digest names the run."""
+
+class RunConfig(BaseRunConfig):
+    """A run on a synthetic task. Its execution settings are a part of its digest."""
+
+    execution: ClassVar[tuple[str, ...]] = (
+        "train.device",
+        "train.micro_batch",
+        "train.capture",
+        "train.compile",
+        "train.checkpoint_seconds",
+    )
+    metric: ClassVar[Literal["accuracy", "perplexity"]] = "accuracy"
+    verb: ClassVar[str] = "train"
 
     task: AnyTask
     model: LMConfig

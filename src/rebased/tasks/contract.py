@@ -12,9 +12,9 @@ import torch
 from torch import Generator, Tensor
 
 from rebased.config import Config, did_you_mean
+from rebased.ops import IGNORE
 from rebased.tasks.seeds import mix_seed
 
-IGNORE = -100  # the label of a position where nothing is asked; what cross_entropy ignores by default
 BLOCK_ROWS = 1024  # rows are drawn so many at a time: it bounds the scratch memory
 
 Split = Literal["train", "test", "held_out"]

@@ -1,59 +1,60 @@
-"""A training step as one CUDA graph: the host says "again" instead of launching some hundred kernels one by one.
+"""A training step as one CUDA graph: the host replays it instead of launching some hundred kernels one by one.
 
-Small models are launch-bound otherwise. What the step reads and writes stays where it is: weights, gradients, moments,
-the learning rate (a tensor), the data and a buffer for the row numbers. Dropout draws from torch's generator, which
-counts on with every replay as it would have without a graph, so a checkpoint means the same in both.
+Small models, and short steps of larger ones, are launch-bound otherwise. What the step reads and writes stays where it
+is: weights, gradients, moments, the learning rate (a tensor) and one buffer per input. Dropout draws from torch's
+generator, whose seed and count a replay reads as an ordinary step would, so a checkpoint means the same in both.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rebased.tasks import Questions
-
 WARM_UP = 3  # steps of each shape before it is captured: kernels are compiled, moments and workspaces made
 
 
 class _Graph(NamedTuple):
     graph: Any
-    questions: Questions  # kept, so that nothing else can take its address
-    rows: Tensor
+    inputs: tuple[Tensor, ...]
     outcome: Tensor
+    step: Callable[..., Tensor]  # kept: no other tensor may take the addresses of what it refers to
 
 
-class CapturedStep:
-    """Takes the place of a step on a GPU. A shape (a segment, a number of rows) runs as it is three times, real steps
-    of the training, and is captured when it comes again; the smaller last batch of an epoch has a graph of its own."""
+class CudaGraphs:
+    """Runs steps as CUDA graphs, one graph per key.
 
-    def __init__(self, step: Callable[[Questions, Tensor], Tensor]) -> None:
-        self.step = step
-        self._seen: Counter[tuple[int, int]] = Counter()
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+    A key names the shapes of a step's inputs and everything else that its kernels depend on. A step runs as it is three
+    times, real steps of the training, and is captured when its key comes again.
+    """
 
-    def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
-        """The outcome is overwritten by the next call."""
-        shape = questions.inputs.data_ptr(), len(rows)
-        if shape not in self._graphs:
-            self._seen[shape] += 1
-            if self._seen[shape] <= WARM_UP:
-                return self.step(questions, rows)
-            self._graphs[shape] = self._capture(questions, rows)
-        captured = self._graphs[shape]
-        captured.rows.copy_(rows)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, _Graph] = {}
+
+    def run(self, key: Hashable, step: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """What step(*inputs) returns; the next call overwrites it. All inputs are on the GPU while the step runs."""
+        if key not in self._graphs:
+            self._seen[key] += 1
+            if self._seen[key] <= WARM_UP:
+                return step(*(_to_device(each, self._device) for each in inputs))
+            self._graphs[key] = self._capture(step, tuple(_to_device(each, self._device).clone() for each in inputs))
+        captured = self._graphs[key]
+        for buffer, each in zip(captured.inputs, inputs, strict=True):
+            buffer.copy_(_pinned(each, self._device), non_blocking=True)
         captured.graph.replay()
         return captured.outcome
 
-    def _capture(self, questions: Questions, rows: Tensor) -> _Graph:
+    def _capture(self, step: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> _Graph:
         """Record one step, which is not executed. Graphs share their memory: they never run at the same time."""
-        graph, rows = torch.cuda.CUDAGraph(), rows.clone()
+        graph = torch.cuda.CUDAGraph()
         pool = next((other.graph.pool() for other in self._graphs.values()), None)
         try:
             with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-                outcome = self.step(questions, rows)
+                outcome = step(*inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -62,7 +63,16 @@ class CapturedStep:
                 f"this model's training step cannot be captured as a CUDA graph ({reason}): something in it waits for "
                 "the GPU or copies from the host. Train without: --train.capture false"
             ) from error
-        return _Graph(graph, questions, rows, outcome)
+        return _Graph(graph, inputs, outcome, step)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    return _pinned(tensor, device).to(device, non_blocking=True)
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """From pinned memory the host goes on while a copy to the GPU is under way."""
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
 
 
 @contextmanager

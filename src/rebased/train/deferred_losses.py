@@ -1,4 +1,4 @@
-"""Losses that the device has computed and nobody has looked at yet: to look is to wait for it."""
+"""Losses that the device has computed and the host has not read yet: reading one makes the host wait."""
 
 import time
 from typing import NamedTuple
@@ -6,48 +6,59 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-AT_MOST = {"cuda": 32, "cpu": 1}  # steps between two looks; a CPU leaves nothing to wait for
-SECONDS = 0.5  # and not much longer than this, so that a slow run can be watched
+from rebased.train.world import World
+
+STEPS_BETWEEN_READS = {"cuda": 32, "cpu": 1}  # at most; a CPU leaves nothing to wait for
+SECONDS_BETWEEN_READS = 0.5  # about; a slow run is read after fewer steps, so that it can be watched
 
 
 class SeenLoss(NamedTuple):
-    mean: float  # over the labelled tokens of the step
-    labels: int
+    """The outcome of one step, over all processes."""
+
+    values: list[float]  # the first two are sums over processes
     tokens: int
 
 
-class LossLog:
-    def __init__(self, device: torch.device) -> None:
-        self._at_most = AT_MOST[device.type]
-        self._losses = torch.zeros(self._at_most, 2, dtype=torch.float64, device=device)
+class DeferredLosses:
+    """A buffer on the device with one row per step that was not read yet."""
+
+    def __init__(self, world: World, *, columns: int, capacity: int | None = None) -> None:
+        self._world = world
+        self._capacity = capacity or STEPS_BETWEEN_READS[world.device.type]
+        self._rows = torch.zeros(self._capacity, columns, dtype=torch.float64, device=world.device)
         self._tokens: list[int] = []
         self._wanted = 1
-        self.restart()
+        self.restart_clock()
 
     def __len__(self) -> int:
-        """How many steps are waiting to be seen."""
+        """The number of steps that were not read yet."""
         return len(self._tokens)
 
     @property
     def is_due(self) -> bool:
+        """True if enough steps wait to be read."""
         return len(self) >= self._wanted
 
-    def restart(self) -> None:
-        """Time that passed until now is not the steps'."""
-        self._started = time.perf_counter()
+    def restart_clock(self) -> float:
+        """Start to time steps now. Returns the seconds since the clock was last read or restarted."""
+        now, before = time.perf_counter(), getattr(self, "_started", 0.0)
+        self._started = now
+        return now - before
 
     def add(self, outcome: Tensor, tokens: int) -> None:
-        """outcome [2]: mean loss and labels, of a step that saw so many tokens."""
-        self._losses[len(self)].copy_(outcome)
+        """Keep the outcome [columns] of a step over so many tokens."""
+        self._rows[len(self)].copy_(outcome)
         self._tokens.append(tokens)
 
     def read(self) -> tuple[list[SeenLoss], float]:
-        """Wait for the device: the losses since the last time, and the seconds they took."""
-        values = self._losses[: len(self)].tolist()
-        seconds = time.perf_counter() - self._started
-        seen = [
-            SeenLoss(mean, int(labels), tokens) for (mean, labels), tokens in zip(values, self._tokens, strict=True)
-        ]
+        """Wait for the device. Returns the steps since the last read, and the seconds they took."""
+        rows = self._rows[: len(self)]
+        if self._world.size > 1:
+            rows = torch.cat([self._world.total(rows[:, :2].contiguous()), rows[:, 2:]], dim=1)
+        values = rows.tolist()
+        seconds = self.restart_clock()
+        seen = [SeenLoss(row, tokens) for row, tokens in zip(values, self._tokens, strict=True)]
         self._tokens.clear()
-        self._wanted = max(1, min(self._at_most, int(SECONDS * len(seen) / seconds)))
+        if seen:
+            self._wanted = max(1, min(self._capacity, int(SECONDS_BETWEEN_READS * len(seen) / max(seconds, 1e-9))))
         return seen, seconds

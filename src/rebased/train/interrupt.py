@@ -29,7 +29,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.asked = True
 
-    def heed(self) -> bool:
+    def check(self) -> bool:
         """Whether to stop here; before that is done, which can take a while, listeners hear of it. Not from within the
         signal's handler: what they write may just be under way."""
         if self.asked:
@@ -41,7 +41,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request(listeners: Sequence[Listener] = ()) -> Iterator[StopRequest]:
-    """Listeners hear of it when the run heeds it."""
+    """Listeners hear of it when the run checks it."""
     request = StopRequest(listeners)
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request

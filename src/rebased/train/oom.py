@@ -9,7 +9,7 @@ OUT_OF_MEMORY = "out_of_memory"  # the type of the line that a run's record has 
 def half(rows: int) -> int:
     if rows == 1:
         raise ValueError(
-            "the GPU's memory is too small for one sequence at a time; use a shorter task.train.0.seq_len, a smaller "
+            "the GPU's memory is too small for one sequence at a time; use shorter sequences (seq_len), a smaller "
             "model.d_model, or a GPU with more memory or less else on it"
         )
     return rows // 2

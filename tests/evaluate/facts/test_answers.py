@@ -1,4 +1,4 @@
-"""Answers are counted whole, by powers of two of the distance."""
+"""Answers are counted in total and by distance, in classes of powers of two."""
 
 import pytest
 

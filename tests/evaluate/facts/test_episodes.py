@@ -1,4 +1,4 @@
-"""Contexts hold what they ask for, at the distance they say, unless they are meant not to."""
+"""Contexts contain the facts that are asked for, at the stated distance; the controls do not contain them."""
 
 import pytest
 
@@ -84,5 +84,5 @@ def test_mistakes() -> None:
         build_recall(FACTS, encode, length=20, questions=5)
     with pytest.raises(ValueError, match="questions 0 and"):
         build_recall(FACTS, encode, length=20, questions=0)
-    with pytest.raises(ValueError, match="the tokenizer makes nothing of 'The number of town"):
+    with pytest.raises(ValueError, match="the tokenizer has no tokens for 'The number of town"):
         build_recall(FACTS, lambda text: [], length=200, questions=5)

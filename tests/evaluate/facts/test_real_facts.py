@@ -1,4 +1,4 @@
-"""The files that facts are meant to come from, in the tokens of the paper's tokenizer."""
+"""Real files of facts, encoded with the paper's tokenizer."""
 
 from collections.abc import Callable
 from pathlib import Path

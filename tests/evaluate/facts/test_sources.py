@@ -1,4 +1,4 @@
-"""Facts are read as they stand in files, and what is no fact is named."""
+"""Facts are read from files, and errors name the line that is not a fact."""
 
 import gzip
 import json
@@ -66,15 +66,15 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"facts.jsonl, line 2: not a fact; each line should be"):
         read_facts(write_lines(tmp_path / "facts.jsonl", [LINES[0], {"prompt": "x"}]))
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(ValueError, match=r"empty\.jsonl holds no fact"):
+    with pytest.raises(ValueError, match=r"empty\.jsonl has no fact"):
         read_facts(tmp_path / "empty.jsonl")
     (tmp_path / "binary.jsonl").write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match=r"binary\.jsonl is no text"):
+    with pytest.raises(ValueError, match=r"binary\.jsonl is not text"):
         read_facts(tmp_path / "binary.jsonl")
     (tmp_path / "not.xz").write_text("{}")
     with pytest.raises(ValueError, match=r"not\.xz cannot be unpacked"):
         read_facts(tmp_path / "not.xz")
     with pytest.raises(ValueError, match="not in the format of SQuAD"):
         read_squad(write_lines(tmp_path / "facts.jsonl", LINES[:1]))
-    with pytest.raises(ValueError, match="'Farhaven' does not stand at character 3"):
+    with pytest.raises(ValueError, match="'Farhaven' is not at character 3"):
         read_squad(squad(tmp_path / "dev.json", [("Farhaven", 3)]))

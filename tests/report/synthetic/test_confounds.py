@@ -3,7 +3,7 @@
 from typing import Any
 
 from fake_records import fake_run
-from rebased.report import Lab
+from rebased.report.synthetic import SyntheticReport
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -14,70 +14,70 @@ def runs(model: str = "rebased", d_model: int = 24, **train: Any) -> list[Run]:
     return [fake_run(model, d_model=d_model, seed=seed, changes={"train": train}) for seed in SEEDS]
 
 
-def cells(lab: Lab) -> dict[tuple[str, int], int]:
-    return {(str(cell.model), cell.d_model): cell.test.n for cell in lab.results.cells}
+def cells(report: SyntheticReport) -> dict[tuple[str, int], int]:
+    return {(str(cell.model), cell.d_model): cell.test.n for cell in report.results.cells}
 
 
 def test_in_one_place_precision_and_epochs_make_names() -> None:
     for setting, usual, other in (("precision", "fp32", "bf16"), ("epochs", 5, 9)):
-        lab = Lab(Collection(runs=[*runs(), *runs(**{setting: other})]))
-        assert cells(lab) == {(f"ReBased ({setting} {usual})", 24): 2, (f"ReBased ({setting} {other})", 24): 2}
-        assert lab.warnings == []
+        report = SyntheticReport(Collection(runs=[*runs(), *runs(**{setting: other})]))
+        assert cells(report) == {(f"ReBased ({setting} {usual})", 24): 2, (f"ReBased ({setting} {other})", 24): 2}
+        assert report.warnings == []
 
 
 def test_a_record_from_before_there_was_precision_is_fp32() -> None:
     old = runs()
     for run in old:
         del run.settings["train"]["precision"]
-    lab = Lab(Collection(runs=[*old, *runs(precision="bf16")]))
-    assert cells(lab) == {("ReBased (precision fp32)", 24): 2, ("ReBased (precision bf16)", 24): 2}
+    report = SyntheticReport(Collection(runs=[*old, *runs(precision="bf16")]))
+    assert cells(report) == {("ReBased (precision fp32)", 24): 2, ("ReBased (precision bf16)", 24): 2}
     same = [fake_run(seed=44), *old]
-    assert cells(Lab(Collection(runs=same))) == {("ReBased", 24): 3}
+    assert cells(SyntheticReport(Collection(runs=same))) == {("ReBased", 24): 3}
 
 
 def test_models_that_were_trained_differently() -> None:
-    lab = Lab(Collection(runs=[*runs(), *runs("based", precision="tf32", epochs=9)]))
-    assert lab.warnings == [
-        "Runs set side by side were not trained alike, so a difference may come from that: epochs 9 (2 runs), 5 (2 "
-        "runs); precision tf32 (2 runs), fp32 (2 runs)."
+    report = SyntheticReport(Collection(runs=[*runs(), *runs("based", precision="tf32", epochs=9)]))
+    assert report.warnings == [
+        "Compared runs were not all trained with the same settings, which may cause differences: epochs 9 (2 runs), "
+        "5 (2 runs); precision tf32 (2 runs), fp32 (2 runs)."
     ]
 
 
 def test_a_name_that_some_models_lack_tells_nothing() -> None:
-    lab = Lab(Collection(runs=[*runs(), *runs(precision="bf16"), *runs("based")]))
-    assert [str(model) for model in lab.results.models] == [
+    report = SyntheticReport(Collection(runs=[*runs(), *runs(precision="bf16"), *runs("based")]))
+    assert [str(model) for model in report.results.models] == [
         "Based",
         "ReBased (precision bf16)",
         "ReBased (precision fp32)",
     ]
-    assert lab.warnings == [
-        "Runs set side by side were not trained alike, so a difference may come from that: precision fp32 (4 runs), "
-        "bf16 (2 runs)."
+    assert report.warnings == [
+        "Compared runs were not all trained with the same settings, which may cause differences: precision fp32 "
+        "(4 runs), bf16 (2 runs)."
     ]
 
 
 def test_widths_that_were_trained_differently() -> None:
-    lab = Lab(Collection(runs=[*runs(), *runs(d_model=48, precision="tf32")]))
-    assert lab.warnings == [
-        "Runs set side by side were not trained alike, so a difference may come from that: precision fp32 (2 runs), "
-        "tf32 (2 runs)."
+    report = SyntheticReport(Collection(runs=[*runs(), *runs(d_model=48, precision="tf32")]))
+    assert report.warnings == [
+        "Compared runs were not all trained with the same settings, which may cause differences: precision fp32 "
+        "(2 runs), tf32 (2 runs)."
     ]
 
 
 def test_tasks_are_not_set_side_by_side() -> None:
-    lab = Lab(
+    report = SyntheticReport(
         Collection(runs=[*runs(), *(fake_run(seq_len=64, seed=s, changes={"train": {"epochs": 9}}) for s in SEEDS)])
     )
-    assert lab.warnings == []
+    assert report.warnings == []
 
 
 def test_how_a_cell_was_computed() -> None:
     other = [fake_run(seed=seed, changes={"train": {"micro_batch": 4}}) for seed in (43, 44)]
-    lab = Lab(Collection(runs=[*runs(), *other]))
-    assert cells(lab) == {("ReBased", 24): 3}
-    assert lab.warnings == [
-        "1 run left out: like another in all but how it was computed (device, micro_batch and such); the first of "
+    report = SyntheticReport(Collection(runs=[*runs(), *other]))
+    assert cells(report) == {("ReBased", 24): 3}
+    assert report.warnings == [
+        "1 run left out: the same as another except for execution settings (device, micro_batch, ...). The first of "
         "each counts.",
-        "Runs of one cell were not computed alike, which should not change what they learn: micro_batch none (2 runs), "
-        "4 (1 run).",
+        "Runs of one cell have different execution settings, which should not change their results: micro_batch none "
+        "(2 runs), 4 (1 run).",
     ]

@@ -18,7 +18,7 @@ from rebased.config import merge
 from rebased.models import LanguageModel
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import read_record
-from rebased.train.lm import TextSink, checkpoint, train_text
+from rebased.train import Sink, checkpoint, train
 from rebased.train.lm.checkpoint import SafeReader
 from tiny_lm_run import AtStep, everything, losses, start, tiny, wait, write_text
 
@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train_text(tiny(text, OFTEN), folder)
+    train(tiny(text, OFTEN), folder)
     return folder
 
 
@@ -45,7 +45,7 @@ def at_seven(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupted(config: TextRunConfig, folder: Path, step: int) -> Path:
     stop = AtStep(step, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert train_text(config, folder, sinks=[stop]).status == "interrupted"
+    assert train(config, folder, sinks=[stop]).status == "interrupted"
     return folder
 
 
@@ -55,7 +55,7 @@ def test_the_record_has_every_line_once(whole: Path) -> None:
     assert lines == [*expected, ("end", 12)]
 
 
-class WhileMeasuring(TextSink):
+class WhileMeasuring(Sink):
     """Asks the run to end, once, when some windows are measured."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class WhileMeasuring(TextSink):
 
 def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_path: Path) -> None:
     sink = WhileMeasuring()
-    result = train_text(tiny(text, OFTEN), tmp_path / "run", sinks=[sink])
+    result = train(tiny(text, OFTEN), tmp_path / "run", sinks=[sink])
     assert (result.status, result.step, sink.heard) == ("interrupted", 12, 1)
     assert not any(line["type"] == "end" for line in read_record(tmp_path / "run"))
-    result = train_text(tiny(text, OFTEN), tmp_path / "run", resume=True)
+    result = train(tiny(text, OFTEN), tmp_path / "run", resume=True)
     assert result.status == "done"
     assert result.perplexity == read_record(whole)[-1]["valid"]["all"]["perplexity"]
     assert everything(tmp_path / "run") == everything(whole)
@@ -83,10 +83,10 @@ def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_pa
 
 def test_how_often_is_saved_changes_nothing_but_the_seed_does(text: Path, whole: Path, tmp_path: Path) -> None:
     no_onednn = AtStep(12, partial(torch.backends.mkldnn.set_flags, False))  # as torch on a CPU without bf16
-    train_text(tiny(text, {"model": {"embed_dropout": 0.1}}), tmp_path / "run", sinks=[no_onednn])
+    train(tiny(text, {"model": {"embed_dropout": 0.1}}), tmp_path / "run", sinks=[no_onednn])
     assert torch.backends.mkldnn.enabled  # a run that follows depends on it
     assert everything(tmp_path / "run")[1] == everything(whole)[1]
-    train_text(tiny(text, OFTEN | {"train": {"seed": 43}}), tmp_path / "other")
+    train(tiny(text, OFTEN | {"train": {"seed": 43}}), tmp_path / "other")
     assert everything(tmp_path / "other")[1] != everything(whole)[1]
 
 
@@ -94,7 +94,7 @@ def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
     """Train until this step (or this step's checkpoint), and be killed there."""
     end = partial(os.kill, os.getpid(), signal.SIGKILL)
     name = f"checkpoint-{step}"
-    finish, delete = dcp.FileSystemWriter.finish, checkpoint._delete_all_but
+    finish, delete = dcp.FileSystemWriter.finish, checkpoint.delete_others
 
     def die_before_contents(self: dcp.FileSystemWriter, metadata: Any, results: Any) -> None:
         end() if name in str(self.path) else finish(self, metadata, results)
@@ -106,8 +106,8 @@ def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
     if moment == "written":
         dcp.FileSystemWriter.finish = die_before_contents  # type: ignore[method-assign]
     if moment == "pointed":
-        checkpoint._delete_all_but = die_after_pointer
-    train_text(config, folder, resume=True, sinks=sinks)
+        checkpoint.delete_others = die_after_pointer
+    train(config, folder, resume=True, sinks=sinks)
 
 
 def test_killed_again_and_again(text: Path, whole: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_killed_again_and_again(text: Path, whole: Path, tmp_path: Path) -> None
     for moment, step in moments:
         assert wait([start(die, config, folder, moment, step)]) == [-signal.SIGKILL], (moment, step)
     assert len(list(folder.glob("checkpoint-*"))) > 1  # those killed had no time to remove the former
-    train_text(config, folder, resume=True)
+    train(config, folder, resume=True)
     assert everything(folder) == everything(whole)
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-12"]
 
@@ -127,7 +127,7 @@ def test_signals_save_and_stop(text: Path, whole: Path, tmp_path: Path, step: in
     config = tiny(text, OFTEN | {"train": {"checkpoint_every": 100}})
     folder = interrupted(config, tmp_path / "run", step)
     assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{step}"]
-    assert train_text(config, folder, resume=True).status == "done"
+    assert train(config, folder, resume=True).status == "done"
     assert everything(folder)[1] == everything(whole)[1]
     assert losses(folder) == losses(whole)
 
@@ -139,14 +139,14 @@ def test_how_it_is_computed_may_change_and_what_may_not(text: Path, whole: Path,
     other = tiny(text, merge(OFTEN, {"train": {"precision": "bf16"}}))
     assert other.digest() != changed.digest()
     with pytest.raises(ValueError, match=r"holds another run: train\.precision is 'auto' there and 'bf16' here"):
-        train_text(other, folder, resume=True)
-    train_text(changed, folder, resume=True)
+        train(other, folder, resume=True)
+    train(changed, folder, resume=True)
     assert everything(folder)[1] == everything(whole)[1]
 
 
 def test_a_done_run_is_left_as_it_is(text: Path, whole: Path) -> None:
     before = {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()}
-    assert train_text(tiny(text, OFTEN), whole, resume=True).status == "already_done"
+    assert train(tiny(text, OFTEN), whole, resume=True).status == "already_done"
     assert {path.name: path.read_bytes() for path in whole.iterdir() if path.is_file()} == before
 
 
@@ -165,8 +165,8 @@ def remove(file: str) -> Callable[[Path], None]:
 
 
 DAMAGE = {
-    "weights": (damage("checkpoint-*/__0_0.distcp"), "__0_0.distcp is damaged: its size or checksum"),
-    "contents": (damage("checkpoint-*/.metadata"), ".metadata is damaged: its size or checksum"),
+    "weights": (damage("checkpoint-*/__0_0.distcp"), "__0_0.distcp is damaged: its checksum"),
+    "contents": (damage("checkpoint-*/.metadata"), ".metadata is damaged: its checksum"),
     "missing": (remove("checkpoint-*/__0_0.distcp"), "__0_0.distcp is missing, though checkpoint.json names it"),
     "pointer": (damage("checkpoint.json"), "checkpoint.json is damaged"),
     "lost": (remove("checkpoint.json"), "has lost its checkpoint.json"),
@@ -181,7 +181,7 @@ def test_damage_is_told(text: Path, at_seven: Path, tmp_path: Path, name: str) -
     folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
     act(folder)
     with pytest.raises(ValueError, match=message):
-        train_text(config, folder, resume=True)
+        train(config, folder, resume=True)
 
 
 def test_another_architecture_is_told(
@@ -190,11 +190,11 @@ def test_another_architecture_is_told(
     config = tiny(text, OFTEN)
     folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
     monkeypatch.setattr(
-        "rebased.train.lm.loop.LanguageModel",
+        "rebased.train.lm.workload.LanguageModel",
         lambda shape: LanguageModel(shape.model_copy(update={"mlp_ratio": 3})),
     )
     with pytest.raises(ValueError, match=r"another architecture.*fc1.bias is \[16\] there and \[24\] here"):
-        train_text(config, folder, resume=True)
+        train(config, folder, resume=True)
 
 
 def test_another_text_is_told(text: Path, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_another_text_is_told(text: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "text")
     write_text(tmp_path / "text", seed=1)
     with pytest.raises(ValueError, match="holds another text than this run began with"):
-        train_text(config, folder, resume=True)
+        train(config, folder, resume=True)
 
 
 CONTENTS = "torch.distributed.checkpoint.filesystem"
@@ -241,18 +241,18 @@ def test_a_full_disk_is_told_and_the_former_checkpoint_stands(
 
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", full)
     with pytest.raises(OSError, match="checkpoint-6 could not be saved: No space left on device; the one of step 3 is"):
-        train_text(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint-6").exists()
     monkeypatch.undo()
-    train_text(config, tmp_path / "run", resume=True)
+    train(config, tmp_path / "run", resume=True)
     assert everything(tmp_path / "run") == everything(whole)
 
 
 def test_divergence_is_told_and_its_weights_are_not_saved(text: Path, tmp_path: Path) -> None:
     config = tiny(text, {"train": {"lr": 1e30, "eps": 1e-30, "clip_norm": None, "weight_decay": 0}})
     with pytest.raises(ValueError, match=r"at step \d+, where lr was .* Try a lower rate, such as --train.lr 3e\+29"):
-        train_text(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     assert read_record(tmp_path / "run")[-1]["status"] == "diverged"
     assert not (tmp_path / "run" / "checkpoint.json").exists()
     with pytest.raises(ValueError, match="holds a run that went no further"):
-        train_text(config, tmp_path / "run", resume=True)
+        train(config, tmp_path / "run", resume=True)

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_run import AtStep, everything, tiny
 
+from rebased.files import describe_file
 from rebased.train import Diverged, train
-from rebased.train.synthetic.checkpoint import load_checkpoint, read_pointer, save_checkpoint
+from rebased.train.checkpoint import read_pointer, save_checkpoint
+from rebased.train.synthetic.workload import read_state
+from rebased.train.world import World
+from tiny_run import AtStep, everything, tiny
 
 CONFIG = tiny()
 
@@ -40,7 +43,17 @@ def folder(interrupted: Path, tmp_path: Path) -> Path:
 
 def forge(folder: Path, state: Any, **changes: Any) -> None:
     """Put another checkpoint in place, with a pointer that fits it."""
-    save_checkpoint(folder, state, **({"digest": CONFIG.digest(), "epoch": 1, "step": 99} | changes))
+
+    def write(path: Path) -> list[Path]:
+        torch.save({"format": 1} | state, path)
+        return [path]
+
+    former = read_pointer(folder)
+    assert former is not None
+    assert former.progress is not None
+    assert former.record is not None
+    about = {"digest": CONFIG.digest(), "progress": former.progress | {"step": 99}, "record": former.record} | changes
+    save_checkpoint(folder, write, World(0, 1, torch.device("cpu")), suffix=".pt", **about)
 
 
 def resume_fails(folder: Path, match: str) -> None:
@@ -52,9 +65,9 @@ def resume_fails(folder: Path, match: str) -> None:
 
 def test_the_pointer_describes_the_file(folder: Path) -> None:
     pointer = json.loads((folder / "checkpoint.json").read_text())
-    assert pointer.keys() == {"format", "file", "sha256", "bytes", "epoch", "step", "digest"}
-    assert (pointer["file"], pointer["step"], pointer["epoch"]) == ("checkpoint-10.pt", 10, 1)
-    assert pointer["bytes"] == (folder / "checkpoint-10.pt").stat().st_size
+    assert pointer.keys() == {"format", "step", "digest", "name", "files", "progress", "record", "sha256"}
+    assert (pointer["name"], pointer["step"], pointer["progress"]["epoch"]) == ("checkpoint-10.pt", 10, 1)
+    assert pointer["files"]["checkpoint-10.pt"]["bytes"] == (folder / "checkpoint-10.pt").stat().st_size
     assert pointer["digest"] == CONFIG.digest()
     torch.load(folder / "checkpoint-10.pt", weights_only=True)
 
@@ -82,6 +95,39 @@ def test_damaged_pointer(folder: Path, text: str) -> None:
     resume_fails(folder, r"checkpoint\.json is damaged")
 
 
+@pytest.mark.parametrize("change", [{"step": 9}, {"progress": {}}, {"files": {}}, {"record": {"bytes": 0}}])
+def test_changed_pointer(folder: Path, change: dict[str, Any]) -> None:
+    """Whatever the pointer says is checked, not only the files that it names."""
+    pointer = json.loads((folder / "checkpoint.json").read_text())
+    (folder / "checkpoint.json").write_text(json.dumps(pointer | change))
+    resume_fails(folder, r"checkpoint\.json is damaged.*checksum")
+
+
+def test_changed_record(folder: Path) -> None:
+    """A digit of a line that was written before the checkpoint."""
+    data = (folder / "record.jsonl").read_bytes()
+    assert b'"loss": ' in data
+    at = data.index(b'"loss": ') + len(b'"loss": ')
+    digit = b"7" if data[at : at + 1] != b"7" else b"8"
+    (folder / "record.jsonl").write_bytes(data[:at] + digit + data[at + 1 :])
+    resume_fails(folder, r"record\.jsonl is damaged: its first \d+ bytes")
+
+
+def test_a_checkpoint_of_version_0_1_is_resumed(folder: Path, whole: Path) -> None:
+    """Its pointer was simpler, and progress and the record's size stood in the file with the tensors."""
+    pointer = json.loads((folder / "checkpoint.json").read_text())
+    state = read_state(folder / "checkpoint-10.pt")
+    progress = {key: value for key, value in pointer["progress"].items() if key != "norms"}
+    torch.save(
+        state | {"digest": CONFIG.digest(), "progress": progress, "record_bytes": pointer["record"]["bytes"]},
+        folder / "checkpoint-10.pt",
+    )
+    former = {"format": 1, "file": "checkpoint-10.pt", "epoch": 1, "step": 10, "digest": CONFIG.digest()}
+    (folder / "checkpoint.json").write_text(json.dumps(former | describe_file(folder / "checkpoint-10.pt")))
+    train(CONFIG, folder, resume=True)
+    assert everything(folder) == everything(whole)
+
+
 def test_of_another_run(folder: Path) -> None:
     forge(folder, {}, digest="0123456789ab")
     resume_fails(folder, r"checkpoint-99\.pt belongs to another run, 0123456789ab")
@@ -93,8 +139,7 @@ def test_of_another_format(folder: Path) -> None:
 
 
 def test_of_another_architecture(folder: Path) -> None:
-    state = load_checkpoint(folder, CONFIG.digest())
-    assert state is not None
+    state = read_state(folder / "checkpoint-10.pt")
     state["model"]["norm.weight"] = torch.ones(9)
     forge(folder, state)
     resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight.*resume with the code")
@@ -148,8 +193,8 @@ def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, n
     pointer = read_pointer(folder)
     assert pointer is not None
     assert former is not None
-    assert pointer["step"] >= former["step"]
-    assert [path.name for path in folder.glob("checkpoint-*.pt")] == [pointer["file"]]
+    assert pointer.step >= former.step
+    assert [path.name for path in folder.glob("checkpoint-*.pt")] == [pointer.name]
     train(CONFIG, folder, resume=True)
     assert everything(folder) == everything(whole)
 

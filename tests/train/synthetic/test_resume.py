@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_run import AtStep, everything, in_process, run, tiny
 
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import RunConfig
 from rebased.train import train
+from tiny_run import AtStep, everything, in_process, run, tiny
 
 CONFIG = tiny({"train": {"checkpoint_seconds": 1e-9}})  # a checkpoint before every step
 
@@ -156,7 +156,7 @@ def test_early_stop_survives_a_kill_before_the_end_is_written(tmp_path: Path) ->
 def test_resuming_with_other_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(CONFIG, tmp_path, sinks=[AtStep(9, lambda: os.kill(os.getpid(), signal.SIGINT))])
     monkeypatch.setattr(
-        "rebased.train.synthetic.loop.describe_code", lambda: {"version": "9.9", "commit": None, "dirty": None}
+        "rebased.train.lifecycle.describe_code", lambda: {"version": "9.9", "commit": None, "dirty": None}
     )
     train(CONFIG, tmp_path, resume=True)
     types = [line["type"] for line in read_record(tmp_path)]

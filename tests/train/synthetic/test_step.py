@@ -4,17 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_run import tiny
 
 from rebased.models import IGNORE, LanguageModel, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.runs.synthetic_config import Precision
 from rebased.tasks import Examples, Questions, find_questions
-from rebased.train.synthetic.optimiser import build_optimiser, set_lr
-from rebased.train.synthetic.step import Step, matmul_precision
+from rebased.train.optimiser import build_optimiser, set_lr
+from rebased.train.precision import matmul_precision
+from rebased.train.synthetic.step import Step
+from tiny_run import tiny
+from tolerances import assert_near
 
 NO_BF16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on some CPUs
 CONFIG = tiny({"model": {"embed_dropout": 0.0}})
+SUMS = (8, 8, 12, 8, 8) * 2 + (8, 24)
+"""Of two layers and the head: norm, projection, tokens, projection, norm; logits, the vocabulary."""
+BACK = (*SUMS, *SUMS, 10 * 12)
+"""Of gradients: forth, back, and over all tokens."""
 
 
 def make() -> tuple[LanguageModel, Examples, Questions]:
@@ -35,10 +41,11 @@ def test_accumulated_gradients_are_those_of_the_full_batch(micro_batch: int) -> 
     reference = model.loss(batch.inputs, batch.labels)
     expected = torch.autograd.grad(reference, list(model.parameters()))
     mean, labels = Step(model, build_optimiser(model, CONFIG.train), micro_batch=micro_batch).backward(questions)
-    torch.testing.assert_close(mean, reference.detach(), rtol=1e-12, atol=1e-12)
+    assert_near(mean, reference, *SUMS)
     assert labels == (batch.labels != IGNORE).sum()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
+        assert parameter.grad is not None
+        assert_near(parameter.grad, gradient, *BACK)
 
 
 def test_the_step_is_adamw_with_decay_on_every_parameter() -> None:
@@ -53,7 +60,7 @@ def test_the_step_is_adamw_with_decay_on_every_parameter() -> None:
         gradient = parameter.grad
         assert gradient is not None
         new = old * (1 - lr * 0.1) - lr * gradient / (gradient.abs() + 1e-8)
-        torch.testing.assert_close(parameter.detach(), new, rtol=1e-9, atol=1e-9)
+        assert_near(parameter, new, 4, condition=1 / (1 - 0.999))  # what is left of 1 - beta2 when it is rounded
 
 
 def test_gradients_do_not_pile_up_over_steps() -> None:
@@ -63,7 +70,9 @@ def test_gradients_do_not_pile_up_over_steps() -> None:
     Step(model, optimiser)(questions, torch.arange(10))
     first = model.embedding.weight.grad
     Step(model, optimiser)(questions, torch.arange(10))
-    torch.testing.assert_close(model.embedding.weight.grad, first)
+    assert model.embedding.weight.grad is not None
+    assert first is not None
+    assert_near(model.embedding.weight.grad, first, *BACK)
 
 
 def test_rows_are_taken_in_the_order_given() -> None:
@@ -71,7 +80,7 @@ def test_rows_are_taken_in_the_order_given() -> None:
     rows = torch.tensor([7, 2, 9])
     expected = model.loss(batch.inputs[rows], batch.labels[rows]).detach()
     mean, _ = Step(model, build_optimiser(model, CONFIG.train))(questions, rows)
-    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    assert_near(mean, expected, *SUMS)
 
 
 @NO_BF16
@@ -87,7 +96,7 @@ def test_bf16_leaves_weights_and_gradients_in_fp32(name: str) -> None:
     full, _ = Step(model, optimiser)(questions, rows)
     half, _ = Step(model, optimiser, precision="bf16")(questions, rows)
     assert half != full
-    torch.testing.assert_close(half, full, rtol=2e-2, atol=2e-2)
+    assert_near(half, full, dtype=torch.bfloat16)
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert parameter.dtype == parameter.grad.dtype == torch.float32
@@ -114,7 +123,8 @@ def test_the_whole_model_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) 
     config = tiny({"model": {"embed_dropout": 0.0, "mixers": ["short_conv", "attention"]}})
     model, (_, _, questions) = LanguageModel(config.model).eval(), make()
     means = [
-        Step(model, build_optimiser(model, config.train), precision="bf16", compiled=compiled).backward(questions)
+        Step(model, build_optimiser(model, config.train), precision="bf16", compile=compiled).backward(questions)
         for compiled in (False, True)
     ]
-    torch.testing.assert_close(means[1], means[0], rtol=1e-5, atol=1e-5)
+    assert_near(means[1][0], means[0][0], dtype=torch.bfloat16)
+    assert means[1][1] == means[0][1]

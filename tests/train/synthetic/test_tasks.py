@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rebased.report import Lab
+from rebased.report import Report
 from rebased.runs.collect import collect
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import RunConfig
@@ -42,7 +42,7 @@ def test_a_run_is_recorded_and_reported(name: str, tmp_path: Path) -> None:
         for split in ("test", "held_out"):
             assert line[split].keys() == {"accuracy", "by_length"} | PARTS.get(name, set())
     assert end["accuracy"] == result.accuracy
-    lab = Lab(collect([tmp_path]))
+    lab = Report(collect([tmp_path]))
     assert [cell.task.split(",")[0] for cell in lab.results.cells] == [name]
     assert lab.results.cells[0].paper is None
     html = lab.page("Runs", "rebased report").to_html()

@@ -1,4 +1,4 @@
-"""Associative recall in real words: facts in a context, some of them asked for again."""
+"""Recall of facts in real text: a context holds facts, then questions ask for some of them."""
 
 from rebased.evaluate.facts.answers import Answer, Tally, tally, tally_by_distance
 from rebased.evaluate.facts.episodes import CONDITIONS, Asked, Condition, Episode, Recall, build_recall

@@ -1,4 +1,4 @@
-"""Contexts full of facts with questions about some of them, and the same questions where nothing answers them."""
+"""Build contexts of facts with questions about some of them, and the same questions without their facts as controls."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,42 +11,47 @@ from rebased.evaluate.facts.sources import Fact
 from rebased.tasks.seeds import mix_seed
 
 Condition = Literal["present", "absent", "alone"]
-"""What stands before a question: its fact among others; as many others without it; nothing at all. What a model says
-without the fact it knows from training, or guesses."""
+"""What comes before a question: its fact among others ("present"), other facts only ("absent"), or nothing ("alone").
+An answer that is correct without its fact was known from training or guessed."""
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-MISSES = 50  # facts in a row that do not fit any more: the context counts as full
+MISSES = 50  # a context counts as full after so many facts in a row that do not fit
 
 
 class Asked(NamedTuple):
-    fact: int
-    begin: int  # the answer is tokens[begin:end]
+    """A question in an episode. Its answer is tokens[begin:end]."""
+
+    fact: int  # index of the fact
+    begin: int
     end: int
-    distance: int  # tokens between the answer in the context and this one; 0 where the context lacks it
+    distance: int  # tokens from the answer in the context to this one; 0 if the context lacks the fact
 
 
 class Episode(NamedTuple):
+    """A context with its questions, as one sequence of tokens."""
+
     tokens: list[int]
     asked: list[Asked]
 
 
 class Recall(NamedTuple):
-    """The same questions under each condition, in the same order."""
+    """The same questions in the same order under each condition."""
 
     episodes: dict[Condition, list[Episode]]
-    too_long: int  # facts that do not fit into the length together with their question
+    too_long: int  # facts left out because they and their question do not fit into the length
 
 
 class _Tokens(NamedTuple):
     """A fact as tokens."""
 
     text: list[int]
-    answer_at: int  # in the text
+    answer_at: int  # where the answer begins in the text
     cue: list[int]
     answer: list[int]
     end: list[int]
 
     @property
     def question(self) -> int:
+        """How many tokens the question has, with its answer."""
         return len(self.cue) + len(self.answer) + len(self.end)
 
 
@@ -59,9 +64,11 @@ def build_recall(
     together: int = 4,
     seed: int = 0,
 ) -> Recall:
-    """Ask `questions` questions (fewer where the facts run out), up to `together` of them after each context, in
-    contexts filled to `length` tokens. No fact is asked for twice; which are, and what stands around them, follows from
-    the seed."""
+    """Contexts of up to `length` tokens with `questions` questions in total, fewer if there are not enough facts.
+
+    Up to `together` questions follow one context. No fact is asked for twice. The seed decides which facts are asked
+    for and which fill the contexts. `encode` is the tokenizer.
+    """
     if min(length, questions, together) < 1:
         raise ValueError(
             f"length {length}, questions {questions} and questions together {together} must be at least 1 each"
@@ -71,7 +78,7 @@ def build_recall(
     def tokens_of(fact: int) -> _Tokens:
         before, cue, answer, after, end = (encode(part) if part else [] for part in facts[fact][:5])
         if not (cue and answer):
-            raise ValueError(f"the tokenizer makes nothing of {facts[fact].cue + facts[fact].answer!r}")
+            raise ValueError(f"the tokenizer has no tokens for {facts[fact].cue + facts[fact].answer!r}")
         return _Tokens([*before, *cue, *answer, *after], len(before) + len(cue), cue, answer, end)
 
     def fits(fact: int) -> bool:
@@ -80,7 +87,7 @@ def build_recall(
     order = np.random.default_rng(mix_seed(seed)).permutation(len(facts)).tolist()
     waiting = deque[int]()
     too_long = 0
-    for fact in order:  # only as many as will be asked are turned into tokens
+    for fact in order:  # only the facts that will be asked for are tokenized
         if len(waiting) == questions:
             break
         if fits(fact):
@@ -89,7 +96,7 @@ def build_recall(
             too_long += 1
     if not waiting:
         raise ValueError(f"no fact fits into {length} tokens together with its question; give a greater length")
-    fillers = list({fact.group: i for i, fact in enumerate(facts)}.values())  # one of each text, to fill contexts with
+    fillers = list({fact.group: i for i, fact in enumerate(facts)}.values())  # one fact per text, to fill contexts with
     episodes: dict[Condition, list[Episode]] = {condition: [] for condition in CONDITIONS}
     while waiting:
         rng = np.random.default_rng(mix_seed(seed, len(episodes["present"]) + 1))
@@ -97,7 +104,7 @@ def build_recall(
         groups = {facts[fact].group for fact in chosen}
         room = length - sum(tokens_of(fact).question for fact in chosen)
         others = _fill(rng, facts, fillers, tokens_of, room, groups)
-        # What fills the context without the chosen facts begins with what fills it beside them.
+        # Both conditions use the same fillers: "present" takes as many of the first ones as still fit.
         used = sum(len(tokens_of(fact).text) for fact in chosen)
         beside = _prefix(others, [len(tokens_of(fact).text) for fact in others], room - used)
         mixed = rng.permutation([*chosen, *beside]).tolist()
@@ -111,7 +118,7 @@ def build_recall(
 def _choose(
     waiting: deque[int], facts: Sequence[Fact], tokens_of: Callable[[int], _Tokens], length: int, together: int
 ) -> list[int]:
-    """Take facts of different groups from the queue, as many as fit into one context with their questions."""
+    """Take facts of different groups from the queue, up to `together` and as many as fit with their questions."""
     chosen: list[int] = []
     groups: set[int] = set()
     later, used = deque[int](), 0
@@ -136,7 +143,7 @@ def _fill(
     room: int,
     groups: set[int],
 ) -> list[int]:
-    """Facts of other groups, at random, until no more fit."""
+    """Random facts of other groups than `groups`, until no more fit into `room` tokens."""
     others: list[int] = []
     groups, misses = set(groups), 0
     while misses < MISSES:
@@ -152,21 +159,21 @@ def _fill(
 
 
 def _prefix(items: list[int], sizes: list[int], room: int) -> list[int]:
-    """As many of the first items as fit."""
+    """The first items whose sizes together are at most `room`."""
     return [item for item, end in zip(items, np.cumsum(sizes).tolist(), strict=True) if end <= room]
 
 
 def _episode(context: list[int], asked: list[int], tokens_of: Callable[[int], _Tokens]) -> Episode:
     tokens: list[int] = []
-    told: dict[int, int] = {}  # where the answer of each fact stands
+    answer_at: dict[int, int] = {}  # by fact: where its answer begins
     for fact in context:
-        told[fact] = len(tokens) + tokens_of(fact).answer_at
+        answer_at[fact] = len(tokens) + tokens_of(fact).answer_at
         tokens += tokens_of(fact).text
     questions = []
     for fact in asked:
         _, _, cue, answer, end = tokens_of(fact)
         begin = len(tokens) + len(cue)
-        distance = begin - told[fact] if fact in told else 0
+        distance = begin - answer_at[fact] if fact in answer_at else 0
         questions.append(Asked(fact, begin, begin + len(answer), distance))
         tokens += [*cue, *answer, *end]
     return Episode(tokens, questions)

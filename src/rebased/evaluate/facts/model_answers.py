@@ -1,4 +1,4 @@
-"""How many of the facts in its context a model can say again."""
+"""Ask a model the questions of episodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,32 +16,36 @@ def answer_questions(
     *,
     batch_size: int = 8,
     dtype: torch.dtype | None = None,
-    progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Answer]:
-    """One pass a context, with the right tokens before each one that is asked for: an answer whose every token is the
-    most likely one is what greedy decoding would have said. The model is left in the mode it was in.
+    """The model's answers to all questions, in order.
 
-    dtype: compute the layers in this precision (autocast); the head is fp32.
-    progress: called with the number of contexts read so far.
+    Each episode takes one forward pass over the correct tokens. An answer is correct if each of its tokens is the most
+    likely one: greedy decoding would then give the same answer.
+
+    batch_size: episodes per forward pass.
+    dtype: precision of the layers (autocast). Default: that of the weights.
+    on_progress: called as on_progress(done, total) after each batch, with numbers of episodes.
+
+    The model's training or eval mode is restored afterwards.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    # Contexts of like length side by side: less of a batch is filling.
+    # Episodes of similar length share a batch, so that less of it is padding.
     order = sorted(range(len(episodes)), key=lambda i: len(episodes[i].tokens))
     found: dict[int, list[Answer]] = {}
     with eval_mode(model):
         for first in range(0, len(order), batch_size):
             rows = order[first : first + batch_size]
             found |= zip(rows, _answer(model, [episodes[i] for i in rows], dtype), strict=True)
-            if progress is not None:
-                progress(min(first + batch_size, len(order)))
+            on_progress(min(first + batch_size, len(order)), len(order))
     return [answer for i in range(len(episodes)) for answer in found[i]]
 
 
 def _answer(model: LanguageModel, episodes: Sequence[Episode], dtype: torch.dtype | None) -> list[list[Answer]]:
     weight = model.embedding.weight
-    length = max(len(episode.tokens) for episode in episodes) - 1  # nothing comes after the last token
-    tokens = torch.zeros(len(episodes), length, dtype=torch.long)  # what fills a row comes last, where nobody looks
+    length = max(len(episode.tokens) for episode in episodes) - 1  # the last token predicts nothing
+    tokens = torch.zeros(len(episodes), length, dtype=torch.long)  # padding comes last, so it changes nothing
     labels = torch.full_like(tokens, IGNORE)
     for row, episode in enumerate(episodes):
         ids = torch.tensor(episode.tokens)

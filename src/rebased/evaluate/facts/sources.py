@@ -1,4 +1,4 @@
-"""Facts out of files: one-line facts (jsonl), and the sentences of SQuAD that hold an answer."""
+"""Read facts from files: one fact per line (.jsonl), or the sentences of SQuAD that contain an answer."""
 
 import json
 import re
@@ -8,27 +8,28 @@ from typing import Any, NamedTuple
 from rebased.data.sources import open_text
 
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
-LEAST_CUE = 3  # words: fewer do not say which sentence is meant
+SHORTEST_CUE = 3  # words; fewer do not identify a sentence
 
 
 class Fact(NamedTuple):
-    """A text that holds an answer: before + cue + answer + after. The question is the cue alone.
+    """A text that contains an answer: before + cue + answer + after. The question repeats the cue.
 
-    The parts are turned into tokens one by one, so that the words of a question and its answer are the same tokens as
-    in the text."""
+    Each field is tokenized separately, so that cue and answer are the same tokens in the text and in the question.
+    """
 
     before: str
-    cue: str  # the words that lead to the answer
+    cue: str  # the words before the answer
     answer: str  # with the space before it
     after: str
-    end: str  # what closes the answer to a question
-    group: int  # facts of one group are parts of one text, which stands in a context once at most
+    end: str  # follows the answer to a question
+    group: int  # facts of one group share one text, which occurs in a context at most once
 
 
 def read_facts(path: Path | str) -> list[Fact]:
-    """A fact a line: {"context": "The native language of X is", "continuation": "French"}.
+    """One fact per line: {"context": "The native language of X is", "continuation": "French"}. Also .gz, .xz or .zst.
 
-    Of two lines with one context the first counts: a question must have one answer."""
+    Of lines with the same context the first counts, because a question must have one answer.
+    """
     path = Path(path)
     facts: dict[str, Fact] = {}
     for number, line in enumerate(_read_text(path).splitlines(), start=1):
@@ -47,10 +48,13 @@ def read_facts(path: Path | str) -> list[Fact]:
 
 
 def read_squad(path: Path | str) -> list[Fact]:
-    """SQuAD (versions 1.1 and 2.0) as a cloze: a passage, then one of its sentences again up to an answer.
+    """The facts of a SQuAD file (version 1.1 or 2.0), as cloze questions.
 
-    Each answer counts once, however many questions ask for it; an answer with fewer than three words before it in its
-    sentence is left out."""
+    The text of a fact is a passage, its cue one of the passage's sentences up to an answer.
+
+    Each answer counts once, however many questions ask for it. Answers with fewer than three words before them in their
+    sentence are left out.
+    """
     path = Path(path)
     try:
         passages = [passage for article in json.loads(_read_text(path))["data"] for passage in article["paragraphs"]]
@@ -61,23 +65,23 @@ def read_squad(path: Path | str) -> list[Fact]:
     for group, (text, answers) in enumerate(spans):
         for start, answer in sorted(answers):
             if text[start : start + len(answer)] != answer:
-                raise ValueError(f"{path}: the answer {answer!r} does not stand at character {start} of its passage")
+                raise ValueError(f"{path}: the answer {answer!r} is not at character {start} of its passage")
             facts += _cloze(text, start, answer, group)
     return _not_empty(facts, path)
 
 
 def _answers(passage: dict[str, Any]) -> set[tuple[int, str]]:
-    """(start, text) of the first answer that people gave to each question that has one."""
+    """(start, text) of the first answer of each question that has one."""
     answers = [question["answers"][0] for question in passage["qas"] if question["answers"]]
     return {(answer["answer_start"], answer["text"]) for answer in answers}
 
 
 def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
-    """One fact, or none. Spaces go with the word after them, as tokenizers of bytes have it."""
+    """The fact of one answer; empty if its cue is too short. Spaces belong to the next word, as in byte-level BPE."""
     ends = [match.end() - 1 for match in SENTENCE_END.finditer(text, 0, start)]
     sentence = ends[-1] if ends else 0
     cue = text[sentence:start].rstrip()
-    if len(cue.split()) < LEAST_CUE:
+    if len(cue.split()) < SHORTEST_CUE:
         return []
     gap = text[sentence + len(cue) : start]
     return [Fact(text[:sentence], cue, gap + answer, f"{text[start + len(answer) :]}\n", "\n", group)]
@@ -89,10 +93,10 @@ def _read_text(path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: {error}; give a .json or .jsonl, as it is or packed") from error
+        raise ValueError(f"{path} is not text: {error}; give a .json or .jsonl, compressed or not") from error
 
 
 def _not_empty(facts: list[Fact], path: Path) -> list[Fact]:
     if not facts:
-        raise ValueError(f"{path} holds no fact that can be asked for")
+        raise ValueError(f"{path} has no fact that can be asked for; give a file with facts")
     return facts

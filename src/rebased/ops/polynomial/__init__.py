@@ -1,4 +1,4 @@
-"""Polynomial attention: ReBased and Based as one operator, coefficients (0, 0, 1) and (1, 1, 1/2)."""
+"""Polynomial attention: ReBased and Based as one operator, with coefficients (0, 0, 1) and (1, 1, 1/2)."""
 
 from rebased.ops.polynomial.api import BASED, EPS, REBASED, poly_attention, poly_attention_extend, poly_state
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state

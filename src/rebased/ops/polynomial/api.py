@@ -1,14 +1,15 @@
-"""The public face of polynomial attention: checks what it is given and takes one of the paths."""
+"""The public functions of polynomial attention: they check their inputs and choose a path."""
 
+import math
 from itertools import pairwise
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, choose_path, has_triton
+from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func
 from rebased.ops.polynomial import chunked, recurrent, reference, summary
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state, state_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state
 
 REBASED: Coefficients = (0.0, 0.0, 1.0)
 BASED: Coefficients = (1.0, 1.0, 0.5)
@@ -28,22 +29,44 @@ def poly_attention(
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Causal attention with similarity c0 + c1 s + c2 s^2, s = scale * (q . k); linear in T.
+    """Causal attention with the similarity c0 + c1 s + c2 s^2, s = scale * (q . k), in time linear in T:
 
-    q, k [B,T,H,K] and v [B,T,H,V] give o [B,T,H,V]. `scale` is K ** -0.5 unless given. With `cu_seqlens` [N+1]
-    (B = 1) the row holds N documents, document n at positions cu_seqlens[n] to cu_seqlens[n+1], and none sees another.
+        o_i = sum_{j<=i} sim_ij v_j / (sum_{j<=i} sim_ij + eps)
+
+    Args:
+        q: queries [B, T, H, K], float16, bfloat16, float32 or float64. B and T may be 0.
+        k: keys [B, T, H, K], in the dtype and on the device of q.
+        v: values [B, T, H, V], in the dtype and on the device of q.
+        coefficients: (c0, c1, c2), not all zero. ReBased is REBASED = (0, 0, 1), Based is BASED = (1, 1, 0.5).
+        scale: factor of q . k; None means K ** -0.5.
+        eps: added to the denominator, at least 0; default 1e-12.
+        cu_seqlens: integers [N+1] that rise from 0 to T, or None. With it (B must be 1) the row holds N documents,
+            document n at positions cu_seqlens[n] to cu_seqlens[n+1], and no document sees another. On a GPU the numbers
+            are not checked, because the host would have to wait for them.
+        backend: "reference" is the equation, quadratic in T, and differentiable any number of times; "recurrent" goes
+            token by token; "chunked" is linear in T in plain torch; "triton" needs a GPU, K up to 128 and no float64;
+            "auto" is "triton" where it can be, else "chunked".
+
+    Returns:
+        o [B, T, H, V] in the dtype of v. Half precision is computed in fp32. Differentiable in q, k and v. With
+        torch.func.grad and torch.func.vmap use any backend but "triton"; "auto" does so.
+
+    Raises:
+        ValueError: if shapes, dtypes, devices or numbers are not as above, or the backend is unknown or cannot take
+            these tensors.
+        TypeError: if cu_seqlens is not a tensor.
     """
-    coefficients, scale = _check(q, k, v, coefficients, scale)
+    coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     path = _path(backend, q)
     if cu_seqlens is None:
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     _check_cu_seqlens(cu_seqlens, q)
     if path not in _PLAIN_TORCH.values():
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
+    bounds = [(i, j) for i, j in pairwise(_bounds(cu_seqlens, q.shape[1])) if i < j]
     documents = [
         path.attend(q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps)
-        for i, j in pairwise(_bounds(cu_seqlens, q.shape[1]))
-        if i < j
+        for i, j in bounds or [(0, 0)]
     ]
     return torch.cat(documents, dim=1)
 
@@ -59,11 +82,23 @@ def poly_attention_extend(
     eps: float = EPS,
     backend: Backend = "auto",
 ) -> tuple[Tensor, PolyState]:
-    """poly_attention of tokens that follow those a state has seen (None: no tokens); also gives the state after them.
+    """poly_attention of tokens that follow those a state has seen, and the state after them.
 
-    Prefill and decoding are this one function, at T = a prompt's length and T = 1. Differentiable in the state too.
+    Prefill and decoding are this one function: T is the length of the prompt, or 1.
+
+    Args:
+        q, k, v, coefficients, scale, eps, backend: as in poly_attention.
+        state: the PolyState before these tokens, kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs); None
+            means that there are no earlier tokens.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v, and the PolyState after the last token. Both are differentiable, also in
+        `state`.
+
+    Raises:
+        ValueError: as poly_attention, and if the state does not match the inputs.
     """
-    coefficients, scale = _check(q, k, v, coefficients, scale)
+    coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     if state is None:
         B, _, H, K = q.shape
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
@@ -73,18 +108,31 @@ def poly_attention_extend(
 
 
 def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
-    """The state that these tokens alone leave behind: k [B,T,H,K], v [B,T,H,V]. Differentiable.
+    """The state after these tokens alone, without outputs.
 
-    States of parts of a sequence add up: poly_attention_extend(q, k, v, the sum over all earlier parts) is what
-    poly_attention gives for this part. So parts can be computed side by side, in processes of their own.
+    States of shards of a sequence add up: poly_attention_extend(q, k, v, sum of the states of all earlier shards) is
+    what poly_attention gives for this shard. So shards can be computed side by side, each in its own process.
+
+    Args:
+        k: keys [B, T, H, K], float16, bfloat16, float32 or float64. B and T may be 0.
+        v: values [B, T, H, V], in the dtype and on the device of k.
+        coefficients: (c0, c1, c2), as in poly_attention.
+
+    Returns:
+        A PolyState with kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs). Differentiable once.
+
+    Raises:
+        ValueError: if shapes, dtypes, devices or coefficients are not as above.
     """
-    coefficients, _ = _check(k, k, v, coefficients, None)
+    coefficients, _, _ = _check(k, k, v, coefficients, None, EPS)
     return summary.summarise(k, v, coefficients=coefficients)
 
 
 def _path(backend: Backend, q: Tensor) -> ModuleType:
-    """The path a call takes; "auto" leaves to the chunked one what the kernels do not take."""
+    """The module that computes a call; "auto" takes the chunked one for what the kernels cannot take."""
     name = choose_path(backend, q.device)
+    if q.numel() == 0:
+        return reference  # B or T is 0: nothing to compute, and autograd needs a graph all the same
     if name != "triton":
         return _PLAIN_TORCH[name]
     if not has_triton():
@@ -92,14 +140,17 @@ def _path(backend: Backend, q: Tensor) -> ModuleType:
     from rebased.ops.polynomial import gpu  # here, because importing rebased.ops must not import Triton
     from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH
 
-    beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH
+    transformed = in_torch_func()
+    if transformed and backend == "triton":
+        raise ValueError("torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend='chunked'")
+    beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH or transformed
     return chunked if backend == "auto" and beyond_kernels else gpu
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, coefficients: Coefficients, scale: float | None
-) -> tuple[Coefficients, float]:
-    """One clear ValueError for whatever is wrong; else the coefficients and the scale as plain floats."""
+    q: Tensor, k: Tensor, v: Tensor, coefficients: Coefficients, scale: float | None, eps: float
+) -> tuple[Coefficients, float, float]:
+    """The coefficients, the scale and eps as plain floats, or one clear ValueError."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(x.shape)}")
@@ -112,8 +163,8 @@ def _check(
         )
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must have the same width K; q has {q.shape[3]} and k has {k.shape[3]}")
-    if 0 in q.shape or 0 in v.shape:
-        raise ValueError(f"no axis may be empty; q is {list(q.shape)}, v is {list(v.shape)}")
+    if 0 in q.shape[2:] or 0 in v.shape[2:]:
+        raise ValueError(f"no axis may be empty, except B and T; q is {list(q.shape)}, v is {list(v.shape)}")
     if not (q.dtype == k.dtype == v.dtype):
         raise ValueError(f"q, k and v must share one dtype; they have {q.dtype}, {k.dtype} and {v.dtype}")
     if not (q.device == k.device == v.device):
@@ -123,7 +174,14 @@ def _check(
     c0, c1, c2 = (float(c) for c in coefficients)
     if c0 == c1 == c2 == 0:
         raise ValueError("coefficients (0, 0, 0) make every similarity zero; ReBased is (0, 0, 1), Based (1, 1, 0.5)")
-    return (c0, c1, c2), float(q.shape[3] ** -0.5 if scale is None else scale)
+    if not (math.isfinite(c0) and math.isfinite(c1) and math.isfinite(c2)):
+        raise ValueError(f"coefficients must be finite numbers; they are {coefficients}")
+    scale, eps = float(q.shape[3] ** -0.5 if scale is None else scale), float(eps)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number; it is {scale} (None means K ** -0.5)")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be a number of at least 0; it is {eps} (the default is {EPS})")
+    return (c0, c1, c2), scale, eps
 
 
 def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: Coefficients) -> None:
@@ -136,14 +194,17 @@ def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: Coefficie
             f"this state is of another shape: kv {list(state.kv.shape)}, z {list(state.z.shape)}; these inputs need "
             f"kv {[B, H, F, V]}, z {[B, H, F]} (F = {F} for K = {K} and coefficients {coefficients})"
         )
-    if state.kv.dtype != state_dtype(q.dtype) or state.z.dtype != state_dtype(q.dtype):
-        raise ValueError(f"a state for {q.dtype} inputs is {state_dtype(q.dtype)}; this one is {state.kv.dtype}")
+    if state.kv.dtype != accumulate_dtype(q.dtype) or state.z.dtype != accumulate_dtype(q.dtype):
+        raise ValueError(f"a state for {q.dtype} inputs is {accumulate_dtype(q.dtype)}; this one is {state.kv.dtype}")
     if state.kv.device != q.device or state.z.device != q.device:
         raise ValueError(f"the state is on {state.kv.device} and the inputs are on {q.device}; move one of them")
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
-    """All but the numbers themselves, for which the host would have to wait on a GPU."""
+    """Checks all but the numbers themselves: on a GPU the host would have to wait for them."""
+    if not isinstance(cu_seqlens, Tensor):
+        kind = type(cu_seqlens).__name__
+        raise TypeError(f"cu_seqlens must be a tensor of whole numbers; got a {kind}: pass torch.tensor(cu_seqlens)")
     if q.shape[0] != 1:
         raise ValueError(f"cu_seqlens packs documents into one row, so B must be 1; it is {q.shape[0]}")
     if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or len(cu_seqlens) < 2:
@@ -153,6 +214,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
 
 
 def _bounds(cu_seqlens: Tensor, T: int) -> list[int]:
+    """cu_seqlens as a list, or a ValueError if it does not rise from 0 to T."""
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != T or any(i > j for i, j in pairwise(bounds)):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {T}; it is {bounds[:4]} ... {bounds[-1]}")

@@ -1,21 +1,21 @@
-"""Polynomial attention in linear time, plain torch: the CPU's path and the second witness. Derivation: docs/math.md.
+"""Polynomial attention in linear time, in plain torch: the path of CPUs. Derivation: docs/math.md.
 
-Every sum of this operator, forward or backward, is one pattern, a *walk*: tokens called readers (x, w) look at the
-tokens called writers (y, u) on one side of them,
+Every sum of this operator, forward or backward, has one pattern, a *walk*: tokens called readers (x, w) look at tokens
+called writers (y, u) on one side of them,
 
     out_i = sum_j sim(x_i, y_j) u_j        dx_i = sum_j (w_i . u_j) d sim(x_i, y_j) / dx_i
 
-With v' = [v, 1] the forward walk gives numerator and denominator at once, o = num / (den + eps); with
+With v' = [v, 1] the forward walk gives numerator and denominator at once, o = num / (den + eps). With
 g' = [do, -(do . o)] / (den + eps) the gradients are two more walks:
 
     forward     readers q        writers (k, v')   over j <= i    out -> o
     for dq      readers (q, g')  writers (k, v')   over j <= i    dx  -> dq
     for dk, dv  readers (k, v')  writers (q, g')   over j >= i    dx  -> dk, out -> dv
 
-A walk cuts time into *segments*: readers see the writers of earlier segments through the state sum_j phi(y_j) u_j^T,
-and those of their own segment pair by pair, one *tile* of readers after another. A segment of one tile is the classic
-chunked form; one segment for everything is tiled quadratic attention. The backward recomputes states by walking again,
-so nothing the size of a state is kept per chunk.
+A walk divides time into *chunks*. Readers see the writers of earlier chunks through the state sum_j phi(y_j) u_j^T, and
+those of their own chunk pair by pair, one *tile* of readers after another. Chunks of one tile are the classic chunked
+form; one chunk for all tokens is tiled quadratic attention. The backward computes states again by walking again, so
+nothing of the size of a state is stored per chunk.
 """
 
 from typing import Any, NamedTuple
@@ -23,25 +23,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import splits_matmuls
+from rebased.ops.backend import accumulate_dtype, splits_matmuls
 from rebased.ops.polynomial.features import contract, expand
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights, state_dtype
-from rebased.ops.threads import run_parts
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
+from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
-CPU_WORDS = 2**22  # numbers a walk works on at once, so that they stay in a cache; an accelerator wants them all
+CPU_WORDS = 2**22  # numbers that a walk works on at once, so that they stay in a cache; an accelerator needs more
 ACCELERATOR_WORDS = 2**28
-THREADED = 2**24  # multiply-adds of a walk that are worth threads of their own, about a millisecond
+THREADED = 2**24  # multiply-adds from which a walk runs on several threads: about a millisecond
 
 
 class _Kernel(NamedTuple):
-    """The similarity c0 + c1 s + c2 s^2, s = scale * (x . y), on matrices of s."""
+    """The similarity c0 + c1 s + c2 s^2 with s = scale * (x . y), as a function of s."""
 
     coefficients: Coefficients
     scale: float
 
     def similarity(self, s: Tensor) -> Tensor:
+        """c0 + c1 s + c2 s^2, in a new tensor."""
         c0, c1, c2 = self.coefficients
         sim = s.square() if c1 == 0 else (c2 * s).add_(c1).mul_(s)
         sim = sim.mul_(c2) if c1 == 0 and c2 != 1 else sim
@@ -54,44 +55,60 @@ class _Kernel(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]. Differentiable once."""
     return _Attention.apply(q, k, v, None, _Kernel(coefficients, scale), eps)[0]
 
 
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
-    before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B,H,F,V+1]
-    o, after = _Attention.apply(q, k, v, before, _Kernel(coefficients, scale), eps)
+    """attend for tokens that follow a state, and the state after them. Differentiable once."""
+    before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B, H, F, V+1]
+    o, after, _, _ = _Attention.apply(q, k, v, before, _Kernel(coefficients, scale), eps)
     return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
 
 
 class _Attention(torch.autograd.Function):
-    """(q, k, v, state or None) -> (o, state after or None); a state here is kv and z side by side [B,H,F,V+1]."""
+    """(q, k, v, state or None) -> (o, state after or None); a state here is kv and z side by side [B, H, F, V+1].
+
+    Two more outputs are only for the backward: o before it was rounded to half precision (else None), and the
+    denominator [B, T, H, 1].
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: _Kernel, eps: float
-    ) -> tuple[Tensor, Tensor | None]:
+        q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: _Kernel, eps: float
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         sums, _, after = _walk(kernel, q, k, _with_ones(v), None, state, want_out=True, want_state=state is not None)
         assert sums is not None
-        denominator = sums[..., -1:] + eps  # [B,T,H,1]
+        denominator = sums[..., -1:] + eps
         o = sums[..., :-1] / denominator
-        ctx.save_for_backward(q, k, v, state, o, denominator)
-        ctx.kernel = kernel
-        ctx.set_materialize_grads(False)
-        return o.to(v.dtype), after
+        if o.dtype == v.dtype:
+            return o, after, None, denominator
+        return o.to(v.dtype), after, o, denominator
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        q, k, v, state, ctx.kernel, _ = inputs
+        o, _, o_wide, denominator = output
+        ctx.save_for_backward(q, k, v, state, o if o_wide is None else o_wide, denominator)
+        ctx.mark_non_differentiable(*(x for x in (o_wide, denominator) if x is not None))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         return *_Gradients.apply(*ctx.saved_tensors, do, d_after, ctx.kernel, ctx.needs_input_grad[:4]), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return _fold_vmap(_Attention, info.batch_size, in_dims, inputs, tensors=4)
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward as a function of all it depends on, so that a second derivative is an error and never a zero."""
+    """The backward as a function of all that it depends on: a second derivative is then an error and never zero."""
 
     @staticmethod
     def forward(
-        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -106,7 +123,7 @@ class _Gradients(torch.autograd.Function):
         need_q, need_k, need_v, need_state = needed
         v1 = _with_ones(v)
         do = torch.zeros_like(o) if do is None else do.to(o.dtype)
-        g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B,T,H,V+1]
+        g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B, T, H, V+1]
         dq = dk = dv = d_state = None
         if need_q:
             dq = _walk(kernel, q, k, v1, g1, state)[1]
@@ -121,16 +138,42 @@ class _Gradients(torch.autograd.Function):
         )
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        pass
+
+    @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
         raise RuntimeError(
             "the chunked path of polynomial attention has first derivatives only; "
             'for second derivatives pass backend="reference"'
         )
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return _fold_vmap(_Gradients, info.batch_size, in_dims, inputs, tensors=8)
+
+
+def _fold_vmap(
+    function: Any, size: int, in_dims: tuple[Any, ...], inputs: tuple[Any, ...], tensors: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """torch.func.vmap over a function whose first `tensors` inputs have the batch axis first: the axis is folded into
+    the batch and unfolded from the outputs."""
+
+    def fold(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None:
+            return None
+        batched = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
+        return batched.flatten(0, 1)
+
+    folded = [fold(x, dim) for x, dim in zip(inputs[:tensors], in_dims, strict=False)]
+    outputs = function.apply(*folded, *inputs[tensors:])
+    unfolded = tuple(None if x is None else x.unflatten(0, (size, -1)) for x in outputs)
+    return unfolded, tuple(None if x is None else 0 for x in outputs)
+
 
 def _with_ones(v: Tensor) -> Tensor:
-    """v' = [v, 1]: [B,T,H,V] -> [B,T,H,V+1], in the dtype of the sums."""
-    v = v.to(state_dtype(v.dtype))
+    """v' = [v, 1]: [B, T, H, V] -> [B, T, H, V+1], in the dtype of the sums."""
+    v = v.to(accumulate_dtype(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
 
 
@@ -146,14 +189,15 @@ def _walk(
     want_out: bool = False,
     want_state: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Readers x [B,T,H,K], w [B,T,H,W] and writers y [B,T,H,K], u [B,T,H,W] -> out [B,T,H,W], dx [B,T,H,K], state.
+    """(out [B, T, H, W], dx [B, T, H, K], state after), each None if not wanted.
 
-    `state` is what the readers have seen before the first step; dx is made where w is given. Queries are the readers,
-    or the writers of a reverse walk. A reverse walk goes from the last token to the first.
+    Readers x [B, T, H, K] and w [B, T, H, W], writers y [B, T, H, K] and u [B, T, H, W]. `state` [B, H, F, W] is what
+    the readers have seen before the first step; dx is made if w is given. A reverse walk goes from the last token to
+    the first. Queries are the readers, or the writers of a reverse walk.
     """
     (B, T, H, K), W = x.shape, u.shape[-1]
     F = feature_count(K, kernel.coefficients)
-    (segment, tile), cost = _lengths(T, K, W, F, reads_first=state is not None, writes_last=want_state)
+    (chunk, tile), cost = _lengths(T, K, W, F, reads_first=state is not None, writes_last=want_state)
     out = torch.empty_like(u) if want_out else None
     dx = torch.empty_like(x, dtype=u.dtype) if w is not None else None
     after = u.new_empty(B, H, F, W) if want_state else None
@@ -163,14 +207,12 @@ def _walk(
         w_, out_, dx_ = (None if a is None else a[b, :, h] for a in (w, out, dx))
         state_, after_ = (None if a is None else a[b, h] for a in (state, after))
         with torch.autocast(x.device.type, enabled=False):
-            _walk_rows(
-                kernel, x[b, :, h], y[b, :, h], u[b, :, h], w_, state_, out_, dx_, after_, segment, tile, reverse
-            )
+            _walk_rows(kernel, x[b, :, h], y[b, :, h], u[b, :, h], w_, state_, out_, dx_, after_, chunk, tile, reverse)
 
     limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
-    rows = max(1, limit // (tile * (K * K + 2 * F + 3 * segment + 4 * W)))
+    rows = max(1, limit // (tile * (K * K + 2 * F + 3 * chunk + 4 * W)))
     threads = _threads(x.device, B * T * H * cost)
-    run_parts(walk_rows, _row_groups(B, H, min(rows, -(-B * H // threads))), threads)
+    run_on_threads(walk_rows, _row_groups(B, H, min(rows, -(-B * H // threads))), threads)
     return out, dx, after
 
 
@@ -184,7 +226,7 @@ def _walk_rows(
     out: Tensor | None,
     dx: Tensor | None,
     after: Tensor | None,
-    segment: int,
+    chunk: int,
     tile: int,
     reverse: bool,
 ) -> None:
@@ -200,13 +242,13 @@ def _walk_rows(
     weights = query_weights(K, kernel.coefficients, kernel.scale, device=x.device, dtype=wide).unsqueeze(-1)
     S = None if state is None else state.to(wide).flatten(0, 1)  # [n,F,W]
     mask = torch.Tensor.tril_ if reverse else torch.Tensor.triu_  # of [writers, readers]
-    segments = _spans(0, T, segment, reverse)
-    for number, (first, last) in enumerate(segments):
+    chunks = _spans(0, T, chunk, reverse)
+    for number, (first, last) in enumerate(chunks):
         ys = _features_first(y[:, first:last], dtype)  # [n,K,L]
         us = _tokens_first(u[:, first:last])  # [n,L,W]
         for i, j in _spans(first, last, tile, reverse):
-            seen = slice(i - first, None) if reverse else slice(0, j - first)  # of this segment's writers
-            own = slice(0, j - i) if reverse else slice(i - first, j - first)  # of those seen: this tile's own tokens
+            seen = slice(i - first, None) if reverse else slice(0, j - first)  # the writers that this tile sees
+            own = slice(0, j - i) if reverse else slice(i - first, j - first)  # of these, the tokens of this tile
             xs = _features_first(x[:, i:j], dtype)  # [n,K,C]
             s = torch.bmm(ys[:, :, seen].transpose(1, 2), kernel.scale * xs)  # [n,J,C]
             if out is not None:
@@ -227,7 +269,7 @@ def _walk_rows(
                     d_phi = torch.bmm(S.to(dtype), ws)
                     d += contract(d_phi if reverse else d_phi.mul_(weights), xs, kernel.coefficients)
                 dx[:, i:j] = d.unflatten(0, rows).permute(0, 3, 1, 2)
-        if number < len(segments) - 1 or after is not None:
+        if number < len(chunks) - 1 or after is not None:
             for i, j in _spans(0, last - first, tile, reverse):
                 phi = expand(ys[:, :, i:j].to(wide), kernel.coefficients)
                 phi = phi.mul_(weights) if reverse else phi
@@ -238,25 +280,25 @@ def _walk_rows(
 
 
 def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[tuple[int, int], float]:
-    """(segment, tile) with the lowest cost, and that cost, in multiply-adds per token.
+    """The lengths (chunk, tile) with the lowest cost, and that cost in multiply-adds per token.
 
-    A pair costs K + W and a tile's readers see (segment + tile) / 2 writers on average; reading the state and writing
-    it cost F W each, in all segments but the first and the last. The sum is monotone in the number of segments, so
-    the best segment is one tile or everything. Everything is best up to T = 600 at K = 16, T = 17,000 at K = 128.
+    A pair costs K + W, and the readers of a tile see (chunk + tile) / 2 writers on average. To read the state and to
+    write it cost F W each, in all chunks but the first and the last. The sum is monotone in the number of chunks, so
+    the best chunk is one tile or all tokens. All tokens are best up to T = 600 at K = 16, and T = 17,000 at K = 128.
     """
     tile = min(TILE, T)
 
-    def cost(segment: int) -> float:
-        n = -(-T // segment)
+    def cost(chunk: int) -> float:
+        n = -(-T // chunk)
         state_uses = (2 * (n - 1) + reads_first + writes_last) / n
-        return (K + W + PASSES) * (segment + tile) / 2 + F * (W + PASSES) * state_uses
+        return (K + W + PASSES) * (chunk + tile) / 2 + F * (W + PASSES) * state_uses
 
-    segment = tile if cost(tile) <= cost(T) else T
-    return (segment, tile), cost(segment)
+    chunk = tile if cost(tile) <= cost(T) else T
+    return (chunk, tile), cost(chunk)
 
 
 def _threads(device: torch.device, work: float) -> int:
-    """How many threads share a walk's rows; 1 where torch itself makes good use of them."""
+    """How many threads share the rows of a walk; 1 where torch itself uses its threads well."""
     if torch.compiler.is_compiling() or device.type != "cpu" or work < THREADED or not splits_matmuls():
         return 1
     return torch.get_num_threads()
@@ -269,15 +311,16 @@ def _row_groups(B: int, H: int, rows: int) -> list[tuple[slice, slice]]:
 
 
 def _spans(start: int, stop: int, length: int, reverse: bool) -> list[tuple[int, int]]:
+    """(first, last) of each run of at most `length` tokens from start to stop."""
     spans = [(i, min(i + length, stop)) for i in range(start, stop, length)]
     return spans[::-1] if reverse else spans
 
 
 def _features_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B,T,H,K] -> [B*H,K,T], contiguous."""
+    """[B, T, H, K] -> [B*H, K, T], contiguous."""
     return x.permute(0, 2, 3, 1).to(dtype).contiguous().flatten(0, 1)
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """[B,T,H,K] -> [B*H,T,K], contiguous."""
+    """[B, T, H, K] -> [B*H, T, K], contiguous."""
     return x.transpose(1, 2).contiguous().flatten(0, 1)

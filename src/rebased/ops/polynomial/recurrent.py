@@ -1,19 +1,20 @@
-"""Polynomial attention one token at a time, from the state alone: what decoding does, and a third witness in tests."""
+"""Polynomial attention one token at a time, from the state alone: what decoding computes, in plain torch."""
 
 import torch
 from torch import Tensor
 
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.state import (
     Coefficients,
     PolyState,
     init_poly_state,
     key_features,
     query_features,
-    state_dtype,
 )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     B, _, H, K = q.shape
     state = init_poly_state(B, H, K, v.shape[-1], coefficients, device=q.device, dtype=q.dtype)
     return extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)[0]
@@ -22,9 +23,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
-    dtype = state_dtype(q.dtype)
-    phi_q = query_features(q.to(dtype), coefficients, scale)  # [B,T,H,F]
-    phi_k = key_features(k.to(dtype), coefficients)  # [B,T,H,F]
+    """attend for tokens that follow a state, and the state after them."""
+    dtype = accumulate_dtype(q.dtype)
+    phi_q = query_features(q.to(dtype), coefficients, scale)  # [B, T, H, F]
+    phi_k = key_features(k.to(dtype), coefficients)  # [B, T, H, F]
     values = v.to(dtype)
     outputs = []
     for t in range(q.shape[1]):
@@ -32,7 +34,7 @@ def extend(
             kv=torch.addcmul(state.kv, phi_k[:, t].unsqueeze(-1), values[:, t].unsqueeze(-2)),
             z=state.z + phi_k[:, t],
         )
-        numerator = (phi_q[:, t].unsqueeze(-2) @ state.kv).squeeze(-2)  # [B,H,V]
-        denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B,H,1]
+        numerator = (phi_q[:, t].unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]
+        denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B, H, 1]
         outputs.append(numerator / (denominator + eps))
     return torch.stack(outputs, dim=1).to(v.dtype), state

@@ -1,4 +1,4 @@
-"""Polynomial attention as the equation says it, quadratic in T: the law every other path is held against in fp64.
+"""Polynomial attention as the equation says it, quadratic in T. In fp64, every other path is tested against it.
 
     o_i = sum_{j<=i} sim_ij v_j / (sum_{j<=i} sim_ij + eps),   sim = c0 + c1 s + c2 s^2,   s = scale * (q . k)
 
@@ -8,18 +8,20 @@ Half precision is computed in fp32 (eps is below the smallest fp16 number); ever
 import torch
 from torch import Tensor
 
-from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features, state_dtype
+from rebased.ops.backend import accumulate_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
 
 
 def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float) -> Tensor:
-    """sim_ij, zero for j > i: q, k [B,T,H,K] -> [B,H,T,T]."""
+    """sim_ij, zero for j > i: q, k [B, T, H, K] -> [B, H, T, T]."""
     c0, c1, c2 = coefficients
     s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
     return (c0 + s * (c1 + c2 * s)).tril()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
-    dtype = state_dtype(q.dtype)
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
+    dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
     numerator = torch.einsum("bhij,bjhv->bihv", sim, v.to(dtype))
     denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,T,H,1]
@@ -29,7 +31,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
-    dtype = state_dtype(q.dtype)
+    """attend for tokens that follow a state, and the state after them."""
+    dtype = accumulate_dtype(q.dtype)
     out_dtype, (q, k, v) = v.dtype, (x.to(dtype) for x in (q, k, v))
     sim = similarity(q, k, coefficients=coefficients, scale=scale)
     phi_q = query_features(q, coefficients, scale)  # [B,T,H,F]

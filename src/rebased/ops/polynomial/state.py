@@ -2,36 +2,34 @@
 
     s = scale * (q . k),   sim = c0 + c1 s + c2 s^2 = <phi_q(q), phi_k(k)>
 
-phi_k holds bare monomials, in this order, an order d only where c_d != 0:  1;  k_a;  k_a k_b for a <= b (row by row).
-Everything else (coefficients, powers of the scale, the 2 that a pair a < b counts for) sits on the query's side,
-so a state does not depend on scale, and negative coefficients need no square root.
+phi_k holds bare monomials in this order, degree d only if c_d != 0:  1;  k_a;  k_a k_b for a <= b (row by row).
+Everything else (coefficients, powers of the scale, the factor 2 of a pair a < b) is on the query side, so a state does
+not depend on the scale, and negative coefficients need no square root.
 """
 
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from rebased.ops.backend import accumulate_dtype
 
 Coefficients = tuple[float, float, float]
 
 
 class PolyState(NamedTuple):
-    """All that polynomial attention remembers of the past: its size does not depend on how long that past is."""
+    """All that polynomial attention remembers of the past, in fp32 (fp64 for fp64 inputs), whatever its length."""
 
-    kv: Tensor  # [B, H, F, V]  sum over tokens of phi_k(k) v
-    z: Tensor  # [B, H, F]     sum over tokens of phi_k(k)
+    kv: Tensor  # [B, H, F, V]: sum over tokens of phi_k(k) v
+    z: Tensor  # [B, H, F]: sum over tokens of phi_k(k)
 
 
 def feature_count(key_width: int, coefficients: Coefficients) -> int:
-    """F: 136 for ReBased and 153 for Based at a key width of 16."""
+    """F, the number of features for keys of this width: at width 16, 136 for ReBased and 153 for Based."""
     c0, c1, c2 = coefficients
     return (c0 != 0) + (c1 != 0) * key_width + (c2 != 0) * key_width * (key_width + 1) // 2
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """States and sums are fp32, or fp64 for fp64 inputs."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def init_poly_state(
@@ -44,16 +42,43 @@ def init_poly_state(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> PolyState:
-    """The state before the first token: zeros. `dtype` is that of the inputs; the state's own follows from it."""
+    """The state before the first token: zeros.
+
+    Args:
+        batch: B.
+        heads: H.
+        key_width: K.
+        value_width: V.
+        coefficients: (c0, c1, c2) of the similarity; they decide which features there are.
+        device: of the state; None means torch's default.
+        dtype: of the inputs. The state is fp32, or fp64 for fp64 inputs.
+
+    Returns:
+        A PolyState with kv [B, H, F, V] and z [B, H, F].
+    """
     features = feature_count(key_width, coefficients)
-    kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=state_dtype(dtype))
+    kv = torch.zeros(batch, heads, features, value_width, device=device, dtype=accumulate_dtype(dtype))
     return PolyState(kv=kv, z=kv.new_zeros(batch, heads, features))
 
 
-@lru_cache(maxsize=64)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def cached(function: Function) -> Function:
+    """The function with a cache of 64 results. torch.compile traces it without the cache, which it would warn about."""
+    keeping = lru_cache(maxsize=64)(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args) if torch.compiler.is_compiling() else keeping(*args)
+
+    return call  # type: ignore[return-value]
+
+
+@cached
 def pair_indices(key_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(a, b) with a <= b, row by row: the order of the second-degree features."""
-    with torch.inference_mode(False):  # kept for later calls, which may need gradients
+    """(a, b), the column numbers of the second-degree features: all a <= b, row by row; int64 [K (K + 1) / 2] each."""
+    with torch.inference_mode(False):  # cached for later calls, which may need gradients
         rows, columns = torch.triu_indices(key_width, key_width, device=device)
     return rows, columns
 
@@ -61,31 +86,31 @@ def pair_indices(key_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def key_features(k: Tensor, coefficients: Coefficients) -> Tensor:
     """phi_k: [..., K] -> [..., F]."""
     c0, c1, c2 = coefficients
-    parts = []
+    terms = []
     if c0 != 0:
-        parts.append(torch.ones_like(k[..., :1]))
+        terms.append(torch.ones_like(k[..., :1]))
     if c1 != 0:
-        parts.append(k)
+        terms.append(k)
     if c2 != 0:
         a, b = pair_indices(k.shape[-1], k.device)
-        parts.append(k[..., a] * k[..., b])
-    return torch.cat(parts, dim=-1)
+        terms.append(k[..., a] * k[..., b])
+    return torch.cat(terms, dim=-1)
 
 
 def query_weights(
     key_width: int, coefficients: Coefficients, scale: float, *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """[F]: what stands before each monomial on the query's side, phi_q(q) = weights * phi_k(q)."""
+    """[F]: the weight of each monomial on the query side, phi_q(q) = weights * phi_k(q)."""
     c0, c1, c2 = coefficients
-    parts = []
+    terms = []
     if c0 != 0:
-        parts.append(torch.full((1,), c0, device=device, dtype=dtype))
+        terms.append(torch.full((1,), c0, device=device, dtype=dtype))
     if c1 != 0:
-        parts.append(torch.full((key_width,), c1 * scale, device=device, dtype=dtype))
+        terms.append(torch.full((key_width,), c1 * scale, device=device, dtype=dtype))
     if c2 != 0:
         a, b = pair_indices(key_width, device)
-        parts.append(c2 * scale**2 * (1.0 + (a != b).to(dtype)))
-    return torch.cat(parts)
+        terms.append(c2 * scale**2 * (1.0 + (a != b).to(dtype)))
+    return torch.cat(terms)
 
 
 def query_features(q: Tensor, coefficients: Coefficients, scale: float) -> Tensor:

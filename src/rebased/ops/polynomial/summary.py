@@ -1,8 +1,8 @@
-"""The state that tokens leave behind, without their outputs: what one part of a sequence tells the parts after it.
+"""The state after some tokens, without their outputs: what one shard of a sequence sends to the shards after it.
 
     S = sum_j phi(k_j) v'_j^T      dv'_j = S_bar^T phi(k_j)      dk_j = (d phi / dk_j)^T (S_bar v'_j)
 
-with v' = [v, 1]. Plain torch on every device: a few tokens' features at a time, forward and backward.
+with v' = [v, 1]. Plain torch on every device: the features of one chunk of tokens at a time, forward and backward.
 """
 
 from typing import Any
@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.features import contract, expand
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, state_dtype
+from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count
 
-CPU_WORDS = 2**20  # features worked on at once: a few megabytes stay in a cache; an accelerator wants many
+CPU_WORDS = 2**20  # numbers of a chunk: a few megabytes stay in a cache; an accelerator needs many
 ACCELERATOR_WORDS = 2**28
 
 
 def summarise(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
-    """k [B,T,H,K], v [B,T,H,V] -> kv [B,H,F,V], z [B,H,F]. Differentiable once."""
+    """The state after these tokens alone: k [B, T, H, K], v [B, T, H, V] -> kv [B, H, F, V], z [B, H, F].
+
+    Differentiable once.
+    """
     B, _, H, _ = k.shape
-    dtype = state_dtype(k.dtype)
+    dtype = accumulate_dtype(k.dtype)
     keys = k.permute(0, 2, 3, 1).to(dtype).flatten(0, 1)  # [BH,K,T]
     values = torch.nn.functional.pad(v.to(dtype), (0, 1), value=1.0).transpose(1, 2).flatten(0, 1)  # [BH,T,V+1]
     with torch.autocast(k.device.type, enabled=False):
@@ -34,9 +38,9 @@ class _Summary(torch.autograd.Function):
     def forward(ctx: Any, k: Tensor, v: Tensor, coefficients: Coefficients) -> Tensor:
         ctx.save_for_backward(k, v)
         ctx.coefficients = coefficients
-        wide = _sum_dtype(k)
+        wide = _wide_dtype(k)
         S = k.new_zeros(len(k), feature_count(k.shape[1], coefficients), v.shape[2], dtype=wide)
-        for tokens in _spans(k, coefficients):
+        for tokens in _chunks(k, coefficients):
             S.baddbmm_(expand(k[:, :, tokens].to(wide), coefficients), v[:, tokens].to(wide))
         return S.to(k.dtype)
 
@@ -45,20 +49,21 @@ class _Summary(torch.autograd.Function):
     def backward(ctx: Any, dS: Tensor) -> tuple[Tensor, Tensor, None]:
         k, v = ctx.saved_tensors
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        for tokens in _spans(k, ctx.coefficients):
+        for tokens in _chunks(k, ctx.coefficients):
             phi = expand(k[:, :, tokens], ctx.coefficients)  # [BH,F,C]
             dv[:, tokens] = phi.transpose(1, 2) @ dS
             dk[:, :, tokens] = contract(dS @ v[:, tokens].transpose(1, 2), k[:, :, tokens], ctx.coefficients)
         return dk, dv, None
 
 
-def _sum_dtype(k: Tensor) -> torch.dtype:
-    """A CPU adds in fp64, as in chunked.py, since readings of a state cancel; a GPU in fp32, as its kernels do."""
+def _wide_dtype(k: Tensor) -> torch.dtype:
+    """fp64 on a CPU, as in chunked.py, because products with a state cancel; fp32 on a GPU, as in its kernels."""
     return torch.float64 if k.device.type == "cpu" else k.dtype
 
 
-def _spans(k: Tensor, coefficients: Coefficients) -> list[slice]:
+def _chunks(k: Tensor, coefficients: Coefficients) -> list[slice]:
+    """Slices of T: chunks whose features fit CPU_WORDS or ACCELERATOR_WORDS."""
     rows, K, T = k.shape
     words = CPU_WORDS if k.device.type == "cpu" else ACCELERATOR_WORDS
-    length = max(64, words // (rows * (K * K + feature_count(K, coefficients))))
+    length = max(64, words // (max(1, rows) * (K * K + feature_count(K, coefficients))))
     return [slice(i, i + length) for i in range(0, T, length)]

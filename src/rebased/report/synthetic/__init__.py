@@ -1,5 +1,5 @@
-"""The page of `rebased report`: results and statistics of any number of runs, beside the paper's."""
+"""Runs on synthetic tasks: results and statistics of any number of runs, beside the paper's values."""
 
-from rebased.report.synthetic.page import Lab
+from rebased.report.synthetic.page import SyntheticReport
 
-__all__ = ["Lab"]
+__all__ = ["SyntheticReport"]

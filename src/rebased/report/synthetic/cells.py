@@ -1,4 +1,4 @@
-"""Runs to results: one a task, model and width, at the learning rate that stands for it."""
+"""Runs to results: one cell per task, model and width, at its chosen learning rate."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,14 @@ from rebased.runs.run_names import ModelName, model_names, task_names
 
 SliceKind = Literal["by_pairs", "by_length", "slices"]
 COUNTED = ("done", "diverged")
-"""Runs that are results. One that diverged counts with the best accuracy it had reached, or 0: the paper's rule, the
-maximum over epochs, asks no more. One that is unfinished or failed for other reasons is no result yet."""
+"""Runs that are results. A diverged run counts with the best accuracy it had reached, or 0, because the paper reports
+the maximum over epochs. A run that is unfinished or failed is no result."""
 
 
 @dataclass(frozen=True)
 class Cell:
+    """The runs of one model, task and width, at several learning rates and seeds."""
+
     task: str
     model: ModelName
     d_model: int
@@ -27,50 +29,52 @@ class Cell:
 
     @property
     def all_runs(self) -> list[Run]:
-        """At every rate, not at the chosen one alone."""
+        """The runs at all learning rates, not only at the chosen one."""
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
     @cached_property
     def choice(self) -> Choice:
-        """By the mean over seeds of the test accuracy, whatever is reported then."""
+        """The learning rate with the best mean test accuracy over seeds."""
         return choose_lr(
             {lr: {seed: run.best.accuracy for seed, run in runs.items()} for lr, runs in self.runs.items()}
         )
 
     @property
     def chosen(self) -> Mapping[int, Run]:
-        """By seed, the runs at the chosen rate."""
+        """The runs at the chosen learning rate, by seed."""
         return self.runs[self.choice.lr]
 
     @property
     def any_run(self) -> Run:
+        """One of the chosen runs, for settings that all of them share."""
         return next(iter(self.chosen.values()))
 
     @cached_property
     def test(self) -> Spread:
+        """Test accuracy of each run's best epoch, over the seeds of the chosen runs."""
         return describe([run.best.accuracy for run in self.chosen.values()])
 
     @cached_property
     def held_out(self) -> Spread | None:
-        """On the split that nothing was chosen on: lr and epoch were chosen on the test split."""
+        """Accuracy on the held-out split, in the epoch chosen on the test split; None unless all runs have it."""
         values = [run.held_out for run in self.chosen.values()]
         known = [value for value in values if value is not None]
         return describe(known) if len(known) == len(values) else None
 
     def accuracies(self, held_out: bool) -> dict[int, float]:
-        """By seed, at the chosen rate."""
+        """By seed: accuracy on the test split, or with `held_out` on the held-out split where a run has one."""
         both = {seed: (run.best.accuracy, run.held_out) for seed, run in self.chosen.items()}
         return {seed: other if held_out and other is not None else test for seed, (test, other) in both.items()}
 
     @cached_property
     def lr_means(self) -> list[float]:
-        """The mean over seeds at each rate that could be chosen, whatever order they were tried in."""
+        """Mean test accuracy over seeds, for each learning rate that could be chosen, in increasing order."""
         rates = [lr for lr in sorted(self.runs) if lr not in self.choice.left_out]
         return [fmean(run.best.accuracy for run in self.runs[lr].values()) for lr in rates]
 
     def slices(self, kind: SliceKind) -> dict[Any, float]:
-        """By pairs or length (numbers), or by a task's own slices (names): mean over seeds in the reported epoch, on
-        the held-out split where there is one. Empty where the task has no such parts."""
+        """Accuracy by number of pairs or by length (numbers), or by a task's own slices (names): mean over seeds in the
+        best epoch, on the held-out split if any. Empty where the task has no such slices."""
         split = "held_out" if self.held_out else "test"
         lines = [run.best_epoch for run in self.chosen.values()]
         found = {key for line in lines if line for key in line[split].get(kind, {})}
@@ -79,40 +83,48 @@ class Cell:
 
     @property
     def state_bytes(self) -> int | None:
-        """At the task's longest sequence; None where a mixer has no state, or is not known here."""
+        """Bytes of state after the task's longest sequence; None if a mixer has no state or is not known here."""
         return self.any_run.state_bytes(self.any_run.seq_len)
 
     @cached_property
     def paper(self) -> Reading | None:
+        """The paper's value for this cell, if it has one."""
         return paper_reading(self.any_run)
 
 
 @dataclass(frozen=True)
 class Results:
+    """All cells of a report."""
+
     cells: Sequence[Cell]  # by task (shortest first), model, width
-    repeated: int  # runs that differ from another in nothing that is learnt, such as the device: left out
+    repeated: int  # runs left out because they differ from another only in execution settings, such as the device
 
     @cached_property
     def tasks(self) -> list[str]:
+        """Names of the tasks, shortest sequences first."""
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @cached_property
     def models(self) -> list[ModelName]:
-        """The kernels of Table 1 in its order, then the others."""
+        """The kernels of the paper's Table 1 in its order, then the others by name."""
         names = list(dict.fromkeys(cell.model for cell in self.cells))
         return sorted(names, key=order_of)
 
     @cached_property
     def widths(self) -> list[int]:
+        """All model widths, in increasing order."""
         return sorted({cell.d_model for cell in self.cells})
 
     def of_task(self, task: str) -> list[Cell]:
+        """The cells of one task."""
         return [cell for cell in self.cells if cell.task == task]
 
     def any_cell(self, model: ModelName) -> Cell:
+        """The first cell of a model."""
         return next(cell for cell in self.cells if cell.model == model)
 
     def find(self, task: str, model: ModelName, d_model: int) -> Cell | None:
+        """The cell of a task, model and width, or None."""
         return self._at.get((task, model, d_model))
 
     @cached_property
@@ -121,12 +133,13 @@ class Results:
 
 
 def order_of(model: ModelName) -> tuple[int, list[tuple[int, str]]]:
-    """As in Table 1; what it does not have follows, by name, 2 before 12."""
+    """A key to sort models by: as in Table 1, then the others by name, with 2 before 12."""
     words = [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", str(model))]
     return KERNEL_ORDER.index(model.kind) if model.kind in KERNEL_ORDER else len(KERNEL_ORDER), words
 
 
 def build_results(runs: Sequence[Run]) -> Results:
+    """Group the runs that have ended into cells. ValueError if none has."""
     counted = [run for run in runs if run.status in COUNTED]
     if not counted:
         raise ValueError(f"none of the {len(runs)} runs has ended yet; go on with them (--resume), then report")

@@ -1,4 +1,4 @@
-"""One model against each of the others on the same seeds: at every width, and over all widths together."""
+"""One model against each of the others on the same seeds: at each width, and over all widths together."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,24 @@ from rebased.runs.run_names import ModelName
 
 
 class Contrast(NamedTuple):
+    """A comparison of two models on one task, at one width or over several."""
+
     task: str
     widths: tuple[int, ...]
     reference: str
     other: str
-    split: str  # that accuracies are of
-    same_code: bool  # or a difference may be the code's
-    found: Comparison  # of reference with other
+    split: str  # of the accuracies: "test" or "held out"
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other
 
     @property
     def at(self) -> str:
+        """The widths in words, such as "D = 24, 32"."""
         return f"D = {', '.join(map(str, self.widths))}"
 
 
 class Family(NamedTuple):
-    """Comparisons that are corrected together, because they are asked together."""
+    """Comparisons whose p values are corrected together."""
 
     title: str
     reference: str  # the kind of model that others are compared with
@@ -35,10 +38,11 @@ class Family(NamedTuple):
 
 
 def choose_references(results: Results, wanted: str | None) -> dict[ModelName, ModelName]:
-    """For each model the one that it is compared with.
+    """The model that each model is compared with.
 
-    `wanted` names one, or a kind. By default the kind is ReBased, or else that with most results. Of a kind it is the
-    one with the same settings as the model where there is such a one, or with settings nearest to the paper's.
+    `wanted` is the name of a model, or a kind of model. The default kind is ReBased, or else the kind with most
+    results. If models of that kind differ in settings, the reference is the one with the same settings as the compared
+    model, or else the one whose settings are nearest to the paper's.
     """
     counts = Counter(cell.model.kind for cell in results.cells)
     named = {str(model): model for model in results.models}
@@ -58,7 +62,7 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
 
 
 def compare_models(results: Results, reference: str | None = None) -> list[Family]:
-    """Two families: where a task has several widths, each seed's mean over them; and cell by cell."""
+    """Up to two families of comparisons: over all widths (the mean per seed), and at each width."""
     references = choose_references(results, reference)
     single, pooled = [], []
     for task in results.tasks:
@@ -93,7 +97,7 @@ def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
 
 
 def mean_by_seed(cells: Sequence[Cell], held_out: bool) -> Mapping[int, float]:
-    """Over cells, of seeds that all of them have."""
+    """The mean accuracy over cells, by seed, for the seeds that all cells have."""
     accuracies = [cell.accuracies(held_out) for cell in cells]
     seeds = set.intersection(*(set(one) for one in accuracies))
     return {seed: fmean(one[seed] for one in accuracies) for seed in sorted(seeds)}

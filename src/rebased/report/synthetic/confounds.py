@@ -1,4 +1,4 @@
-"""Runs that stand side by side, or in one cell, and were not made alike: a difference may come from that."""
+"""Settings in which compared runs differ although no name says so: they may cause the differences (confounds)."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,52 +8,53 @@ from rebased.report.synthetic.cells import Results
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, own_settings
 
-Mixture = dict[str, Counter[str]]
-"""By setting: how many runs have which value; only settings of which there are several values."""
+Confounds = dict[str, Counter[str]]
+"""By setting with several values: how many runs have each value."""
 
 TRAIN = "train."
-COMPUTED = ("micro_batch", "capture", "compile")
+EXECUTION = ("micro_batch", "capture", "compile")
 
 
-def trained_apart(results: Results) -> Mixture:
-    """Settings of the training in which runs of one task differ, unless the names of all its models tell them. Between
-    runs of one model and width names do; between models, or between the widths of one, they need not."""
-    found: Mixture = {}
+def training_confounds(results: Results) -> Confounds:
+    """Training settings in which runs of one task differ, unless the names of all its models state them. Names always
+    state differences between runs of one model and width, but not between models or widths."""
+    found: Confounds = {}
     for cells in (results.of_task(task) for task in results.tasks):
-        told = set.intersection(*(settings_in(cell.model) for cell in cells))
-        differ = mixture([[how_trained(run) for cell in cells for run in cell.all_runs]])
+        named = set.intersection(*(settings_in(cell.model) for cell in cells))
+        differ = differing([[training_settings(run) for cell in cells for run in cell.all_runs]])
         for key, values in differ.items():
-            if key not in told:
+            if key not in named:
                 found.setdefault(key, Counter()).update(values)
     return found
 
 
 def settings_in(name: ModelName) -> set[str]:
-    """'n_heads 2, train.eps 1e-8' -> {'n_heads', 'eps'}"""
+    """The settings that a name states: 'n_heads 2, train.eps 1e-8' -> {'n_heads', 'eps'}"""
     return {part.split(" ")[0].rpartition(".")[2] for part in name.apart.split(", ")}
 
 
-def computed_apart(results: Results) -> Mixture:
-    """What a result should not depend on, and in which the runs of some cell differ all the same."""
-    return mixture((how_computed(run) for run in cell.all_runs) for cell in results.cells)
+def execution_confounds(results: Results) -> Confounds:
+    """Execution settings in which the runs of one cell differ. Results should not depend on them."""
+    return differing((execution_settings(run) for run in cell.all_runs) for cell in results.cells)
 
 
-def how_trained(run: Run) -> dict[str, Any]:
+def training_settings(run: Run) -> dict[str, Any]:
+    """The training settings of a run, without the learning rate, the seed and execution settings."""
     settings = own_settings(run.settings)
     return {path.removeprefix(TRAIN): leaf for path, leaf in settings.items() if path.startswith(TRAIN)}
 
 
-def how_computed(run: Run) -> dict[str, Any]:
-    """Where it ran counts, not where it was told to."""
+def execution_settings(run: Run) -> dict[str, Any]:
+    """The execution settings of a run, with the device that it ran on instead of the one in its config."""
     train = run.settings["train"]
-    return {"device": run.device} | {key: train[key] for key in COMPUTED if key in train}
+    return {"device": run.device} | {key: train[key] for key in EXECUTION if key in train}
 
 
-def mixture(groups: Iterable[Iterable[dict[str, Any]]]) -> Mixture:
-    """Over groups of runs: those settings that differ within one of them."""
-    found: Mixture = {}
+def differing(groups: Iterable[Iterable[dict[str, Any]]]) -> Confounds:
+    """The settings that differ within at least one group of runs."""
+    found: Confounds = {}
     for group in groups:
-        counts: Mixture = {}
+        counts: Confounds = {}
         for settings in group:
             for key, value in settings.items():
                 counts.setdefault(key, Counter())["none" if value is None else str(value)] += 1

@@ -1,23 +1,23 @@
-"""What a page was computed from, small enough to be inside it: 2,000 runs of 64 epochs take some 1.5 MB."""
+"""The data that a page is computed from, as JSON inside the page: 2,000 runs of 64 epochs take about 1.5 MB."""
 
 import json
 from collections.abc import Sequence
-from math import isfinite
 from typing import Any
 
+from rebased.report.page import finite
 from rebased.report.synthetic.cells import Results
 from rebased.report.synthetic.comparisons import Family
 from rebased.runs.finished import Run
 
 
 def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family]) -> dict[str, Any]:
-    """Configs stand once each, less lr and seed, which each run has; with its test accuracy epoch by epoch."""
+    """Configs, runs, results and comparisons. Runs refer to their config by its index; lr and seed are in the run."""
     configs: dict[str, int] = {}
-    told = []
+    listed = []
     for run in runs:
         shared = run.settings | {"train": {k: v for k, v in run.settings["train"].items() if k not in ("lr", "seed")}}
         number = configs.setdefault(json.dumps(shared, sort_keys=True), len(configs))
-        told.append(
+        listed.append(
             {
                 "digest": run.digest,
                 "folder": run.folder,
@@ -37,7 +37,7 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
         )
     return {
         "configs": [json.loads(config) for config in configs],
-        "runs": told,
+        "runs": listed,
         "results": [
             {
                 "task": cell.task,
@@ -57,9 +57,3 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
             for contrast in family.contrasts
         ],
     }
-
-
-def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has neither nan nor infinity; what stands for several values is spread out beside it, and left out."""
-    leaves = {key: value for key, value in values.items() if key not in ("found", "difference")}
-    return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in leaves.items()}

@@ -1,4 +1,4 @@
-"""The figures of `rebased report`: the paper's Figures 1, 3, 4 and 7 from one's own records, and some more."""
+"""The figures of a report on synthetic tasks: the paper's Figures 1, 3, 4 and 7 from any records, and more."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, floor, isnan, log2
@@ -15,7 +15,7 @@ from rebased.report.drawing import (
     FuncFormatter,
     MaxNLocator,
     draw_panels,
-    looks,
+    named_looks,
 )
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
@@ -24,7 +24,7 @@ ACCURACY = (-0.03, 1.03)
 
 
 def accuracy_by_width(results: Results) -> str:
-    """Mean over seeds with the sample's standard deviation, a panel a task; the paper's means as crosses."""
+    """Mean over seeds with the sample standard deviation, one panel per task; the paper's means as crosses."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
@@ -48,7 +48,7 @@ def accuracy_by_width(results: Results) -> str:
 
 
 def accuracy_by_state(results: Results) -> str:
-    """What is recalled by what is remembered: a point a width, at the length of the task."""
+    """Accuracy by bytes of state at the length of the task, one point per width and one panel per task."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
@@ -57,7 +57,7 @@ def accuracy_by_state(results: Results) -> str:
                 sized = [(cell.state_bytes, cell.test.mean) for cell in line]
                 axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
             axes.set_xscale("log", base=2)
-            axes.set(xlabel="bytes of state a sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
+            axes.set(xlabel="bytes of state per sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(FixedLocator(byte_ticks([cell.state_bytes or 1 for cell in cells])))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
             axes.minorticks_off()
@@ -70,7 +70,7 @@ def accuracy_by_state(results: Results) -> str:
 
 
 def budgets(results: Results, replacement: bool) -> str:
-    """Expected best accuracy by number of learning rates tried, a panel a task and width."""
+    """Expected best accuracy by number of learning rates tried, one panel per task and width."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
@@ -90,11 +90,12 @@ def budgets(results: Results, replacement: bool) -> str:
 
 
 def tunable(cells: Sequence[Cell]) -> bool:
+    """Whether some cell has several learning rates."""
     return any(len(cell.lr_means) > 1 for cell in cells)
 
 
 def mean_curves(results: Results) -> str:
-    """Test accuracy by epoch at the chosen rate: the mean over seeds, and between which values they lie."""
+    """Test accuracy by epoch at the chosen learning rate: the mean over seeds, and a band from worst to best."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
@@ -118,13 +119,13 @@ def mean_curves(results: Results) -> str:
 
 
 def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
-    """A run that stopped because it had solved the task stays where it was while others go on."""
+    """Curves of equal length: a run that stopped early keeps its last value."""
     longest = max(map(len, curves))
     return [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves]
 
 
-def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> str:
-    """Accuracy on parts of the test data, beyond what was trained on too, where cells have more than one part."""
+def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> str | None:
+    """Accuracy by number of pairs or by length; None if no cell was tested on several."""
     styles = line_looks(results)
     key = "kv_pairs" if kind == "by_pairs" else "seq_len"
 
@@ -134,9 +135,15 @@ def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) 
                 parts, name = cell.slices(kind), line_name(results, cell)
                 axes.plot(list(parts), list(parts.values()), **styles[name], marker="o", label=name)
             trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
-            axes.axvline(trained, color=INK, lw=1, ls=":", label="most in training")
+            axes.axvline(
+                trained,
+                color=INK,
+                lw=1,
+                ls=":",
+                label="longest in training" if kind == "by_length" else "most in training",
+            )
             powers_of_two(axes, [part for cell in cells for part in cell.slices(kind)])
-            label = "pairs to remember" if kind == "by_pairs" else "tokens T"
+            label = "key-value pairs" if kind == "by_pairs" else "tokens T"
             axes.set(xlabel=label, ylabel="accuracy", ylim=ACCURACY)
 
         return draw
@@ -148,7 +155,7 @@ def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) 
 
 
 def accuracy_by_heads(places: HeadsByPlace) -> str:
-    """A panel a task and width, a line a model; the paper's value, whose heads are not told, as a dotted line."""
+    """One panel per task and width, one line per model. Dotted: the paper's value, with no number of heads given."""
     kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
     styles = named_looks(kinds)
 
@@ -172,47 +179,44 @@ def accuracy_by_heads(places: HeadsByPlace) -> str:
 
 
 def columns(results: Results, panels: Mapping[str, Draw]) -> int | None:
-    """A row a task, where a row is not too long."""
+    """The number of columns that gives one row per task, if that is 2 to 4; else None."""
     each, rest = divmod(len(panels), len(results.tasks))
     return each if rest == 0 and 2 <= each <= 4 else None
 
 
 def crowded(results: Results) -> bool:
-    """More models than colours: then those that differ in settings alone are drawn in panels of their own."""
+    """Whether there are more models than colours. Models that differ only in settings then get panels of their own."""
     return len(results.models) > len(SERIES)
 
 
 def line_name(results: Results, cell: Cell) -> str:
+    """The label of a cell's line."""
     return cell.model.kind if crowded(results) else str(cell.model)
 
 
 def line_looks(results: Results) -> dict[str, dict[str, Any]]:
-    """One look a name in all figures of a page."""
+    """One line style per model in all figures of a page."""
     return named_looks([model.kind if crowded(results) else str(model) for model in results.models])
 
 
-def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """ReBased has the first, wherever a table may list it."""
-    ordered = sorted(dict.fromkeys(names), key=lambda name: not name.startswith("ReBased"))
-    return dict(zip(ordered, looks(), strict=False))
-
-
 def lines_of(results: Results, cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
+    """(label, cells) of each line."""
     for name in dict.fromkeys(line_name(results, cell) for cell in cells):
         yield name, [cell for cell in cells if line_name(results, cell) == name]
 
 
 def by_task(results: Results) -> dict[str, list[Cell]]:
-    """What stands in one panel: the models of each task."""
+    """The cells of each panel, if panels are tasks."""
     return in_panels(results, lambda cell: cell.task)
 
 
 def by_place(results: Results) -> dict[str, list[Cell]]:
-    """The models of each task and width."""
+    """The cells of each panel, if panels are tasks and widths."""
     return in_panels(results, lambda cell: f"{cell.task}, D = {cell.d_model}")
 
 
 def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+    """Cells by the heading of their panel, which `where` gives."""
     panels: dict[str, list[Cell]] = {}
     order = {task: place for place, task in enumerate(results.tasks)}
     for cell in sorted(results.cells, key=lambda cell: (order[cell.task], cell.d_model)):
@@ -222,32 +226,33 @@ def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[
 
 
 def dodge(places: Sequence[int], names: Sequence[str]) -> dict[str, float]:
-    """By what factor each line is moved aside, so that bars at one place of a logarithmic axis do not hide each
-    other."""
+    """A factor per line for its x values, so that error bars at one x of a logarithmic axis stand side by side."""
     each = 0.012 * log2(max(places) / min(places))
     return {name: 2 ** (each * (i - (len(names) - 1) / 2)) for i, name in enumerate(names)}
 
 
 def bars(axes: Axes, places: Sequence[float], cells: Sequence[Cell], colour: str) -> None:
-    """The sample standard deviation of each cell; of a single seed there is none."""
+    """Draw the sample standard deviation of each cell; a single seed has none."""
     means, sds = [cell.test.mean for cell in cells], [0 if isnan(cell.test.sd) else cell.test.sd for cell in cells]
     axes.errorbar(places, means, sds, ecolor=colour, fmt="none", capsize=2, elinewidth=1)
 
 
 def mark_paper(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) -> None:
+    """Draw the paper's mean of each cell that has one, as a cross."""
     known = [(x, cell.paper.mean) for x, cell in points if cell.paper]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, ls="none", marker="x", ms=8, mew=2)
 
 
 def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
+    """Make the x axis logarithmic with base 2, with these ticks."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
     axes.minorticks_off()
 
 
 def byte_ticks(sizes: Sequence[int]) -> list[float]:
-    """At most five round sizes between the least and the most; where they are near each other, the sizes themselves."""
+    """At most five powers of two between the smallest and the largest size, or these two sizes themselves."""
     low, high = log2(min(sizes)), log2(max(sizes))
     powers = range(ceil(low), floor(high) + 1)
     if len(powers) < 2:
@@ -256,6 +261,7 @@ def byte_ticks(sizes: Sequence[int]) -> list[float]:
 
 
 def bytes_text(size: float) -> str:
+    """'1.5 KiB'"""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024 or unit == "MiB":
             break

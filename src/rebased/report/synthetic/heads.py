@@ -1,4 +1,4 @@
-"""With how many heads does it recall what the paper reports? It does not tell; measurements do."""
+"""Accuracy by number of heads, to find the number in the paper's Table 1, which its text does not give."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -9,11 +9,11 @@ from rebased.report.synthetic.cells import Cell, Results, order_of
 from rebased.report.synthetic.paper import Reading, agrees
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
-"""For each task and width: cells by their number of heads."""
+"""By task and width: pairs of a number of heads and a cell."""
 
 
 def cells_by_heads(results: Results) -> HeadsByPlace:
-    """Only places where some model was run with several numbers of heads."""
+    """The cells of each task and width at which some model was run with several numbers of heads."""
     places: dict[str, list[tuple[int, Cell]]] = {}
     for cell in results.cells:
         heads = heads_of(cell.any_run.settings["model"])
@@ -31,24 +31,25 @@ def cells_by_heads(results: Results) -> HeadsByPlace:
 
 
 def heads_of(model: Mapping[str, Any]) -> int | None:
-    """Of the last mixer that has any: the one that is compared."""
+    """The number of heads of the last mixer that has heads: the compared one. None without such a mixer."""
     counts = [mixer["n_heads"] for mixer in model["mixers"] if "n_heads" in mixer]
     return counts[-1] if counts else None
 
 
 class Nearness(NamedTuple):
-    """How near ours is to the paper with one number of heads."""
+    """How near results with one number of heads are to the paper's."""
 
-    distances: Sequence[float]  # of the means, cell by cell, the same cells for every number of heads
-    agree: int  # of them
+    distances: Sequence[float]  # |mean - paper's mean| per cell; the same cells for every number of heads
+    agree: int  # cells that agree with the paper
 
     @property
     def distance(self) -> float:
+        """The mean distance over cells."""
         return fmean(self.distances)
 
 
 def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
-    """By number of heads; only over what was run with every number."""
+    """By number of heads, over the cells that were run with every number."""
     numbers = {heads for cells in places.values() for heads, _ in cells}
     compared: dict[int, list[tuple[Spread, Reading]]] = {heads: [] for heads in sorted(numbers)}
     for cells in places.values():

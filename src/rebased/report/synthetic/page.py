@@ -1,53 +1,81 @@
-"""The page itself: sections as the data allow, and the same tables for files."""
+"""The part of a page about synthetic tasks: sections as the data allow, and the same tables for files."""
 
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
+from typing import Any
 
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.page import Section, bullets, details, figure, paragraphs
+from rebased.report.prose import plural
 from rebased.report.synthetic import figures, narrative, tables
-from rebased.report.synthetic.cells import SliceKind, build_results
+from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
 from rebased.report.synthetic.data import page_data
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
 
 SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
-FEW = 12  # sentences that are read; more are out of the way until asked for
+FEW = 12  # more sentences than this are hidden until the reader opens them
 CURVES = (
-    "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best. "
+    "At each cell's chosen learning rate: the mean over seeds, and a band from the worst to the best seed. "
     "A run stops when it has solved the task."
 )
 RESULTS = (
-    "The learning rate is the one with the best mean over seeds on the test split. test: the best epoch's accuracy "
-    "there, the paper's way. held out: the same epoch's, on data that nothing was chosen on."
+    "The learning rate is the one with the best mean over seeds on the test split. test: the accuracy of the best "
+    "epoch on the test split, as in the paper. held out: the accuracy of the same epoch on the held-out split, on "
+    "which nothing was chosen."
 )
-STATE = "What a model must keep of a sequence to go on, in fp32 at the task's longest sequence; a point a width."
+STATE = (
+    "State: the bytes that a model keeps per sequence to generate the next token, in fp32, after the task's longest "
+    "sequence. One point per width."
+)
 
 
-class Lab:
-    """Everything that is computed from a collection of runs, once."""
+class SyntheticReport:
+    """Everything that a page and its tables say about the synthetic-task runs of a collection."""
+
+    kind = "Synthetic tasks"
 
     def __init__(self, found: Collection, reference: str | None = None) -> None:
         self.found, self.results = found, build_results(found.runs)
-        self.families = compare_models(self.results, reference)
+        self.families = compare_models(self.results, reference if reference in self.references else None)
         self.warnings = list(narrative.warnings(found, self.results))
-        self.summary = list(narrative.in_short(self.results, self.families))
+        self.summary = list(narrative.summary(self.results, self.families))
         self.by_heads = cells_by_heads(self.results)
 
-    def page(self, title: str, command: str) -> Page:
-        """`command` is what was typed to make it."""
-        return Page(
-            title,
-            narrative.lead(self.found.runs, self.results),
-            list(self.sections(command)),
-            describe_origin(self.found.runs),
-            page_data(self.found.runs, self.results, self.families),
-        )
+    @property
+    def title(self) -> str:
+        """The page's heading if it has this part alone."""
+        return "Accuracy on synthetic tasks"
+
+    @property
+    def lead(self) -> str:
+        """How many runs, models, tasks, widths, learning rates and seeds there are."""
+        return narrative.lead(self.runs, self.results)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, also those in no result."""
+        return self.found.runs
+
+    @property
+    def ended(self) -> list[Run]:
+        """The runs whose results count."""
+        return [run for run in self.runs if run.status in COUNTED]
+
+    @property
+    def references(self) -> set[str]:
+        """Names that `--reference` may have: models and kinds of models."""
+        return {name for model in self.results.models for name in (str(model), model.kind)}
+
+    def data(self) -> dict[str, Any]:
+        """Configs, runs, results and comparisons, to be embedded in the page as JSON."""
+        return page_data(self.runs, self.results, self.families)
 
     def tables(self) -> dict[str, Table]:
-        """By name, what a page shows."""
+        """The page's tables by file name."""
         results = self.results
         named = {"results": tables.results_table(results)}
         for task in results.tasks:
@@ -60,18 +88,16 @@ class Lab:
                 named[kind] = tables.slice_table(results, kind)
         if self.by_heads:
             named["heads"] = tables.heads_table(self.by_heads)
-        return named | {"runs": tables.runs_table(self.found.runs)}
+        return named | {"runs": tables.runs_table(self.runs)}
 
-    def sections(self, command: str) -> Iterator[Section]:
+    def sections(self) -> Iterator[Section]:
+        """Accuracy by width, comparisons, figures, all results, all runs."""
         results = self.results
-        yield Section("In short", bullets(self.summary))
-        if self.warnings:
-            yield Section("Mind", bullets(self.warnings))
         yield Section("Accuracy by width", self.by_width())
         for family in self.families:
-            yield Section(f"How sure? {family.title}", how_sure(family))
+            yield Section(f"Paired comparisons: {family.title.lower()}", comparisons(family))
         if figures.tunable(results.cells):
-            yield Section("With a budget for tuning", self.budgets())
+            yield Section("Accuracy by tuning budget", self.budgets())
         if any(cell.state_bytes for cell in results.cells):
             sizeless = narrative.without_state(results)
             picture = figure(figures.accuracy_by_state(results), STATE)
@@ -81,22 +107,23 @@ class Lab:
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
-            caption = "Dotted: the paper's value. Points of one number of heads are moved aside a little."
+            caption = "Dotted: the paper's value. Points of one number of heads are shifted sideways a little."
             picture = figure(figures.accuracy_by_heads(self.by_heads), caption)
             table = tables.heads_table(self.by_heads).to_html()
-            yield Section("How many heads?", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table)
-        yield Section("Results in full", paragraphs(RESULTS) + tables.results_table(results).to_html())
-        runs = tables.runs_table(self.found.runs).to_html()
-        yield Section("Every run", details(f"Show {narrative.plural(len(self.found.runs), 'run')}", runs))
-        yield Section("Do it again", commands([command]))
+            yield Section(
+                "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
+            )
+        yield Section("All results", paragraphs(RESULTS) + tables.results_table(results).to_html())
+        runs = tables.runs_table(self.runs).to_html()
+        yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", runs))
 
     def by_width(self) -> str:
-        """The picture of all tasks, then a table a task."""
+        """The body of the section on widths: one figure, then one table per task."""
         results, html = self.results, ""
         if len(results.widths) > 1:
             caption = (
-                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation. So the paper's "
-                "Figures 1, 3 and 7 are drawn; here points of one width are moved aside a little, to see them all."
+                "Mean over seeds at the chosen learning rate; bars are the sample standard deviation, as in the "
+                "paper's Figures 1, 3 and 7. Points of one width are shifted sideways a little, to show all of them."
             )
             html += figure(figures.accuracy_by_width(results), caption)
         for task in results.tasks:
@@ -106,34 +133,43 @@ class Lab:
         return html
 
     def budgets(self) -> str:
+        """The body of the section on tuning budgets."""
         lead = paragraphs(
-            "The accuracy to expect of the best of so many learning rates, drawn at random from those that were tried: "
-            "what a model gives to one who can pay for few tries. Each rate counts with its mean over seeds."
+            "The expected accuracy of the best of n learning rates, drawn at random from those that were tried: what a "
+            "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
         )
-        again = figure(figures.budgets(self.results, True), "Drawn with replacement: the paper's Figure 4, probably.")
-        anew = figure(figures.budgets(self.results, False), "Drawn without replacement: every try is a new rate.")
+        again = figure(
+            figures.budgets(self.results, True),
+            "Drawn with replacement; probably the estimator of the paper's Figure 4.",
+        )
+        anew = figure(
+            figures.budgets(self.results, False), "Drawn without replacement: every try is a new learning rate."
+        )
         numbers = tables.budget_table(self.results).to_html()
-        return lead + again + details("Show it drawn without replacement, and both in numbers", anew + numbers)
+        return lead + again + details("Show the figure without replacement, and the numbers of both", anew + numbers)
 
     def slices(self, kind: SliceKind) -> Iterator[Section]:
+        """The section on accuracy by pairs, by length or by a task's slices, if there is something to show."""
         if not any(len(cell.slices(kind)) > 1 for cell in self.results.cells):
             return
         heading, table = f"Accuracy {SLICES[kind]}", tables.slice_table(self.results, kind).to_html()
-        caption = "Mean over seeds, at each run's best epoch; on the held-out split where there is one."
+        caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
         if kind == "slices":  # names have no place on an axis
             yield Section(heading, table + paragraphs(caption))
-        else:
-            picture = figures.accuracy_by_slice(self.results, kind)
-            yield Section(heading, figure(picture, caption) + details("Show it in numbers", table))
+        elif picture := figures.accuracy_by_slice(self.results, kind):
+            yield Section(heading, figure(picture, caption) + details("Show the numbers", table))
 
 
 def file_name(text: str) -> str:
-    """'T = 256, 32 pairs' -> 'T_256_32_pairs'"""
+    """A text as a file name: 'T = 256, 32 pairs' -> 'T_256_32_pairs'"""
     return re.sub(r"\W+", "_", text).strip("_")
 
 
-def how_sure(family: Family) -> str:
-    told: Sequence[str] = list(narrative.sentences(family))
-    text = bullets(told) if len(told) <= FEW else details(f"Show {len(told)} sentences", bullets(told))
+def comparisons(family: Family) -> str:
+    """The body of a section on a family of comparisons."""
+    sentences: Sequence[str] = list(narrative.sentences(family))
+    text = bullets(sentences)
+    if len(sentences) > FEW:
+        text = details(f"Show {len(sentences)} sentences", text)
     table = tables.comparison_table(family.contrasts).to_html()
     return paragraphs(narrative.verdict(family)) + text + table + paragraphs(*narrative.notes_on_tests(family))

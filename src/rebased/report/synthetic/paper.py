@@ -1,4 +1,4 @@
-"""What the paper reports on MQAR (arXiv 2402.10644), to be shown beside one's own runs, and in what these differ."""
+"""The paper's values on MQAR (arXiv 2402.10644), and the settings in which runs differ from the paper's."""
 
 from math import isnan, sqrt
 from typing import Any, NamedTuple
@@ -8,17 +8,19 @@ from rebased.runs.finished import Run
 
 
 class Reading(NamedTuple):
+    """An accuracy in the paper."""
+
     mean: float
-    sd: float | None = None  # of the sample, over five seeds; None where the figure does not show it
-    at_least: bool = False  # the figure says no more than that
-    error: float = 0.02  # of reading it off the figure; half a digit where it is printed
+    sd: float | None = None  # sample standard deviation over five seeds; None where the figure does not show it
+    at_least: bool = False  # the mean is a lower bound: the figure shows no more
+    error: float = 0.02  # of reading the value off the figure; half a unit of the last digit where it is printed
 
     def __str__(self) -> str:
         return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
 
 
 class Place(NamedTuple):
-    """Where in the paper's grids a number stands: a model of ours by name, the task, the width."""
+    """A place in the paper's grids: the model by its name here, the task, the width."""
 
     model: str
     seq_len: int
@@ -48,7 +50,7 @@ _TABLE_1 = {
 TABLE_1_PAIRS, TABLE_1_WIDTHS = 32, (16, 24, 32, 48)
 KERNEL_ORDER = tuple(_TABLE_1[256])
 
-# Figure 1, read off the picture to about ±0.02: model, T, then D: mean, or (mean, sd). Where it was not read, nothing.
+# Figure 1, read off the picture to about ±0.02: by model and T, one value per width. None: it was not read.
 FIGURE_1_PAIRS = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}
 FIGURE_1_WIDTHS = (64, 128, 256, 512)
 _SOLVED = Reading(0.97, at_least=True)
@@ -93,10 +95,10 @@ FIGURE_1 = {
 }
 READINGS = TABLE_1 | FIGURE_1
 
-# The settings of both, where a run can have others: (what it is called, where it stands, the paper's).
+# The paper's settings of both: (name, path in a config, value).
 _SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
     ("epochs", ("train", "epochs"), 64),
-    ("sequences a step", ("train", "batch_size"), 512),
+    ("sequences per step", ("train", "batch_size"), 512),
     ("vocabulary", ("task", "vocab_size"), 8192),
     ("weight decay", ("train", "weight_decay"), 0.1),
     ("precision", ("train", "precision"), "fp32"),
@@ -104,11 +106,11 @@ _SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
 PAPER_TASK = "mqar"
 _EXAMPLES = 100_000
 SEEDS = 5
-HEADS = 12  # by the authors' code; the paper's text leaves Table 1's open
+HEADS = 12  # in the authors' code; the paper does not give them for Table 1
 
 
 def place_of(run: Run) -> Place | None:
-    """Where the paper may have a number for it; None where its task is none of the paper's kind."""
+    """The run's place in the paper's grids; None if its task is not of the paper's kind."""
     if run.task != PAPER_TASK:
         return None
     tested, trained = (
@@ -118,18 +120,19 @@ def place_of(run: Run) -> Place | None:
 
 
 def paper_reading(run: Run) -> Reading | None:
-    """What the paper has for this model, task and width; None where it has nothing, or it was not read."""
+    """The paper's value for this model, task and width; None if it has none, or it was not read."""
     place = place_of(run)
     return READINGS.get(place) if place else None
 
 
 def source(run: Run) -> str:
+    """The table or figure that the paper's value for a run is from."""
     return "Table 1, as printed" if place_of(run) in TABLE_1 else "Figure 1, as read off the picture (±0.02)"
 
 
 def agrees(ours: Spread, paper: Reading) -> bool:
-    """Whether two means differ by no more than two standard errors and what reading the paper's adds. Where it shows no
-    spread, ours stands for both."""
+    """Whether the means differ by at most two standard errors plus the error of reading the paper's. If the paper shows
+    no spread, ours is taken for both."""
     if paper.at_least:
         return ours.mean >= paper.mean - paper.error
     sd = 0.0 if isnan(ours.sd) else ours.sd
@@ -138,13 +141,13 @@ def agrees(ours: Spread, paper: Reading) -> bool:
 
 
 def deviations(run: Run) -> list[str]:
-    """In which settings a run differs from the paper's, in words."""
+    """The settings in which a run differs from the paper's, in words."""
     found = []
     for name, path, papers in _SETTINGS:
         ours: Any = run.settings
         for key in path:
             ours = ours.get(key)
-        if ours not in (papers, None):  # other code may not have had that setting
+        if ours not in (papers, None):  # other versions of the code may not have had that setting
             found.append(
                 f"{name} {ours:,} instead of {papers:,}"
                 if isinstance(ours, int)

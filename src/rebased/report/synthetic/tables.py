@@ -1,4 +1,4 @@
-"""The tables of `rebased report`."""
+"""The tables of a report on synthetic tasks."""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +9,13 @@ from rebased.analysis import Spread, expected_validation_performance
 from rebased.report.synthetic.cells import Cell, Results, SliceKind
 from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace
-from rebased.report.tables import Table
+from rebased.report.tables import NONE, Table, number, p_text
 from rebased.runs.finished import Run
-
-NONE = "–"
 
 
 def width_table(results: Results, task: str) -> Table:
-    """As the paper's Table 1: models by width, mean ± sample sd over seeds; its own values beside ours where known."""
+    """One row per model, as in the paper's Table 1: mean ± sample standard deviation over seeds by width, with the
+    paper's values beside where known."""
     cells = results.of_task(task)
     widths = sorted({cell.d_model for cell in cells})
     known = {cell.d_model for cell in cells if cell.paper}
@@ -38,7 +37,7 @@ def width_table(results: Results, task: str) -> Table:
 
 
 def results_table(results: Results) -> Table:
-    """Every cell: the chosen rate, what was recalled by both ways of reporting, and the paper's value."""
+    """One row per cell: the chosen learning rate, test and held-out accuracy, and the paper's value."""
     head = (
         *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
         *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
@@ -47,7 +46,7 @@ def results_table(results: Results) -> Table:
 
 
 def task_last(table: Table) -> Table:
-    """The second column is the task. Where it is always the same it tells nothing, and stands last."""
+    """Move the second column, the task, to the end if all rows have the same task."""
     if len({row[1] for row in table.rows}) > 1:
         return table
     head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
@@ -75,22 +74,10 @@ def _result(cell: Cell) -> tuple[str, ...]:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
+    """One row per run, also of those that are in no result."""
     head = (
-        "run",
-        "model",
-        "T",
-        "D",
-        "lr",
-        "seed",
-        "accuracy",
-        "held out",
-        "epoch",
-        "epochs",
-        "precision",
-        "seconds",
-        "status",
-        "code",
-        "device",
+        *("run", "model", "T", "D", "lr", "seed", "accuracy", "held out", "epoch", "epochs"),
+        *("precision", "seconds", "status", "code", "device"),
     )
     return Table(head, [_run(run) for run in runs])
 
@@ -116,28 +103,16 @@ def _run(run: Run) -> tuple[str, ...]:
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
-    """Paired differences and what the tests make of them. p* is p after Holm's correction."""
+    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
     head = (
-        *(
-            "comparison",
-            "task",
-            "D",
-            "difference",
-            "sd",
-            "t test p*",
-            "Cohen's d",
-            "95% from",
-            "to",
-            "t test p",
-            "Wilcoxon p",
-        ),
-        *("Wilcoxon p*", "rank-biserial", "of", "pairs", "unpaired runs", "code"),
+        *("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p"),
+        *("Wilcoxon p", "Wilcoxon p*", "rank-biserial", "split", "pairs", "unpaired runs", "code"),
     )
     return task_last(Table(head, [_contrast(contrast) for contrast in contrasts]))
 
 
 def difference_of(one: str, other: str) -> str:
-    """What sets both apart from others of their kind is said once: 'ReBased − Based (n_heads 2)'."""
+    """Settings that both names state are written once: 'ReBased − Based (n_heads 2)'."""
     apart = re.search(r" \([^()]*\)$", one)
     return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
 
@@ -164,7 +139,7 @@ def _contrast(contrast: Contrast) -> tuple[str, ...]:
 
 
 def budget_table(results: Results) -> Table:
-    """Expected accuracy of the best of 1, 2, ... learning rates, by both estimators."""
+    """One row per cell: the expected accuracy of the best of 1, 2, ... learning rates, by both estimators."""
     most = max(len(cell.lr_means) for cell in results.cells)
     budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
     rows = []
@@ -178,7 +153,8 @@ def budget_table(results: Results) -> Table:
 
 
 def slice_table(results: Results, kind: SliceKind) -> Table:
-    """Accuracy by number of pairs, by length or by a task's own slices, mean over seeds at the chosen rate."""
+    """One row per cell: accuracy by number of pairs, by length or by a task's slices, mean over seeds at the chosen
+    learning rate."""
     cells = [cell for cell in results.cells if len(cell.slices(kind)) > 1]
     parts = sorted({part for cell in cells for part in cell.slices(kind)})
     words = {"by_pairs": "{} pairs", "by_length": "T = {}", "slices": "{}"}
@@ -192,25 +168,16 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
 
 
 def heads_table(places: HeadsByPlace) -> Table:
-    """The same model with other numbers of heads, and the paper's value, whose heads are not told."""
+    """One row per model and number of heads, with the paper's value, for which the paper gives no number of heads."""
     rows = []
     for cells in places.values():
         for heads, cell in cells:
             off = NONE if cell.paper is None else f"{abs(cell.test.mean - cell.paper.mean):.3f}"
             place = (cell.model.kind, cell.task, str(cell.d_model), str(heads))
             rows.append((*place, plus_minus(cell.test), str(cell.paper or NONE), off))
-    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "apart"), rows))
-
-
-def p_text(p: float) -> str:
-    if isnan(p):
-        return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "distance"), rows))
 
 
 def plus_minus(spread: Spread) -> str:
+    """The mean ± the sample standard deviation, which one value alone does not have."""
     return f"{spread.mean:.3f}" if isnan(spread.sd) else f"{spread.mean:.3f} ± {spread.sd:.3f}"
-
-
-def number(value: float) -> str:
-    return NONE if isnan(value) else f"{value:.3f}"

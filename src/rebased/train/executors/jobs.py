@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.base_config import BaseRunConfig
+from rebased.train.lifecycle import RunResult
 from rebased.train.sinks import Sink
-from rebased.train.synthetic.loop import RunResult
 
 
 class Job(NamedTuple):
-    config: RunConfig
+    config: BaseRunConfig
     folder: Path
     sink: Sink  # hears of the run in the process that called
 
@@ -38,7 +38,7 @@ def nothing() -> None:
     """What there is to prepare where all mixers are this package's own."""
 
 
-def untold(runs: int) -> None:
+def noop(runs: int) -> None:
     """For those who need not know that runs are being saved."""
 
 
@@ -52,7 +52,7 @@ class Executor(Protocol):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns where a run would be trained."""
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
         """Train or resume every job; the outcomes in the order of the jobs.
 
         A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs under way: their results have the

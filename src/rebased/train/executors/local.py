@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rebased.ops.backend import gpu_count
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, nothing, untold
-from rebased.train.executors.worker import settle, work
+from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.worker import limit_threads, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import RunStart, Sink, StepReport
 
@@ -45,7 +45,7 @@ class LocalExecutor:
             raise answer
         return answer
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = [None] * len(jobs)
         waiting, running = list(range(len(jobs))), dict[Connection, _Running]()
         lost = [0] * len(jobs)
@@ -175,7 +175,7 @@ def _died(job: Job, process: ForkServerProcess) -> Failed:
 
 
 class _Relay(Sink):
-    """Tells the process that waits at the other end of a pipe."""
+    """Sends every event to the process at the other end of a pipe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -186,8 +186,11 @@ class _Relay(Sink):
     def step(self, report: StepReport) -> None:
         self._connection.send(("step", report))
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        self._connection.send(("epoch", line))
+    def line(self, line: dict[str, Any]) -> None:
+        self._connection.send(("line", line))
+
+    def saved(self, step: int) -> None:
+        self._connection.send(("saved", step))
 
     def end(self, line: dict[str, Any]) -> None:
         self._connection.send(("end", line))
@@ -207,7 +210,7 @@ def _work(prepare: Prepare, config: dict[str, Any], folder: Path, connection: Co
 
 
 def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...], connection: Connection) -> None:
-    settle()
+    limit_threads()
     try:
         prepare()
         answer = function(*arguments)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rebased.runs.record import lines_so_far
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, nothing, untold
-from rebased.train.executors.worker import one_line, settle, work
+from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.worker import limit_threads, one_line, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import Sink
 
@@ -59,7 +59,7 @@ class RayExecutor:
         remote = self._ray.remote(**self._options)(_answer)
         return self._ray.get(remote.remote(self.prepare, function, arguments))
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = untold) -> list[Outcome | None]:
+    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
         ray = self._ray
         remote = ray.remote(**self._options)(work)
         outcomes: list[Outcome | None] = [None] * len(jobs)
@@ -76,7 +76,7 @@ class RayExecutor:
                         stopping(len(running))
                     ready, _ = ray.wait(list(running), timeout=0.5)
                     for followed in running.values():
-                        followed.tell()
+                        followed.emit()
                     for task in ready:
                         index = running.pop(task).index
                         outcome = self._outcome(task, jobs[index])
@@ -132,19 +132,19 @@ class _Followed:
         self.index, self.folder, self.sink, self.asked = index, folder, sink, False
         self._told = self._newest()
 
-    def tell(self) -> None:
+    def emit(self) -> None:
         newest = self._newest()
         if newest and newest != self._told:
-            getattr(self.sink, newest["type"])(newest)
+            (self.sink.end if newest["type"] == "end" else self.sink.line)(newest)
             self._told = newest
 
     def _newest(self) -> dict[str, Any] | None:
-        """The last epoch or the end: it says all that a table shows."""
-        lines = [line for line in lines_so_far(self.folder) if line["type"] in ("epoch", "end")]
+        """The last line that tells how far the run is: it says all that a table shows."""
+        lines = [line for line in lines_so_far(self.folder) if line["type"] in ("epoch", "step", "eval", "end")]
         return lines[-1] if lines else None
 
 
 def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    settle()
+    limit_threads()
     prepare()
     return function(*arguments)

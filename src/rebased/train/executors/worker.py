@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from rebased.runs.folder import FolderInUse
-from rebased.runs.synthetic_config import RunConfig
+from rebased.files import FolderInUse
+from rebased.runs.configs import parse_run
 from rebased.train.executors.jobs import Failed, Outcome, Prepare
+from rebased.train.lifecycle import train
 from rebased.train.sinks import Sink
-from rebased.train.synthetic.loop import train
 
 PATIENCE = 30.0  # seconds for the process that had the run before to notice that it is no longer wanted
 
 
-def settle() -> None:
+def limit_threads() -> None:
     """One thread a run: small models use several cores far better side by side, and results do not depend on them."""
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # on ARM its small batched products take up to 60 times as long
@@ -24,10 +24,10 @@ def settle() -> None:
 
 def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence[Sink] = ()) -> Outcome:
     """Train or resume one run. The config comes as data: its classes may be known only after `prepare`."""
-    settle()
+    limit_threads()
     try:
         prepare()
-        run = RunConfig.model_validate(config)
+        run = parse_run(config)
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

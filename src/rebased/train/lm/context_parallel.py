@@ -18,8 +18,8 @@ from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from rebased.mixers import Earlier
-from rebased.models import IGNORE, LanguageModel, Part
+from rebased.mixers import GatherEarlier
+from rebased.models import IGNORE, LanguageModel, Shard
 from rebased.ops.cross_entropy import linear_cross_entropy
 
 
@@ -34,7 +34,7 @@ class ContextParallel:
         self._agreed = False
         # A compiler would see that the first process uses nothing of what it gathers, leave the gathering out of its
         # backward, and let the others wait. Here and not as a decorator, since it imports all of dynamo.
-        self.earlier: Earlier = torch.compiler.disable(self._earlier)
+        self.earlier: GatherEarlier = torch.compiler.disable(self._earlier)
 
     def share(self, x: Tensor) -> Tensor:
         """This process's stretch of time: [B,T] -> [B,T/size]."""
@@ -47,7 +47,7 @@ class ContextParallel:
         """`model.hidden` at this process's stretch: tokens [B,T] (all of them) -> [B,T/size,D]."""
         own = self.share(tokens)
         self._check_agreement(tokens)
-        return model.hidden(own, part=Part(start=self.rank * own.shape[1], earlier=self.earlier))
+        return model.hidden(own, shard=Shard(start=self.rank * own.shape[1], gather_earlier=self.earlier))
 
     def loss(self, model: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
         """This process's summand of `model.loss(tokens, labels)`: tokens, labels [B,T], the whole of both."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rebased.models import LanguageModel, LMConfig
-from rebased.train.lm.world import World
+from rebased.train.world import World
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, perplexity
 from rebased.data import Windows
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel
-from rebased.train.lm.world import World
+from rebased.train.world import World
 
 
 def measure(
@@ -30,9 +30,7 @@ def measure(
     tell(0, len(rows))
     mine = None
     if len(rows):
-        mine = evaluate_text(
-            model, windows, rows=rows, batch_size=batch_size, dtype=dtype, progress=lambda done: tell(done, len(rows))
-        )
+        mine = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype, on_progress=tell)
     scores = TextScores.join([part for part in world.gather(mine) if part is not None])
     return {
         "tokens": scores.tokens(),

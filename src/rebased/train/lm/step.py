@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +13,13 @@ from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import TextTrain
+from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.lm.context_parallel import ContextParallel
-from rebased.train.lm.optimiser import build_optimiser
 from rebased.train.lm.schedule import learning_rate
-from rebased.train.lm.world import World
-from rebased.train.synthetic.optimiser import set_lr
+from rebased.train.oom import update
+from rebased.train.optimiser import build_optimiser, make_moments, set_lr
+from rebased.train.precision import choose_precision
+from rebased.train.world import World
 
 
 class TokenLoss(nn.Module):
@@ -40,15 +41,7 @@ class TokenLoss(nn.Module):
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 
 
-class Outcome(NamedTuple):
-    """On the device: reading one of them is what makes the host wait."""
-
-    nats: Tensor  # [] sum of the losses of this process's tokens
-    labels: int  # of this process
-    norm: Tensor  # [] of the whole gradient, before it was clipped
-
-
-class TextStep:
+class LMStep:
     """A model made ready for its processes, and the optimiser of its weights."""
 
     def __init__(self, model: LanguageModel, config: TextTrain, world: World) -> None:
@@ -58,7 +51,10 @@ class TextStep:
         self.model.recompute = config.recompute
         self.context = ContextParallel() if world.size > 1 and config.parallel == "context" else None
         self.loss: nn.Module = self._spread(TokenLoss(self.model, self.precision, self.context))
-        self.optimiser = build_optimiser(self.model, config)
+        captured = config.capture and world.device.type == "cuda" and world.size == 1 and not config.recompute
+        self.graphs = CudaGraphs(world.device) if captured else None
+        self.optimiser = build_optimiser(self.model, config, decay=config.decay, capturable=captured)
+        make_moments(self.optimiser)
 
     @property
     def share(self) -> tuple[int, int]:
@@ -86,16 +82,38 @@ class TextStep:
             return DistributedDataParallel(loss, cards, gradient_as_bucket_view=True)
         return loss
 
-    def __call__(self, parts: Sequence[TextBatch], step: int) -> Outcome:
+    def forget_graphs(self) -> None:
+        """Give the memory of captured steps back."""
+        if self.graphs is not None:
+            self.graphs = CudaGraphs(self.world.device)
+
+    def __call__(self, parts: Sequence[TextBatch], step: int) -> Tensor:
         """Train on this process's share of a batch, cut into micro batches; `step` counts from 0.
 
-        The gradient is that of the mean over all labels of all processes, wherever they are.
+        Returns [3] in fp64 on the device: the summed loss of this process's tokens in nats, the number of its labels,
+        and the norm of the whole gradient before it was clipped. The gradient is that of the mean over all labels of
+        all processes.
         """
         parts = [self.own(part) for part in parts]
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # on the CPU still
         weight = self._weight(labels)
         set_lr(self.optimiser, learning_rate(self.config, step))
         self.loss.train()
+        if self.graphs is None or any(part.cu_seqlens is not None for part in parts):  # documents differ in number
+            nats, norm = self._compute(parts, weight)
+        else:
+            tensors = [tensor for part in parts for tensor in (part.tokens, part.labels)]
+            shapes = tuple(tensor.shape for tensor in tensors)
+            nats, norm = self.graphs.run(shapes, self._compute_flat, torch.as_tensor(weight), *tensors)
+        return torch.stack([nats.double(), torch.full_like(nats, labels, dtype=torch.float64), norm.double()])
+
+    def _compute_flat(self, weight: Tensor, *tensors: Tensor) -> Tensor:
+        """The step with its micro batches as a flat list of tensors, as a CUDA graph takes them."""
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return torch.stack(self._compute([TextBatch(tokens, labels, None) for tokens, labels in pairs], weight))
+
+    def _compute(self, parts: Sequence[TextBatch], weight: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Gradients, clipping and AdamW. Returns the summed loss and the gradient's norm."""
         self.optimiser.zero_grad(set_to_none=True)
         nats = torch.zeros((), device=self.world.device)
         for i, part in enumerate(parts):
@@ -108,8 +126,8 @@ class TextStep:
         norm = clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         if hasattr(norm, "full_tensor"):  # of shards
             norm = norm.full_tensor()
-        self.optimiser.step()
-        return Outcome(nats, labels, norm.detach())
+        update(self.optimiser)
+        return nats, norm.detach()
 
     def _weight(self, labels: int) -> Tensor | float:
         """What a label weighs. ddp and fsdp average the processes' gradients, hence the number of processes."""
@@ -127,15 +145,9 @@ class TextStep:
         return nullcontext()
 
 
-def choose_precision(name: str, device: torch.device) -> str:
-    if name == "auto":
-        return "bf16" if device.type == "cuda" else "fp32"
-    return name
-
-
 def to_device(batch: TextBatch, device: torch.device) -> TextBatch:
     """From pinned memory, so that the host goes on while the copy is under way."""
-    if device.type != "cuda":
+    if device.type != "cuda" or batch.tokens.is_cuda:
         return batch
     tokens, labels, cu_seqlens = (None if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch)
     return TextBatch(tokens, labels, cu_seqlens)  # type: ignore[arg-type]

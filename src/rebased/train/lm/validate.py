@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rebased.data import Windows
 from rebased.models import IGNORE
-from rebased.train.lm.step import TextStep, to_device
+from rebased.train.lm.step import LMStep, to_device
 
 
 class Validation(NamedTuple):
@@ -17,7 +17,7 @@ class Validation(NamedTuple):
 
 
 @torch.no_grad()
-def validate(step: TextStep, windows: Windows, rows: Sequence[int], batch_size: int) -> Validation:
+def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: int) -> Validation:
     """Mean loss over the given windows, shared by all processes; sums over batches in fp64, in the same order always.
 
     The model is left in the mode it was in. What is compiled for training is not compiled again for this: it would take

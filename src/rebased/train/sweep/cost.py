@@ -18,14 +18,18 @@ from typing import Any, NamedTuple
 from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
+from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.configs import parse_run
+from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import lines_so_far, read_record
 from rebased.runs.synthetic_config import RunConfig
 from rebased.tasks import IGNORE, Task
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
 from rebased.train.executors.worker import one_line
+from rebased.train.lifecycle import train
+from rebased.train.lm.corpus import open_corpus
 from rebased.train.sweep.plan import PlannedRun
-from rebased.train.synthetic.loop import train
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
 LABELLED_ROWS = 256  # in which labels are counted: some tasks have more in one row than in another
@@ -46,10 +50,10 @@ class Estimate(NamedTuple):
     basis: str  # where the numbers come from, and how far to trust them
 
 
-def sequence_work(model: LMConfig, task: Task) -> float:
-    body, states = _numbers(model, task.seq_len)
-    labels = _labels_per_row(type(task), task.model_dump_json())
-    return task.seq_len * (body + states) + labels * model.d_model * model.vocab_size
+def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
+    """Multiply-adds of a forward pass over one sequence with so many labelled positions."""
+    body, states = _numbers(model, seq_len)
+    return seq_len * (body + states) + labels * model.d_model * model.vocab_size
 
 
 @cache
@@ -68,13 +72,57 @@ def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
     return shape.num_parameters() - tables, states
 
 
+def task_work(model: LMConfig, task: Task) -> float:
+    """Multiply-adds of a forward pass over one sequence of a synthetic task."""
+    return sequence_work(model, task.seq_len, _labels_per_row(type(task), task.model_dump_json()))
+
+
+def run_work(config: BaseRunConfig) -> float:
+    """Multiply-adds of the whole run, evaluations included, if it does not stop early."""
+    if isinstance(config, RunConfig):
+        return config.train.epochs * epoch_work(config)
+    assert isinstance(config, TextRunConfig)
+    train, window = config.train, sequence_work(config.model, config.data.seq_len, config.data.seq_len)
+    evaluations = -(-train.steps // train.eval_every) if train.eval_every else 1
+    windows = evaluations * _windows(config, "valid", train.eval_windows)
+    windows += sum(_windows(config, split, train.final_windows) for split in ("valid", "test"))
+    return train.steps * step_work(config) + windows * window
+
+
+def step_work(config: BaseRunConfig) -> float:
+    """Multiply-adds of a training step, of a synthetic run one over its first segment."""
+    if isinstance(config, RunConfig):
+        return 3 * config.train.batch_size * task_work(config.model, config.task.task(config.task.train[0]))
+    assert isinstance(config, TextRunConfig)
+    T = config.data.seq_len
+    return 3 * config.train.batch_size * sequence_work(config.model, T, T)
+
+
 def epoch_work(config: RunConfig) -> float:
+    """Multiply-adds of an epoch of training and its evaluations."""
     task, model = config.task, config.model
     training, testing = (
-        sum(segment.examples * sequence_work(model, task.task(segment)) for segment in segments)
+        sum(segment.examples * task_work(model, task.task(segment)) for segment in segments)
         for segments in (task.train, (*task.test, *task.held_out))
     )
     return 3 * training + testing
+
+
+def _windows(config: TextRunConfig, split: str, most: int | None) -> int:
+    corpus = open_corpus(config, verify=False)
+    there = len(corpus.windows(split, config.data.seq_len)) if split in corpus.splits else 0
+    return there if most is None else min(there, most)
+
+
+def recorded_work(config: BaseRunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """(multiply-adds, seconds) of what a record tells of; lines that lack their seconds tell nothing."""
+    if isinstance(config, RunConfig):
+        seconds = [
+            line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()
+        ]
+        return len(seconds) * epoch_work(config), median(seconds) * len(seconds) if seconds else 0.0
+    steps = [line for line in lines if line["type"] == "step" and "seconds" in line]
+    return (steps[-1]["step"] * step_work(config) if steps else 0.0), sum(line["seconds"] for line in steps)
 
 
 def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
@@ -90,8 +138,8 @@ def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executo
                 executor.call(nothing)  # the first call is slow and tells nothing of the others
             rate = _mean_rate(known) if known else _timed_rate(own, executor)
             for run in own:
-                left = run.config.train.epochs - len(_epochs(run))
-                seconds[run.digest] = rate.start + left * epoch_work(run.config) * rate.per_work
+                left = run_work(run.config) - recorded_work(run.config, lines_so_far(run.folder))[0]
+                seconds[run.digest] = rate.start + max(0.0, left) * rate.per_work
             rates[pattern] = rate
         except Exception as error:  # such a model will fail in its runs, and be written down there
             untimed.append(f"{own[0].model} could not be timed and is left out ({one_line(str(error))})")
@@ -106,17 +154,9 @@ def pattern_of(run: PlannedRun) -> Pattern:
     return tuple(mixer.name for mixer in run.config.model.mixers)
 
 
-def _epochs(run: PlannedRun) -> list[float]:
-    """The seconds of the epochs that its record has; lines that lack them tell nothing."""
-    lines = [line for line in lines_so_far(run.folder) if line["type"] == "epoch"]
-    return [line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()]
-
-
 def _recorded_rate(run: PlannedRun) -> Rate | None:
-    if not (epochs := _epochs(run)):
-        return None
-    work = epoch_work(run.config)
-    return Rate(median(epochs) / work, 0.0, work, measured=False)
+    work, seconds = recorded_work(run.config, lines_so_far(run.folder))
+    return Rate(seconds / work, 0.0, work, measured=False) if work else None
 
 
 def _mean_rate(known: Sequence[Rate]) -> Rate:
@@ -127,34 +167,44 @@ def _mean_rate(known: Sequence[Rate]) -> Rate:
 
 def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
     """From the run in the middle of those of one model, ordered by work."""
-    middle = sorted(runs, key=lambda run: epoch_work(run.config))[len(runs) // 2].config
+    middle = sorted(runs, key=lambda run: run_work(run.config))[len(runs) // 2].config
     started = time.perf_counter()
     per_work, steps, work = executor.call(time_steps, middle.model_dump())
     return Rate(per_work, time.perf_counter() - started - steps, work, measured=True)
 
 
 def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
-    """Train a few batches of the run's first segment, in the same loop as any other run: seconds per multiply-add,
-    seconds spent on steps, multiply-adds of a step."""
-    config = RunConfig.model_validate(tree)
-    segment = config.task.train[0]
-    work = sequence_work(config.model, config.task.task(segment))
-    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
-    rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / (3 * work))))
-    few = segment.settings()
-    task = {"train": [{**few, "examples": STEPS * rows}], "test": [{**few, "examples": 1}], "held_out": []}
-    settings = {"epochs": EPOCHS, "batch_size": rows, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
-    short = RunConfig.model_validate(
-        {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | settings}
-    )
+    """Train a few batches of the run, in the same loop as any other run: seconds per multiply-add, seconds spent on
+    steps, multiply-adds of a step."""
+    short = _short_run(tree)
     folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
     try:
         train(short, folder)
-        epochs = [line["seconds"] for line in read_record(folder) if line["type"] == "epoch"]
+        lines = read_record(folder)
     finally:
         shutil.rmtree(folder)
-    done = 3 * STEPS * rows * work
-    return epochs[-1] / done, EPOCHS * epochs[-1], done / STEPS
+    seconds = [line["seconds"] for line in lines if line["type"] in ("epoch", "step")]
+    done = STEPS * step_work(short)
+    return seconds[-1] / done, EPOCHS * seconds[-1], done / STEPS
+
+
+def _short_run(tree: dict[str, Any]) -> BaseRunConfig:
+    """The same model and batch over EPOCHS times STEPS steps; on a CPU with fewer sequences per step."""
+    config = parse_run(tree)
+    per_sequence = step_work(config) / config.train.batch_size
+    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
+    rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / per_sequence)))
+    if isinstance(config, RunConfig):
+        few = config.task.train[0].settings()
+        task = {"train": [few | {"examples": STEPS * rows}], "test": [few | {"examples": 1}], "held_out": []}
+        train = {"epochs": EPOCHS, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
+        return RunConfig.model_validate(
+            {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | train | {"batch_size": rows}}
+        )
+    steps = EPOCHS * STEPS
+    train = {"steps": steps, "warmup_steps": 0, "log_every": STEPS, "eval_every": None, "checkpoint_every": steps}
+    train |= {"eval_windows": 1, "final_windows": 1, "parallel": "none", "batch_size": rows}
+    return parse_run({**tree, "train": tree["train"] | train})
 
 
 def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
@@ -175,10 +225,6 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
 
 
 def _times_more(run: PlannedRun, rate: Rate) -> float:
-    """How far the arithmetic has to reach: from one step to another, or from one epoch to another."""
-    config = run.config
-    unit = epoch_work(config)
-    if rate.measured:
-        segment = config.task.train[0]
-        unit = 3 * config.train.batch_size * sequence_work(config.model, config.task.task(segment))
+    """How far the arithmetic has to reach: from one step to another, or from one run's records to another run."""
+    unit = step_work(run.config) if rate.measured else run_work(run.config)
     return max(unit / rate.work, rate.work / unit)

@@ -10,14 +10,17 @@ from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
 from rebased.models import LMConfig, shape_of
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.configs import parse_run
+
+SECTIONS = ("task", "data", "model", "train")  # of a run, of one kind or the other
 
 
 class Point(NamedTuple):
     """One combination of the grid: the settings by which it differs from the base, and the run that they make."""
 
     settings: dict[str, Any]
-    config: RunConfig
+    config: BaseRunConfig
 
     def __str__(self) -> str:
         return describe(self.settings)
@@ -40,7 +43,7 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     """The points of a sweep file in YAML, after overrides of settings ({"train.epochs": "2"}) in every run, or of an
     axis ({"grid.train.seed": "[42]"})."""
     tree = read_yaml(path)
-    if misplaced := [key for key in RunConfig.model_fields if key in tree]:
+    if misplaced := [key for key in SECTIONS if key in tree]:
         raise ValueError(f"{path}: {misplaced[0]} stands at the top, as in a run; in a sweep it belongs under base")
     if isinstance(tree.get("base"), str):
         tree["base"] = read_yaml(path.parent / tree["base"])
@@ -77,10 +80,10 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     return points
 
 
-def buildable(tree: Any) -> RunConfig:
+def buildable(tree: Any) -> BaseRunConfig:
     """The run of these settings. Some mistakes show only when a model is built: better now than in the middle of the
     sweep."""
-    config = RunConfig.model_validate(tree)
+    config = parse_run(tree)
     build(config.model)
     return config
 
@@ -137,7 +140,7 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
         raise ValueError(f"--{unknown[0]}: {path} is a Python file and has no grid; change its `configs`")
     points = []
     for i, given in enumerate(configs):
-        tree = given.model_dump() if isinstance(given, RunConfig) else given
+        tree = given.model_dump() if isinstance(given, BaseRunConfig) else given
         if not isinstance(tree, dict):
             raise ValueError(f"{path}: configs[{i}] should be a RunConfig, or a mapping as in its YAML; got {given!r}")
         try:

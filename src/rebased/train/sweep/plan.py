@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_names import model_names, task_names
-from rebased.runs.synthetic_config import RunConfig
+from rebased.train.checkpoint import POINTER
 from rebased.train.sweep.grid import Point
-from rebased.train.synthetic.checkpoint import POINTER
 
 Status = Literal["new", "begun", "done", "diverged", "failed"]
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    config: RunConfig
+    config: BaseRunConfig
     folder: Path
     task: str  # by the names that a report has for them
     model: str

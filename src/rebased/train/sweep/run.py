@@ -16,7 +16,7 @@ class Watcher(Protocol):
     def sink(self, run: PlannedRun) -> Sink:
         """The ear for one run."""
 
-    def ended(self, run: PlannedRun, accuracy: float | None) -> None:
+    def ended(self, run: PlannedRun, score: float | None) -> None:
         """The run is done, diverged or failed, as its status now says."""
 
     def stopping(self, runs: int) -> None:
@@ -38,7 +38,7 @@ def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, wa
                 log.failed(run.digest, outcome.error)
             watcher.ended(replace(run, status=status, error=error), None)
         elif outcome.status != "interrupted":
-            watcher.ended(replace(run, status="done"), outcome.accuracy)
+            watcher.ended(replace(run, status="done"), outcome.score)
 
     outcomes = executor.run([Job(run.config, run.folder, watcher.sink(run)) for run in runs], ended, watcher.stopping)
     return not any(outcome is None or getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)

@@ -1,16 +1,18 @@
 """One step of training: gradients of the whole batch, however it is cut, and AdamW; nothing waits for the device."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from rebased.models import IGNORE, LanguageModel
-from rebased.runs.synthetic_config import Precision
+from rebased.runs.base_config import Compile, Precision
 from rebased.tasks import Questions
+from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.oom import update
+from rebased.train.precision import autocast
 
 
 class Step:
@@ -23,11 +25,14 @@ class Step:
         *,
         micro_batch: int | None = None,
         precision: Precision = "fp32",
-        compiled: bool = False,
+        compile: Compile = "none",
     ) -> None:
         self.model, self.optimiser = model, optimiser
         self.micro_batch, self.precision = micro_batch, precision
-        self.loss_at = torch.compile(model.loss_at, dynamic=False) if compiled else model.loss_at
+        self.loss_at = torch.compile(model.loss_at, dynamic=False) if compile == "model" else model.loss_at
+        if compile == "blocks":
+            for block in model.blocks:
+                block.compile(dynamic=False)
 
     def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
@@ -51,28 +56,14 @@ class Step:
         return torch.stack([mean.double(), labels.double()])
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """bf16: products in bf16, weights, norms, sums and the residual stream in fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+class CapturedStep:
+    """Takes the place of a Step on a GPU, as CUDA graphs: one per segment and number of rows. The smaller last batch of
+    an epoch has a graph of its own."""
 
+    def __init__(self, step: Callable[[Questions, Tensor], Tensor], device: torch.device) -> None:
+        self.step, self._graphs = step, CudaGraphs(device)
 
-@contextmanager
-def matmul_precision(precision: Precision) -> Iterator[None]:
-    """Within the block fp32 products are TF32 if the precision is tf32 and fp32 if not, whatever was set before."""
-    former = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(former)
-
-
-@contextmanager
-def onednn_as_it_was() -> Iterator[None]:
-    """torch turns oneDNN off for the whole process at the first bf16 product that the CPU has no instructions for.
-    Products in fp32 then round differently: without this, what a later run computes would depend on this one."""
-    former = torch.backends.mkldnn.enabled
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = former
+    def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
+        """The outcome is overwritten by the next call."""
+        key = questions.inputs.data_ptr(), len(rows)
+        return self._graphs.run(key, partial(self.step, questions), rows)

@@ -1,4 +1,4 @@
-"""Triton kernels for polynomial attention. Import it only where Triton is: the public face does so when it is asked."""
+"""Triton kernels for polynomial attention. Importing this package imports Triton; api.py does so when it is needed."""
 
 from rebased.ops.polynomial.gpu.operators import attend, extend
 

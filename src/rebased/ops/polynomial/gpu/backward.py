@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
-    BLOCK,
+    SLICE,
     TILE,
     add_product,
     fold,
@@ -15,57 +15,57 @@ from rebased.ops.polynomial.gpu.features import (
     half_slope,
     load_linear,
     load_rows,
-    load_tile,
-    locate,
+    load_slice,
+    locate_tile,
     outer,
-    outer_rest,
+    outer_lo,
     pair_of,
     positions,
     rounded,
 )
-from rebased.ops.polynomial.gpu.forward import EARLY, find_rest
+from rebased.ops.polynomial.gpu.forward import EARLY, find_o_lo
 from rebased.ops.polynomial.gpu.states import find_state
 
 
 @triton.jit
 def _against_z(x, dtype: tl.constexpr):
-    """x [rows] as [rows, 16], to be multiplied with what _load_state makes of z: in half precision, three products."""
+    """x [rows] as [rows, 16], to be multiplied with the z of _load_state: in half precision, three products."""
     column = tl.arange(0, 16)[None, :]
-    most = rounded(x, dtype)
-    return tl.where(column < 2, most[:, None], tl.where(column == 2, (x - most)[:, None], 0.0)).to(dtype)
+    x_hi = rounded(x, dtype)
+    return tl.where(column < 2, x_hi[:, None], tl.where(column == 2, (x - x_hi)[:, None], 0.0)).to(dtype)
 
 
 @triton.jit
-def _load_state(kv, z, block, VP: tl.constexpr):
-    """S [64, VP] and z [64, 16] of one feature block."""
-    f = tl.arange(0, BLOCK) + block * BLOCK
+def _load_state(kv, z, tile, VP: tl.constexpr):
+    """S [64, VP] and z [64, 16] of one feature tile."""
+    f = tl.arange(0, TILE) + tile * TILE
     state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
     column = tl.arange(0, 16)[None, :]
     x = tl.load(z + f)
-    most = rounded(x, state.dtype)
-    zs = tl.where(column == 1, (x - most)[:, None], tl.where(column < 3, most[:, None], 0.0))
+    x_hi = rounded(x, state.dtype)
+    zs = tl.where(column == 1, (x - x_hi)[:, None], tl.where(column < 3, x_hi[:, None], 0.0))
     return state, zs.to(state.dtype)
 
 
 @triton.jit
 def _feature_grad(y, weight, state, zs, PRECISION: tl.constexpr):
-    """[rows, 64]: the gradient y S^T + weight z^T at a block of features."""
+    """[rows, 64]: the gradient y S^T + weight z^T at a feature tile."""
     grad = tl.dot(y, tl.trans(state), input_precision=PRECISION)
     return tl.dot(weight, tl.trans(zs), grad, input_precision=PRECISION)
 
 
 @triton.jit
-def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.constexpr,
+def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, tile, BOTH: tl.constexpr,
                      VALUES: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
                      PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """What a pair block (a, b) sends to tile b and, if BOTH, to tile a; else a = b, and it counts twice."""
-    state, zs = _load_state(kv, z, block, VP)
+    """dx and dv plus what the feature tile (a, b) sends to slice b and, if BOTH, to slice a; else a = b, twice."""
+    state, zs = _load_state(kv, z, tile, VP)
     grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
         phi = outer(xa, xb, ROWS, dtype)
         dv = tl.dot(phi, state, dv, input_precision=PRECISION)
         if dtype == tl.bfloat16:
-            dv = tl.dot(outer_rest(xa, xb, phi, ROWS), state, dv, input_precision=PRECISION)
+            dv = tl.dot(outer_lo(xa, xb, phi, ROWS), state, dv, input_precision=PRECISION)
     xa, xb = xa.to(tl.float32), xb.to(tl.float32)
     if BOTH:
         dx = fold(dx, grad, xa, 1, b, ROWS, SLOTS)
@@ -77,31 +77,31 @@ def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, BOTH: tl.con
 
 @triton.jit
 def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.constexpr,
-                K: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr,
-                BLOCKS: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+                K: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, SLICES: tl.constexpr, PAIRS: tl.constexpr,
+                TILES: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
                 dtype: tl.constexpr):  # fmt: skip
-    """The gradient [rows, KP] at x (queries or keys) of sum_i phi(x_i) . (S y_i + z weight_i), S being symmetric in the
-    two factors; and, if VALUES, dv plus phi(x) S, the gradient at y. `weight` is made by _against_z."""
-    SLOTS: tl.constexpr = KP // TILE
-    dx = tl.zeros([ROWS, SLOTS, TILE], tl.float32)
-    if TILES <= 2:
-        x0 = load_tile(x, stride, rows, length, 0, K, not EVEN)
+    """The gradient [rows, KP] at x (queries or keys) of sum_i phi(x_i) . (S y_i + z weight_i), where S is symmetric in
+    the two factors; and, if VALUES, dv plus phi(x) S, the gradient at y. `weight` comes from _against_z."""
+    SLOTS: tl.constexpr = KP // SLICE
+    dx = tl.zeros([ROWS, SLOTS, SLICE], tl.float32)
+    if SLICES <= 2:
+        x0 = load_slice(x, stride, rows, length, 0, K, not EVEN)
         dx, dv = _pair_from_state(dx, dv, y, weight, x0, x0, 0, 0, kv, z, 0, False, VALUES,
                                   VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
-        if TILES == 2:
-            x1 = load_tile(x, stride, rows, length, 1, K, not EVEN)
+        if SLICES == 2:
+            x1 = load_slice(x, stride, rows, length, 1, K, not EVEN)
             dx, dv = _pair_from_state(dx, dv, y, weight, x0, x1, 0, 1, kv, z, 1, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
             dx, dv = _pair_from_state(dx, dv, y, weight, x1, x1, 1, 1, kv, z, 2, False, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
     else:
-        for block in range(PAIRS):
-            a, b = pair_of(block, TILES)
-            xa = load_tile(x, stride, rows, length, a, K, not EVEN)
-            xb = load_tile(x, stride, rows, length, b, K, not EVEN)
-            dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, block, True, VALUES,
+        for tile in range(PAIRS):
+            a, b = pair_of(tile, SLICES)
+            xa = load_slice(x, stride, rows, length, a, K, not EVEN)
+            xb = load_slice(x, stride, rows, length, b, K, not EVEN)
+            dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, tile, True, VALUES,
                                       VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
-    for step in tl.static_range(BLOCKS - PAIRS):
+    for step in tl.static_range(TILES - PAIRS):
         state, zs = _load_state(kv, z, step + PAIRS, VP)
         grad = _feature_grad(y, weight, state, zs, PRECISION)
         dx = fold_linear(dx, grad, step, ROWS, K, SLOTS)
@@ -113,8 +113,8 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
 
 @triton.jit
 def _as_multiplied(x, PRECISION: tl.constexpr):
-    """x as the tensor cores see it. TF32's lack the last 13 bits, and what they cut off there must be missing from
-    delta too: do . o has to cancel do . v where one value is all there is, however small its similarity."""
+    """x as the tensor cores read it. In TF32 they ignore the last 13 bits, and delta must ignore them too: with a
+    single value, do . o has to cancel do . v, however small the similarity is."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
         return (x.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
     else:
@@ -124,10 +124,10 @@ def _as_multiplied(x, PRECISION: tl.constexpr):
 @triton.jit
 def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, DIAGONAL: tl.constexpr, WHOLE: tl.constexpr, LOW: tl.constexpr,
+                BN: tl.constexpr, DIAGONAL: tl.constexpr, HI_LO: tl.constexpr, LOW: tl.constexpr,
                 EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """dq plus half of what the keys n .. n+BN send, the scale of each query left out. WHOLE, as on the diagonal:
-    where dq comes through states too, and loses there, gradients at scores keep all digits."""
+    """dq plus half of what the keys n .. n+BN send, without the scale of each query. HI_LO, also on the diagonal: where
+    dq loses digits through states too, gradients at scores are multiplied as hi and lo."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
@@ -138,27 +138,25 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
     ds *= half_slope(s, c1, c2, LOW)
     if DIAGONAL and LOW:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
-    return add_product(dq, ds, keys, WHOLE, PRECISION, dtype)
+    return add_product(dq, ds, keys, HI_LO, PRECISION, dtype)
 
 
-@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
+@triton.jit(do_not_specialize=["tiles_per_sequence", "chunks_per_sequence", "chunk_length"])
 def query_grad_kernel(
-    q, k, v, o, o_rest, do, inverse, dq, deltas, kv, z,
-    cu_seqlens, first_block, owner, first_chunk,
+    q, k, v, o, o_lo, do, inverse, dq, deltas, kv, z,
+    cu_seqlens, first_tile, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, do_batch, do_token, do_head,
-    T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
+    T, H, tiles_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
-    TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, REST_LIKE_O: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, LO_LIKE_O: tl.constexpr,
 ):  # fmt: skip
-    """dq [B,T,H,K], and deltas [B,H,T] = -(do . o) for the kernels that follow; o_rest as in forward.py."""
-    pid = tl.program_id(0)
-    h = pid % H
-    block = pid // H
-    sequence, row, inside, start, length = locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED)
-    first = inside * BM
+    """dq [B, T, H, K], and deltas [B, H, T] = -(do . o) for the next kernels; o_lo as in forward.py."""
+    h, sequence, row, start, length, first = locate_tile(
+        cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, BM, PACKED
+    )
     if first >= length:
         return
     head = h.to(tl.int64)
@@ -175,18 +173,18 @@ def query_grad_kernel(
     scale = tl.load(inverse + scalars + rows, mask=rows < length, other=0.0)
     grads = _as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
     outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN).to(tl.float32)
-    if o_rest is not None and first < EARLY:
-        o_rest, stride = find_rest(o_rest, here, sequence, H, h, V, REST_LIKE_O)
-        outputs += load_rows(o_rest, stride, rows, length, V, VP, not EVEN).to(tl.float32)
+    if o_lo is not None and first < EARLY:
+        o_lo, stride = find_o_lo(o_lo, here, sequence, H, h, V, LO_LIKE_O)
+        outputs += load_rows(o_lo, stride, rows, length, V, VP, not EVEN).to(tl.float32)
     delta = -tl.sum(grads.to(tl.float32) * outputs, 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     acc = tl.zeros([BM, KP], tl.float32)
     chunk = first // chunk_length
-    PART: tl.constexpr = BM if BM <= 2 * BN else BN
-    for n in range(0, BM, PART):
-        for step in tl.static_range(PART // BN):
+    DIAGONAL_STEP: tl.constexpr = BM if BM <= 2 * BN else BN
+    for n in range(0, BM, DIAGONAL_STEP):
+        for step in tl.static_range(DIAGONAL_STEP // BN):
             acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows, length,
                               c1, c2,
                               K, KP, V, VP, BM, BN, True, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
@@ -195,10 +193,10 @@ def query_grad_kernel(
                           K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc *= 2.0 if LOW else 2.0 * c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
-        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
         weight = _against_z(delta, dtype)
         more, _ = _from_state(acc, grads, weight, q, q_token, rows, length, kv + state * VP, z + state, False,
-                              K, KP, VP, TILES, PAIRS, BLOCKS, BM, EVEN, PRECISION, dtype)  # fmt: skip
+                              K, KP, VP, SLICES, PAIRS, TILES, BM, EVEN, PRECISION, dtype)  # fmt: skip
         acc += more
     acc *= scale[:, None]
     columns = tl.arange(0, KP)
@@ -214,7 +212,7 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
               BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """dk plus half, dv plus all, of what the queries m .. m+BM send. Scores are transposed here: [keys, queries]."""
+    """dk plus half, and dv plus all, of what the queries m .. m+BM send. Scores are transposed: [keys, queries]."""
     rows = positions(m, BM, WIDE)
     if EVEN:
         scale = tl.load(inverse + rows)
@@ -244,24 +242,22 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
+@triton.jit(do_not_specialize=["tiles_per_sequence", "chunks_per_sequence", "chunk_length"])
 def key_grad_kernel(
     q, k, v, do, inverse, deltas, dk, dv, kv, z,
-    cu_seqlens, first_block, owner, first_chunk,
+    cu_seqlens, first_tile, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head, do_batch, do_token, do_head,
-    T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
+    T, H, tiles_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
-    TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk [B,T,H,K] and dv [B,T,H,V] for BN keys of one head; `kv` and `z` hold the gradients of the states after."""
-    pid = tl.program_id(0)
-    h = pid % H
-    block = pid // H
-    sequence, row, inside, start, length = locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED)
-    first = inside * BN
+    """dk [B, T, H, K] and dv [B, T, H, V] for BN keys of one head; kv and z are the gradients of the states after."""
+    h, sequence, row, start, length, first = locate_tile(
+        cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, BN, PACKED
+    )
     if first >= length:
         return
     head = h.to(tl.int64)
@@ -282,9 +278,9 @@ def key_grad_kernel(
     acc_v = tl.zeros([BN, VP], tl.float32)
     chunk = first // chunk_length
     end = tl.minimum((chunk + 1) * chunk_length, length)
-    PART: tl.constexpr = BN if BN <= 2 * BM else BM
-    for m in range(0, BN, PART):
-        for step in tl.static_range(PART // BM):
+    DIAGONAL_STEP: tl.constexpr = BN if BN <= 2 * BM else BM
+    for m in range(0, BN, DIAGONAL_STEP):
+        for step in tl.static_range(DIAGONAL_STEP // BM):
             acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
                                      first + m + step * BM, columns, length, c0, c1, c2,
                                      K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
@@ -294,10 +290,10 @@ def key_grad_kernel(
                                  K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc_k *= 2.0
     if HAS_STATES and (HAS_FINAL or end < length):
-        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
         ones = _against_z(tl.full([BN], 1.0, tl.float32), dtype)
         more, acc_v = _from_state(acc_v, values, ones, k, k_token, columns, length, kv + state * VP, z + state, True,
-                                  K, KP, VP, TILES, PAIRS, BLOCKS, BN, EVEN, PRECISION, dtype)  # fmt: skip
+                                  K, KP, VP, SLICES, PAIRS, TILES, BN, EVEN, PRECISION, dtype)  # fmt: skip
         acc_k += more
     width = tl.arange(0, KP)
     tl.store(

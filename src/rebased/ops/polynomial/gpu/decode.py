@@ -1,4 +1,4 @@
-"""One token from the state alone: reads the state once, writes it once."""
+"""One token of decoding, from the state alone: the state is read once and written once."""
 
 import triton
 import triton.language as tl
@@ -11,9 +11,9 @@ def decode_kernel(
     H, eps,
     F: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """o [B,H,V] and the state after one token, for one head of one sequence.
+    """o [B, H, V] and the state after one token: kv_after [B, H, F, V] and z_after [B, H, F]; one program per head.
 
-    Feature f is x_first[f] x_second[f], where x_K stands for 1; `weights` stand before it on the query's side.
+    Feature f is x_first[f] x_second[f], where x_K means 1; `weights` [F] multiply it on the query side.
     """
     pid = tl.program_id(0)
     batch = (pid // H).to(tl.int64)

@@ -1,32 +1,33 @@
-"""What the kernels share: where a block of tokens lies, and second-degree features in blocks of 64.
+"""What the kernels share: where the tokens of a program are, and second-degree features in tiles of 64.
 
-Keys and queries are cut into tiles of 8 columns. A *feature block* is a pair of tiles (a, b), a <= b, and holds the 64
-products x_i x_j, i in tile a, j in tile b. On chip it is an outer product whose layout the compiler carries back from
-the tensor core product that eats it: half-precision multiplications in registers, no traffic through shared memory.
-Where c0 or c1 is not zero, further blocks hold x_0 .. x_{K-1}, 1, in steps of 64.
-Blocks are numbered: pairs row by row, then the linear ones. All features are bare monomials, for queries too: the
-weights that stand before them are put on when sums over chunks become running totals (states.py).
+Keys and queries are divided into slices of 8 columns. A *feature tile* is a pair of slices (a, b), a <= b, and holds
+the 64 products x_i x_j, i in slice a, j in slice b. On chip it is an outer product. The compiler carries its layout
+back from the tensor core product that reads it: half-precision multiplications in registers, no traffic through shared
+memory. Where c0 or c1 is not zero, further tiles hold x_0 .. x_{K-1}, 1, in steps of 64. Tiles are numbered: pairs row
+by row, then the linear ones. All features are bare monomials, for queries too: their weights are multiplied in when
+sums over chunks become running totals (states.py).
 """
 
 import triton
 import triton.language as tl
 
-TILE = tl.constexpr(8)
-BLOCK = tl.constexpr(64)  # features in a block
+SLICE = tl.constexpr(8)  # columns
+TILE = tl.constexpr(64)  # features
 
 
 @triton.jit
-def locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED: tl.constexpr):
-    """Block number -> (sequence, batch row it lies in, which of its blocks, its first token in the row, its length)."""
+def locate(index, cu_seqlens, first, owner, T, per_sequence, PACKED: tl.constexpr):
+    """Where tile or chunk number `index` is: (sequence, batch row, number within the sequence, first token of the
+    sequence in the row, length of the sequence). `first` and `owner` are those of call.Documents."""
     if PACKED:
-        sequence = tl.load(owner + block)
-        inside = block - tl.load(first_block + sequence)
+        sequence = tl.load(owner + index)
+        inside = index - tl.load(first + sequence)
         start = tl.load(cu_seqlens + sequence)
         length = tl.load(cu_seqlens + sequence + 1) - start
         row = sequence * 0
     else:
-        sequence = block // blocks_per_sequence
-        inside = block % blocks_per_sequence
+        sequence = index // per_sequence
+        inside = index % per_sequence
         start = sequence * 0
         length = T
         row = sequence
@@ -34,8 +35,19 @@ def locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED
 
 
 @triton.jit
+def locate_tile(cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, SIZE: tl.constexpr, PACKED: tl.constexpr):
+    """The head and the tile of SIZE tokens of this program: (head, sequence, batch row, first token of the sequence in
+    the row, length of the sequence, first token of the tile in the sequence)."""
+    pid = tl.program_id(0)
+    h = pid % H
+    tile = pid // H
+    sequence, row, inside, start, length = locate(tile, cu_seqlens, first_tile, owner, T, tiles_per_sequence, PACKED)
+    return h, sequence, row, start, length, inside * SIZE
+
+
+@triton.jit
 def positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """first, first + 1, ...; WIDE where a position times a stride may not fit into 32 bits."""
+    """[SIZE]: first, first + 1, ...; in 64 bits if WIDE, where a position times a stride may not fit into 32."""
     rows = first + tl.arange(0, SIZE)
     if WIDE:
         rows = rows.to(tl.int64)
@@ -59,9 +71,9 @@ def load_rows(base, stride, rows, n_rows, n_columns: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.constexpr):
-    """[rows, 8]: the columns of one tile."""
-    columns = tl.arange(0, TILE) + tile * TILE
+def load_slice(base, stride, rows, n_rows, index, K: tl.constexpr, MASK_ROWS: tl.constexpr):
+    """[rows, 8]: the columns of slice number `index`; zeros outside."""
+    columns = tl.arange(0, SLICE) + index * SLICE
     where = base + (rows[:, None] * stride + columns[None, :])
     if MASK_ROWS or K % 8 != 0:
         return tl.load(where, mask=(rows < n_rows)[:, None] & (columns < K)[None, :], other=0.0)
@@ -70,9 +82,10 @@ def load_tile(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.c
 
 
 @triton.jit
-def load_tile_across(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROWS: tl.constexpr):
-    """[8, rows]: the transpose of load_tile, loaded so (Triton 3.4 to 3.7 miscompile a transposed register operand)."""
-    columns = tl.arange(0, TILE) + tile * TILE
+def load_slice_across(base, stride, rows, n_rows, index, K: tl.constexpr, MASK_ROWS: tl.constexpr):
+    """[8, rows]: the transpose of load_slice, loaded transposed: Triton 3.4 to 3.7 miscompile a transposed register
+    operand."""
+    columns = tl.arange(0, SLICE) + index * SLICE
     where = base + (rows[None, :] * stride + columns[:, None])
     if MASK_ROWS or K % 8 != 0:
         return tl.load(where, mask=(rows < n_rows)[None, :] & (columns < K)[:, None], other=0.0)
@@ -83,7 +96,7 @@ def load_tile_across(base, stride, rows, n_rows, tile, K: tl.constexpr, MASK_ROW
 @triton.jit
 def load_linear_across(base, stride, rows, n_rows, step, K: tl.constexpr):
     """[64, rows]: the transpose of load_linear."""
-    f = tl.arange(0, BLOCK) + step * BLOCK
+    f = tl.arange(0, TILE) + step * TILE
     inside = (rows < n_rows)[None, :]
     x = tl.load(base + (rows[None, :] * stride + f[:, None]), mask=inside & (f < K)[:, None], other=0.0)
     return x.to(tl.float32) + (inside & (f == K)[:, None]).to(tl.float32)
@@ -92,83 +105,83 @@ def load_linear_across(base, stride, rows, n_rows, step, K: tl.constexpr):
 @triton.jit
 def load_linear(base, stride, rows, n_rows, step, K: tl.constexpr):
     """[rows, 64] in fp32: features step * 64 ... of x_0 .. x_{K-1}, 1."""
-    f = tl.arange(0, BLOCK) + step * BLOCK
+    f = tl.arange(0, TILE) + step * TILE
     inside = (rows < n_rows)[:, None]
     x = tl.load(base + (rows[:, None] * stride + f[None, :]), mask=inside & (f < K)[None, :], other=0.0)
     return x.to(tl.float32) + (inside & (f == K)[None, :]).to(tl.float32)
 
 
 @triton.jit
-def pair_of(block, TILES: tl.constexpr):
-    """The tiles (a, b) of a pair block."""
-    if TILES <= 2:  # (0, 0), (0, 1), (1, 1): no loop, so that a constant stays one
-        a = block // 2
-        b = (block + 1) // 2
+def pair_of(tile, SLICES: tl.constexpr):
+    """The slices (a, b) of a feature tile."""
+    if SLICES <= 2:  # (0, 0), (0, 1), (1, 1): no loop, so that a constant stays a constant
+        a = tile // 2
+        b = (tile + 1) // 2
     else:
-        a = block * 0
-        b = block
-        while b >= TILES:
+        a = tile * 0
+        b = tile
+        while b >= SLICES:
             a += 1
-            b -= TILES - a
+            b -= SLICES - a
     return a, b
 
 
 @triton.jit
 def outer(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
-    """A feature block [rows, 64]. One rounding of the exact product, as a product in fp32 rounded to dtype."""
-    return tl.reshape(xa.to(dtype)[:, :, None] * xb.to(dtype)[:, None, :], [ROWS, BLOCK])
+    """A feature tile [rows, 64] in dtype from slices [rows, 8]: one rounding of the exact product."""
+    return tl.reshape(xa.to(dtype)[:, :, None] * xb.to(dtype)[:, None, :], [ROWS, TILE])
 
 
 @triton.jit
 def outer_across(xa, xb, ROWS: tl.constexpr, dtype: tl.constexpr):
-    """The same from tiles [8, rows]: [64, rows]."""
-    return tl.reshape(xa.to(dtype)[:, None, :] * xb.to(dtype)[None, :, :], [BLOCK, ROWS])
+    """The same from slices [8, rows]: [64, rows]."""
+    return tl.reshape(xa.to(dtype)[:, None, :] * xb.to(dtype)[None, :, :], [TILE, ROWS])
 
 
 @triton.jit
-def outer_rest(xa, xb, product, ROWS: tl.constexpr):
-    """What a feature block [rows, 64] of bf16 lost when it was rounded, but for a last digit."""
+def outer_lo(xa, xb, product, ROWS: tl.constexpr):
+    """The rounding error of a feature tile [rows, 64] in bf16 (`product`), itself in bf16."""
     a, b = tl.broadcast(xa[:, :, None], xb[:, None, :])
-    return tl.reshape(tl.fma(a, b, -tl.reshape(product, [ROWS, TILE, TILE])), [ROWS, BLOCK])
+    return tl.reshape(tl.fma(a, b, -tl.reshape(product, [ROWS, SLICE, SLICE])), [ROWS, TILE])
 
 
 @triton.jit
-def outer_rest_across(xa, xb, xb_rest, product, ROWS: tl.constexpr):
-    """The same for [64, rows]; xb may have lost something before."""
+def outer_lo_across(xa, xb, xb_lo, product, ROWS: tl.constexpr):
+    """The same for [64, rows]; xb_lo is the rounding error of xb, or None."""
     a, b = tl.broadcast(xa[:, None, :], xb[None, :, :])
-    rest = tl.fma(a, b, -tl.reshape(product, [TILE, TILE, ROWS]))
-    if xb_rest is not None:
-        a, b = tl.broadcast(xa[:, None, :], xb_rest[None, :, :])
-        rest = tl.fma(a, b, rest)
-    return tl.reshape(rest, [BLOCK, ROWS])
+    lo = tl.fma(a, b, -tl.reshape(product, [SLICE, SLICE, ROWS]))
+    if xb_lo is not None:
+        a, b = tl.broadcast(xa[:, None, :], xb_lo[None, :, :])
+        lo = tl.fma(a, b, lo)
+    return tl.reshape(lo, [TILE, ROWS])
 
 
 @triton.jit
-def fold(dx, grad, x, AXIS: tl.constexpr, tile, ROWS: tl.constexpr, SLOTS: tl.constexpr):
-    """dx [rows, SLOTS, 8], at `tile`, plus x times a gradient [rows, 64] at products x_i x_j, summed over i (AXIS 1) or
-    over j (AXIS 2)."""
+def fold(dx, grad, x, AXIS: tl.constexpr, index, ROWS: tl.constexpr, SLOTS: tl.constexpr):
+    """dx [rows, SLOTS, 8] plus, in slot `index`, x times a gradient [rows, 64] at products x_i x_j, summed over i
+    (AXIS 1) or over j (AXIS 2)."""
     factor = x[:, :, None] if AXIS == 1 else x[:, None, :]
-    sums = tl.sum(tl.reshape(grad, [ROWS, TILE, TILE]) * factor, AXIS)
-    return dx + tl.where(tl.arange(0, SLOTS)[None, :, None] == tile, sums[:, None, :], 0.0)
+    sums = tl.sum(tl.reshape(grad, [ROWS, SLICE, SLICE]) * factor, AXIS)
+    return dx + tl.where(tl.arange(0, SLOTS)[None, :, None] == index, sums[:, None, :], 0.0)
 
 
 @triton.jit
 def fold_linear(dx, grad, step, ROWS: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr):
-    """dx [rows, SLOTS, 8] plus a gradient [rows, 64] at linear features: feature f is column f % 8 of tile f // 8."""
-    PER_STEP: tl.constexpr = BLOCK // TILE
-    f = tl.arange(0, BLOCK) + step * BLOCK
-    grad = tl.reshape(tl.where((f < K)[None, :], grad, 0.0), [ROWS, PER_STEP, TILE])
-    if SLOTS <= PER_STEP:  # all of K is in the first step: what follows it is zero
-        return dx + tl.sum(tl.reshape(grad, [ROWS, PER_STEP // SLOTS, SLOTS, TILE]), 1)
+    """dx [rows, SLOTS, 8] plus a gradient [rows, 64] at linear features: feature f is column f % 8 of slot f // 8."""
+    PER_STEP: tl.constexpr = TILE // SLICE
+    f = tl.arange(0, TILE) + step * TILE
+    grad = tl.reshape(tl.where((f < K)[None, :], grad, 0.0), [ROWS, PER_STEP, SLICE])
+    if SLOTS <= PER_STEP:  # all of K is in the first step; later steps are zero
+        return dx + tl.sum(tl.reshape(grad, [ROWS, PER_STEP // SLOTS, SLOTS, SLICE]), 1)
     else:
-        copies = tl.broadcast_to(grad[:, None, :, :], [ROWS, SLOTS // PER_STEP, PER_STEP, TILE])
+        copies = tl.broadcast_to(grad[:, None, :, :], [ROWS, SLOTS // PER_STEP, PER_STEP, SLICE])
         here = tl.arange(0, SLOTS // PER_STEP)[None, :, None, None] == step
-        return dx + tl.reshape(tl.where(here, copies, 0.0), [ROWS, SLOTS, TILE])
+        return dx + tl.reshape(tl.where(here, copies, 0.0), [ROWS, SLOTS, SLICE])
 
 
 @triton.jit
 def similarity(s, c0, c1, c2, LOW: tl.constexpr):
-    """c0 + c1 s + c2 s^2; if not LOW, c0 = c1 = 0 and c2 is put on by the caller, at the end."""
+    """c0 + c1 s + c2 s^2. If not LOW, c0 = c1 = 0 and the caller multiplies by c2 at the end."""
     if LOW:
         return c0 + s * (c1 + c2 * s)
     else:
@@ -186,8 +199,8 @@ def half_slope(s, c1, c2, LOW: tl.constexpr):
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
-    """x in fp32, rounded to what dtype can hold. For bf16 in integers: the compiler would convert number by number, far
-    slower than in pairs, which is how it converts what comes from here."""
+    """x in fp32, rounded to the precision of dtype. For bf16 in integer arithmetic: the compiler then converts the
+    result to bf16 in pairs, which is far faster than number by number."""
     if dtype == tl.bfloat16:
         return ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
     else:
@@ -195,11 +208,11 @@ def rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def add_product(acc, x, y, WHOLE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):
-    """acc plus x y, multiplied in dtype; if WHOLE, x in fp32 goes in as two numbers of bf16, which hold 16 digits."""
+def add_product(acc, x, y, HI_LO: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):
+    """acc plus x y, multiplied in dtype. If HI_LO, x in fp32 is multiplied as two bf16 numbers, which hold 16 bits."""
     y = y.to(dtype)
-    if WHOLE and dtype == tl.bfloat16:
-        most = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-        acc = tl.dot((x - most).to(dtype), y, acc)
-        x = most
+    if HI_LO and dtype == tl.bfloat16:
+        x_hi = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        acc = tl.dot((x - x_hi).to(dtype), y, acc)
+        x = x_hi
     return tl.dot(x.to(dtype), y, acc, input_precision=PRECISION)

@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
-    BLOCK,
+    TILE,
     add_product,
     load_linear,
     load_rows,
-    load_tile,
-    locate,
+    load_slice,
+    locate_tile,
     outer,
     pair_of,
     positions,
@@ -17,17 +17,17 @@ from rebased.ops.polynomial.gpu.features import (
 )
 from rebased.ops.polynomial.gpu.states import find_state
 
-EARLY = tl.constexpr(64)  # outputs of a sequence that are kept in full for the backward pass
+EARLY = tl.constexpr(64)  # tokens of a sequence whose outputs are kept in full for the backward pass
 
 
 @triton.jit
-def find_rest(o_rest, at, sequence, H, h, V: tl.constexpr, REST_LIKE_O: tl.constexpr):
-    """Where what rounding took off the outputs of a sequence begins, and the step from token to token. Where sequences
-    are so short that EARLY rows for each would be more than all tokens, it lies as o does, `at` the same place."""
-    if REST_LIKE_O:
-        return o_rest + at * V, H * V
+def find_o_lo(o_lo, at, sequence, H, h, V: tl.constexpr, LO_LIKE_O: tl.constexpr):
+    """The pointer to the rounding errors of the outputs of a sequence and head, and the stride between tokens. If
+    LO_LIKE_O, where EARLY rows per sequence would be more than all tokens, they are stored as o is, from `at` on."""
+    if LO_LIKE_O:
+        return o_lo + at * V, H * V
     else:
-        return o_rest + (sequence.to(tl.int64) * H + h) * EARLY * V, V
+        return o_lo + (sequence.to(tl.int64) * H + h) * EARLY * V, V
 
 
 @triton.jit
@@ -35,8 +35,8 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, VP] and total [rows, 16], its first column, plus the keys n .. n+BN; only on the DIAGONAL some of them
-    lie ahead of a query."""
+    """acc [rows, VP] and total [rows, 16], in its first column, plus the keys n .. n+BN. Only on the DIAGONAL some keys
+    come after a query."""
     columns = positions(n, BN, WIDE)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
@@ -48,17 +48,17 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
     first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
     first, values = first.to(dtype), values.to(dtype)
-    # The total is a product too: of what values are weighed with, so that a single key gives back its value, and fewer
-    # instructions. Whole on the diagonal, where the largest weights are of queries that have few keys.
+    # The total is a product too, of the same rounded weights as the values: a single key then gives back its value, and
+    # it takes fewer instructions. As hi and lo on the diagonal, where queries with few keys have their largest weights.
     total = add_product(total, sim, first, DIAGONAL, PRECISION, dtype)
     acc = add_product(acc, sim, values, DIAGONAL, PRECISION, dtype)
     return acc, total
 
 
 @triton.jit
-def _add_product(acc, total, phi, kv, z, block, VP: tl.constexpr, PRECISION: tl.constexpr):
-    """acc [rows, VP] and total [rows] plus phi S and phi z for one feature block; S and z carry the weights."""
-    f = tl.arange(0, BLOCK) + block * BLOCK
+def _add_tile(acc, total, phi, kv, z, tile, VP: tl.constexpr, PRECISION: tl.constexpr):
+    """acc [rows, VP] and total [rows] plus phi S and phi z for one feature tile; S and z include the weights."""
+    f = tl.arange(0, TILE) + tile * TILE
     state = tl.load(kv + (f[:, None] * VP + tl.arange(0, VP)[None, :]))
     total += tl.sum(phi.to(tl.float32) * tl.load(z + f)[None, :], 1)
     acc = tl.dot(phi, state, acc, input_precision=PRECISION)
@@ -67,52 +67,50 @@ def _add_product(acc, total, phi, kv, z, block, VP: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def _add_state(acc, total, q, stride, rows, length, kv, z,
-               K: tl.constexpr, VP: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr,
+               K: tl.constexpr, VP: tl.constexpr, SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
                ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, VP] and total [rows] plus phi(q) S and phi(q) z over all feature blocks."""
-    if TILES <= 2:
-        x0 = load_tile(q, stride, rows, length, 0, K, not EVEN)
+    """acc [rows, VP] and total [rows] plus phi(q) S and phi(q) z over all feature tiles."""
+    if SLICES <= 2:
+        x0 = load_slice(q, stride, rows, length, 0, K, not EVEN)
         x1 = x0
-        if TILES == 2:
-            x1 = load_tile(q, stride, rows, length, 1, K, not EVEN)
-        for block in tl.static_range(PAIRS):
-            a, b = pair_of(block, TILES)
+        if SLICES == 2:
+            x1 = load_slice(q, stride, rows, length, 1, K, not EVEN)
+        for tile in tl.static_range(PAIRS):
+            a, b = pair_of(tile, SLICES)
             phi = outer(x0 if a == 0 else x1, x0 if b == 0 else x1, ROWS, dtype)
-            acc, total = _add_product(acc, total, phi, kv, z, block, VP, PRECISION)
+            acc, total = _add_tile(acc, total, phi, kv, z, tile, VP, PRECISION)
     else:
-        for block in range(PAIRS):
-            a, b = pair_of(block, TILES)
-            xa = load_tile(q, stride, rows, length, a, K, not EVEN)
-            xb = load_tile(q, stride, rows, length, b, K, not EVEN)
+        for tile in range(PAIRS):
+            a, b = pair_of(tile, SLICES)
+            xa = load_slice(q, stride, rows, length, a, K, not EVEN)
+            xb = load_slice(q, stride, rows, length, b, K, not EVEN)
             phi = outer(xa, xb, ROWS, dtype)
-            acc, total = _add_product(acc, total, phi, kv, z, block, VP, PRECISION)
-    for step in tl.static_range(BLOCKS - PAIRS):
+            acc, total = _add_tile(acc, total, phi, kv, z, tile, VP, PRECISION)
+    for step in tl.static_range(TILES - PAIRS):
         phi = load_linear(q, stride, rows, length, step, K).to(dtype)
-        acc, total = _add_product(acc, total, phi, kv, z, step + PAIRS, VP, PRECISION)
+        acc, total = _add_tile(acc, total, phi, kv, z, step + PAIRS, VP, PRECISION)
     return acc, total
 
 
-@triton.jit(do_not_specialize=["blocks_per_sequence", "chunks_per_sequence", "chunk_length"])
+@triton.jit(do_not_specialize=["tiles_per_sequence", "chunks_per_sequence", "chunk_length"])
 def forward_kernel(
-    q, k, v, o, o_rest, inverse, kv, z,
-    cu_seqlens, first_block, owner, first_chunk,
+    q, k, v, o, o_lo, inverse, kv, z,
+    cu_seqlens, first_tile, owner, first_chunk,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    T, H, blocks_per_sequence, chunks_per_sequence, chunk_length,
+    T, H, tiles_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2, eps,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
-    TILES: tl.constexpr, PAIRS: tl.constexpr, BLOCKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, REST_LIKE_O: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, LO_LIKE_O: tl.constexpr,
 ):  # fmt: skip
-    """o [B,T,H,V] and inverse [B,H,T] = 1 / (sum of similarities + eps), for BM queries of one head.
+    """o [B, T, H, V] and inverse [B, H, T] = 1 / (sum of similarities + eps), for BM queries of one head.
 
-    The backward pass divides what should cancel by similarities that may be tiny. So the first EARLY tokens of a
-    sequence, which have few keys, keep for it what rounding takes off their outputs: o_rest [sequences,H,EARLY,V]."""
-    pid = tl.program_id(0)
-    h = pid % H
-    block = pid // H
-    sequence, row, inside, start, length = locate(block, cu_seqlens, first_block, owner, T, blocks_per_sequence, PACKED)
-    first = inside * BM
+    The backward pass divides a difference that should be zero by similarities that may be tiny. So the first EARLY
+    tokens of a sequence, which have few keys, save the rounding error of o: o_lo [sequences, H, EARLY, V]."""
+    h, sequence, row, start, length, first = locate_tile(
+        cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, BM, PACKED
+    )
     if first >= length:
         return
     head = h.to(tl.int64)
@@ -127,9 +125,9 @@ def forward_kernel(
     acc = tl.zeros([BM, VP], tl.float32)
     total = tl.zeros([BM, 16], tl.float32)
     chunk = first // chunk_length
-    PART: tl.constexpr = BM if BM <= 2 * BN else BN
-    for n in range(0, BM, PART):  # mostly all at once, which is no loop
-        for step in tl.static_range(PART // BN):
+    DIAGONAL_STEP: tl.constexpr = BM if BM <= 2 * BN else BN
+    for n in range(0, BM, DIAGONAL_STEP):  # mostly one iteration, which is no loop
+        for step in tl.static_range(DIAGONAL_STEP // BN):
             acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, first + n + step * BN, rows, length,
                                    c0, c1, c2,
                                    K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
@@ -141,9 +139,9 @@ def forward_kernel(
         acc *= c2
         total *= c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
-        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, BLOCKS * BLOCK, PACKED)
+        state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
         acc, total = _add_state(acc, total, q, q_token, rows, length, kv + state * VP, z + state,
-                                K, VP, TILES, PAIRS, BLOCKS, BM, EVEN, PRECISION, dtype)  # fmt: skip
+                                K, VP, SLICES, PAIRS, TILES, BM, EVEN, PRECISION, dtype)  # fmt: skip
     scale = 1.0 / (total + eps)
     columns = tl.arange(0, VP)
     at = (row * T + start) * H + h
@@ -152,7 +150,7 @@ def forward_kernel(
     acc *= scale[:, None]
     outputs = acc.to(o.dtype.element_ty)
     tl.store(o + at * V + (rows[:, None] * (H * V) + columns[None, :]), outputs, mask=mask)
-    if o_rest is not None and first < EARLY:
-        o_rest, stride = find_rest(o_rest, at, sequence, H, h, V, REST_LIKE_O)
-        rest = (acc - outputs.to(tl.float32)).to(o.dtype.element_ty)
-        tl.store(o_rest + (rows[:, None] * stride + columns[None, :]), rest, mask=mask)
+    if o_lo is not None and first < EARLY:
+        o_lo, stride = find_o_lo(o_lo, at, sequence, H, h, V, LO_LIKE_O)
+        lo = (acc - outputs.to(tl.float32)).to(o.dtype.element_ty)
+        tl.store(o_lo + (rows[:, None] * stride + columns[None, :]), lo, mask=mask)

@@ -1,4 +1,4 @@
-"""Polynomial attention on a GPU as torch sees it: gradients, and operators that torch.compile takes as they are."""
+"""Polynomial attention on a GPU as torch sees it: gradients, and operators for torch.compile."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.polynomial.gpu.launch import backward, decode, forward, keeps_rest, kept, prepare
+from rebased.ops.polynomial.gpu.call import keeps_o_lo, prepare, product_dtype
+from rebased.ops.polynomial.gpu.launch import (
+    BackwardInputs,
+    ForwardInputs,
+    ForwardOutputs,
+    Gradients,
+    backward,
+    decode,
+    forward,
+)
 from rebased.ops.polynomial.gpu.layout import canonical, tiled
 from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH, MAX_VALUE_WIDTH
 from rebased.ops.polynomial.state import Coefficients, PolyState
@@ -25,14 +34,16 @@ def attend(
     eps: float,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]; cu_seqlens [N+1] or None. See api.poly_attention."""
     _check(q, v)
     folded = _folded(coefficients, scale)
-    return _joined([_forward(q, k, part, cu_seqlens, None, None, *folded, eps, False)[0] for part in _slices(v)])
+    return _joined([_forward(q, k, each, cu_seqlens, None, None, *folded, eps, False)[0] for each in _slices(v)])
 
 
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
+    """attend for tokens that follow a public state, and the state after them. See api.poly_attention_extend."""
     _check(q, v)
     if q.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state))):
         run = poly_decode if torch.compiler.is_compiling() else decode
@@ -41,17 +52,17 @@ def extend(
     folded = _folded(coefficients, scale)
     K = q.shape[-1]
     outputs, states, z = [], [], state.z
-    for part, kv in zip(_slices(v), _slices(state.kv), strict=True):
+    for values, kv in zip(_slices(v), _slices(state.kv), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, *after = _forward(q, k, part, None, *before, *folded, eps, True)
-        kv, z = canonical(PolyState(*after), part.shape[-1], K, coefficients)
+        o, *after = _forward(q, k, values, None, *before, *folded, eps, True)
+        kv, z = canonical(PolyState(*after), values.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
     return _joined(outputs), PolyState(_joined(states), z)
 
 
 def _slices(x: Tensor) -> Sequence[Tensor]:
-    """Columns in widths that the kernels take. One slice is x itself: the gradient of a split is a copy."""
+    """x in slices of columns that the kernels take. A single slice is x itself: the gradient of a split is a copy."""
     return (x,) if x.shape[-1] <= MAX_VALUE_WIDTH else x.split(MAX_VALUE_WIDTH, dim=-1)
 
 
@@ -69,63 +80,70 @@ def _check(q: Tensor, v: Tensor) -> None:
 
 
 def _folded(coefficients: Coefficients, scale: float) -> Coefficients:
-    """Coefficients of the bare q . k: the kernels know no scale."""
+    """Coefficients of the bare q . k: the kernels have no scale."""
     c0, c1, c2 = coefficients
     return c0, c1 * scale, c2 * scale**2
 
 
-def _forward(*args: Any) -> tuple[Tensor, ...]:
-    """(o, kv and z at the end). Under torch.compile an operator; else the function itself: an operator's way through
-    torch takes longer than the kernels of a short sequence."""
-    return _handed_out(poly_forward(*args)) if torch.compiler.is_compiling() else _Attend.apply(*args)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    """(o, kv and z at the end) of ForwardInputs. Under torch.compile by way of an operator; else the function is called
+    directly, because torch's dispatch of an operator takes longer than the kernels of a short sequence."""
+    if torch.compiler.is_compiling():
+        return _public(ForwardOutputs(*poly_forward(*inputs)))
+    return _Attend.apply(*inputs)
 
 
-def _handed_out(output: Sequence[Any]) -> tuple[Any, ...]:
-    """Of what the forward pass makes, or of its gradients: those of the output and of the state at the end."""
-    o, _, _, _, _, kv, z = output
-    return o, kv, z
+def _public(outputs: ForwardOutputs) -> tuple[Any, ...]:
+    """The outputs that a caller gets (or their gradients): o, and kv and z at the end."""
+    return outputs.o, outputs.kv_final, outputs.z_final
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        output = forward(*inputs)
-        _save(ctx, inputs, output)
-        return _handed_out(output)
+        outputs = forward(ForwardInputs(*inputs))
+        _save(ctx, inputs, outputs)
+        return _public(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _differentiate(ctx, poly_backward if torch.is_grad_enabled() else backward, *grads)
+        return _differentiate(ctx, poly_backward if torch.is_grad_enabled() else _backward, *grads)
+
+
+def _backward(*inputs: Any) -> Gradients:
+    return backward(BackwardInputs(*inputs))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-    q, k, v, cu_seqlens, kv_initial, _, c0, c1, c2, _, want_final = inputs
-    o, o_rest, inverse, kv, z, _, _ = output
-    ctx.save_for_backward(q, k, v, o, o_rest, inverse, kv, z, cu_seqlens)
-    ctx.ends, ctx.coefficients = (kv_initial is not None, want_final), (c0, c1, c2)
+    given, made = ForwardInputs(*inputs), ForwardOutputs(*output)  # type: ignore[arg-type]
+    ctx.save_for_backward(
+        given.q, given.k, given.v, made.o, made.o_lo, made.inverse, made.kv, made.z, given.cu_seqlens
+    )  # fmt: skip
+    ctx.has_initial, ctx.numbers = given.kv_initial is not None, (given.want_final, given.c0, given.c1, given.c2)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(
     ctx: Any, run: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    *saved, cu_seqlens = ctx.saved_tensors
+    """The gradients of ForwardInputs."""
+    saved = ctx.saved_tensors  # as _save has ordered them, which is the order of BackwardInputs
     do = torch.zeros_like(saved[3]) if do is None else do
-    dq, dk, dv, *d_initial = run(do, d_kv, d_z, *saved, cu_seqlens, *ctx.ends, *ctx.coefficients)
-    return dq, dk, dv, None, *(d_initial if ctx.ends[0] else (None, None)), None, None, None, None, None
+    dq, dk, dv, *d_initial = run(do, d_kv, d_z, *saved, ctx.has_initial, *ctx.numbers)
+    return dq, dk, dv, None, *(d_initial if ctx.has_initial else (None, None)), None, None, None, None, None
 
 
 def _differentiate_operator(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    return _differentiate(ctx, poly_backward, *_handed_out(grads))
+    return _differentiate(ctx, poly_backward, *_public(ForwardOutputs(*grads)))  # type: ignore[arg-type]
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
     raise RuntimeError("the Triton path of poly_attention has no double backward; call it with backend='reference'")
 
 
-def _filled(like: Tensor, states: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """An operator returns tensors: an empty one where there is nothing."""
-    return tuple(like.new_empty(0, dtype=torch.float32) if x is None else x for x in states)
+def _filled(like: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    """The tensors, with an empty one for each None: an operator can return only tensors."""
+    return tuple(like.new_empty(0, dtype=torch.float32) if x is None else x for x in tensors)
 
 
 poly_decode = torch.library.custom_op("rebased::poly_decode", decode, mutates_args=())
@@ -150,25 +168,24 @@ def poly_forward(
     eps: float,
     want_final: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    o, o_rest, inverse, *states = forward(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final)
-    return o, *_filled(q, (o_rest, inverse, *states))  # type: ignore[return-value]
+    """ForwardOutputs of ForwardInputs, as an operator: an empty tensor where there is none."""
+    inputs = ForwardInputs(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final)
+    return _filled(q, forward(inputs))
 
 
 @poly_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    kv_initial, _, c0, c1, _, _, want_final = rest
-    o, o_rest = v.new_empty(v.shape), None
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    q, _, v, cu_seqlens, kv_initial, _, c0, c1, _, _, want_final = ForwardInputs(*inputs)
+    call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, kv_initial is not None or want_final)
+    o_lo = v.new_empty(call.o_lo_shape) if keeps_o_lo(v) else None
     inverse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    call = prepare(q, v, cu_seqlens, c0, c1, kv_initial is not None or want_final)
-    if keeps_rest(v):
-        o_rest = v.new_empty(call.rest_shape)
     kv = z = kv_final = z_final = None
     if call.plan.chunk is not None:
-        kv_shape, z_shape = call.state_shapes(call.blocks(call.chunk).total)
-        kv, z = q.new_empty(kv_shape, dtype=kept(q)), q.new_empty(z_shape, dtype=torch.float32)
+        kv_shape, z_shape = call.state_shapes(call.count(call.chunk).total)
+        kv, z = q.new_empty(kv_shape, dtype=product_dtype(q)), q.new_empty(z_shape, dtype=torch.float32)
     if want_final:
         kv_final, z_final = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
-    return o, *_filled(q, (o_rest, inverse, kv, z, kv_final, z_final))
+    return _filled(q, ForwardOutputs(v.new_empty(v.shape), o_lo, inverse, kv, z, kv_final, z_final))
 
 
 @torch.library.custom_op("rebased::poly_backward", mutates_args=())
@@ -180,7 +197,7 @@ def poly_backward(
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    o_rest: Tensor | None,
+    o_lo: Tensor | None,
     inverse: Tensor,
     kv: Tensor | None,
     z: Tensor | None,
@@ -191,21 +208,23 @@ def poly_backward(
     c1: float,
     c2: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    ends, coefficients = (has_initial, has_final), (c0, c1, c2)
-    saved = (q, k, v, o, o_rest, inverse, kv, z, cu_seqlens)
-    dq, dk, dv, *d_initial = backward(do, d_kv, d_z, *saved, *ends, *coefficients)
-    return dq, dk, dv, *_filled(q, tuple(d_initial))  # type: ignore[return-value]
+    """Gradients of BackwardInputs, as an operator: an empty tensor where there is none."""
+    inputs = BackwardInputs(
+        do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, has_initial, has_final, c0, c1, c2
+    )  # fmt: skip
+    return _filled(q, backward(inputs))
 
 
 @poly_backward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
-    _, _, _, q, k, v, _, _, _, _, _, cu_seqlens, has_initial, has_final, c0, c1, _ = inputs
-    call = prepare(q, v, cu_seqlens, c0, c1, has_initial or has_final)
+    given = BackwardInputs(*inputs)
+    q, low = given.q, given.c0 != 0 or given.c1 != 0
+    call = prepare(q, given.v, given.cu_seqlens, low, given.has_initial or given.has_final)
     d_kv = d_z = None
-    if has_initial:
+    if given.has_initial:
         d_kv, d_z = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
-    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return *grads, *_filled(q, (d_kv, d_z))
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, given.k, given.v))
+    return _filled(q, Gradients(dq, dk, dv, d_kv, d_z))
 
 
 poly_forward.register_autograd(_differentiate_operator, setup_context=_save)

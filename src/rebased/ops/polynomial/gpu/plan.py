@@ -1,23 +1,25 @@
-"""How a call is cut up: chunk length, tiles, warps. Pure arithmetic, so that it can be tested without a GPU.
+"""How a call is divided: regime, chunk length, tiles, warps. Pure arithmetic, so that it can be tested without a GPU.
 
-The cost model counts in *keys*: the time that one query of one head spends on one key of width 16 with a value of width
-64, forward and backward. Measured on an H200 (benchmarks/ops.py), all in bf16:
-- a query meets T / 2 keys in the quadratic regime, half a chunk in the chunked one;
-- a key costs in proportion to 64 + KP + VP (elementwise work on its score, and the products), 144 at widths 16 and 64;
-- a block of 64 features costs BLOCK_KEYS keys at VP = 64, in proportion to 64 + VP (sums, running totals, products),
-  and more where keys are wider than 16 and the products with a state stand in a loop.
+The cost model counts in *keys*: one key is the time that one query of one head spends on one key of width 16 with a
+value of width 64, forward and backward. Measured on an H200 (benchmarks/ops.py), all in bf16:
+- a query meets T / 2 keys in the quadratic regime, and half a chunk in the chunked one;
+- the cost of a key is proportional to 64 + KP + VP (element-wise work on its score, and the products), 144 at widths 16
+  and 64;
+- a tile of 64 features costs TILE_KEYS keys at VP = 64, in proportion to 64 + VP (sums, running totals, products). It
+  costs more where keys are wider than 16, because the products with a state are then in a loop.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from math import inf
+from typing import Literal, NamedTuple
 
-FEATURE_TILE, FEATURE_BLOCK = 8, 64  # as in features.py
+SLICE, FEATURE_TILE = 8, 64  # columns of a slice, features of a tile: as in features.py
 MAX_KEY_WIDTH = 128
-MAX_VALUE_WIDTH = 128  # wider values are cut into slices: the operator is linear in v
-CHUNK = 256
-LONG = 8192  # tokens up to which features are rounded in sums, and gradients lose no more than softmax attention's
-BLOCK_KEYS, LOOPED_BLOCK_KEYS = 180, 260
+MAX_VALUE_WIDTH = 128  # wider values are computed in several calls: the operator is linear in v
+CHUNK = 256  # tokens
+LONG = 8192  # tokens up to which features are rounded in sums: gradient errors stay below those of softmax attention
+TILE_KEYS, LOOPED_TILE_KEYS = 180, 260
 
 Products = Literal["bf16", "tf32", "tf32x3"]
 """What the tensor cores multiply; three products of TF32 make one of fp32."""
@@ -28,136 +30,158 @@ class Tile:
     """How one kernel is launched."""
 
     rows: int  # tokens that belong to a program
-    step: int  # tokens it meets at a time; it divides rows
+    step: int  # tokens that it meets at a time; a divisor of rows
     warps: int
     stages: int
-    registers: int | None = None  # a thread's at most; fewer let more programs share a multiprocessor
+    registers: int | None = None  # at most, per thread; fewer let more programs share a multiprocessor
 
     @cached_property
     def options(self) -> dict[str, int]:
+        """The options of Triton's compiler."""
         limit = {} if self.registers is None else {"maxnreg": self.registers}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes for one call. `chunk` is the number of tokens between states; None means no states: quadratic in T."""
+class Tiles(NamedTuple):
+    """The tile of each kernel. `sums` and `grad_sums` are those of the chunk sums, forward and backward."""
 
-    chunk: int | None
     forward: Tile
     query_grad: Tile
     key_grad: Tile
     sums: Tile
-    group: int = 4  # feature blocks that a program of the sums takes, at most four
-    grad_sums: Tile | None = None  # of the backward pass, where they differ
-    whole: bool = False  # features go into sums as two numbers of bf16
+    grad_sums: Tile
+
+
+class Plan(NamedTuple):
+    """Sizes for one call."""
+
+    chunk: int | None  # tokens between states; None means no states: quadratic in T
+    tiles: Tiles
+    group: int = 4  # feature tiles per program of the chunk sums, at most four
+    hi_lo: bool = False  # True if features go into chunk sums as two bf16 numbers
+
+
+class Row(NamedTuple):
+    """A row of a table: tiles, and the largest sizes they are for. The first row that fits a call is taken."""
+
+    tiles: Tiles
+    KP: int = 128  # padded width of keys
+    VP: int = 128  # padded width of values
+    sum: int = 256  # KP + VP
+    T: float = inf  # tokens
+    low: bool | None = None  # only if c0 or c1 is not zero (True), or both are (False)
+    full: bool = False  # only if values need no padding
+
+
+def _tiles(forward: Tile, query_grad: Tile, key_grad: Tile, sums: Tile, grad_sums: Tile | None = None) -> Tiles:
+    return Tiles(forward, query_grad, key_grad, sums, grad_sums or sums)
 
 
 TWO_WARPS = Tile(64, 32, 2, 3)  # where four are miscompiled (docs/kernels.md, benchmarks/compiled.py)
+_SUMS = Tile(64, 64, 4, 3)
+_KEYS = Tile(64, 64, 4, 1, 168)
+_SQUARE = Tile(64, 64, 4, 1, 128)
+_STAGED = Tile(64, 64, 4, 3, 128)
+_NARROW, _SMALL, _WIDE = Tile(64, 32, 4, 3), Tile(64, 32, 4, 1, 168), Tile(64, 32, 4, 2)
+_PLAIN, _HALF, _FEW = Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 2, 1)
+
+# Where KP + VP is large, shared memory and registers are short. Where KP is above 16, products with a state are in a
+# loop. These rows of 32 bits end every table of theirs.
+_WIDE_32_BITS = (
+    Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _PLAIN), sum=128),
+    Row(_tiles(_HALF, _HALF, _HALF, _PLAIN)),
+)
+_Table = tuple[Row, ...]
+TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
+    ("bf16", "quadratic"): (
+        Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _SQUARE, _SUMS), KP=32, VP=16, T=512),
+        Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _KEYS, _SUMS), KP=32, VP=32, T=512),
+        Row(_tiles(Tile(64, 64, 4, 2, 128), _SQUARE, _KEYS, _SUMS), KP=32, VP=64, T=256),
+        Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=32, VP=16),
+        Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 2, 168), _SUMS), KP=16, VP=64),
+        Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 3, 168), _SUMS), KP=32, VP=32),
+        Row(_tiles(_STAGED, _STAGED, Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
+        Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), sum=192),
+        Row(_tiles(_NARROW, _NARROW, _NARROW, _SUMS)),
+    ),
+    ("bf16", "chunked"): (
+        Row(_tiles(Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), TWO_WARPS, Tile(64, 32, 2, 4)), KP=16, VP=16),
+        Row(_tiles(Tile(64, 64, 4, 1, 96), Tile(64, 32, 4, 1, 96), _KEYS, Tile(64, 32, 2, 4)), KP=16, VP=32),
+        Row(_tiles(_SQUARE, _SQUARE, _KEYS, _SUMS, _NARROW), KP=16, VP=64, low=True),
+        Row(_tiles(_SQUARE, _SQUARE, Tile(64, 64, 4, 2, 168), Tile(64, 32, 4, 5, 168), _SUMS), KP=16, VP=64, full=True),
+        Row(_tiles(_SQUARE, _SQUARE, _KEYS, Tile(64, 32, 4, 5, 168), _SUMS), KP=16, VP=64),
+        Row(_tiles(_KEYS, _KEYS, Tile(64, 64, 4, 1), _NARROW), KP=16),
+        Row(_tiles(TWO_WARPS, _SQUARE, TWO_WARPS, _SUMS), KP=32, VP=32),
+        Row(_tiles(_SQUARE, _SQUARE, _KEYS, _SUMS), KP=32, VP=64),
+        Row(_tiles(TWO_WARPS, _KEYS, TWO_WARPS, _SUMS), KP=64, VP=32),
+        Row(_tiles(_WIDE, _KEYS, _SMALL, _SUMS), KP=64, VP=64),
+        Row(_tiles(TWO_WARPS, _SMALL, TWO_WARPS, _SUMS), VP=32),
+        Row(_tiles(_WIDE, _SMALL, _SMALL, _SUMS), sum=192),
+        Row(_tiles(_WIDE, _SMALL, _WIDE, _SUMS)),
+    ),
+    ("tf32", "quadratic"): (Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64), *_WIDE_32_BITS),
+    ("tf32", "chunked"): (
+        Row(_tiles(_SQUARE, _SQUARE, _KEYS, TWO_WARPS), KP=16, VP=32),
+        Row(_tiles(TWO_WARPS, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
+        *_WIDE_32_BITS,
+    ),
+    ("tf32x3", "quadratic"): (
+        Row(_tiles(_FEW, _FEW, _FEW, TWO_WARPS), KP=16, VP=32),
+        Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
+        *_WIDE_32_BITS,
+    ),
+    ("tf32x3", "chunked"): (
+        Row(_tiles(_FEW, _FEW, _PLAIN, TWO_WARPS), KP=16, VP=32),
+        Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
+        *_WIDE_32_BITS,
+    ),
+}
 
 
 def padded(width: int) -> int:
-    """The width a tensor core product is done in: a power of two, at least 16."""
+    """The width of a tensor core product: the least power of two that is at least `width` and 16."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def feature_tiles(key_width: int) -> int:
-    return -(-key_width // FEATURE_TILE)
+def column_slices(key_width: int) -> int:
+    """The number of slices of 8 columns that keys are divided into."""
+    return -(-key_width // SLICE)
 
 
-def feature_blocks(key_width: int, low: bool) -> int:
-    """Blocks of 64 features: the pairs of tiles, then (low: c0 or c1 is not zero) x_0 .. x_{K-1}, 1."""
-    tiles = feature_tiles(key_width)
-    return tiles * (tiles + 1) // 2 + (-(-(key_width + 1) // FEATURE_BLOCK) if low else 0)
+def feature_tiles(key_width: int, low: bool) -> int:
+    """The number of tiles of 64 features: pairs of slices, then (low: c0 or c1 is not zero) x_0 .. x_{K-1}, 1."""
+    slices = column_slices(key_width)
+    return slices * (slices + 1) // 2 + (-(-(key_width + 1) // FEATURE_TILE) if low else 0)
 
 
 def quadratic_cost(T: int, K: int, V: int) -> float:
+    """The cost of a query in the quadratic regime, in keys."""
     return T / 2 * (64 + padded(K) + padded(V)) / 144
 
 
 def chunked_cost(K: int, V: int, low: bool) -> float:
-    """Does not depend on T: that is the point."""
-    block = BLOCK_KEYS if K <= 2 * FEATURE_TILE else LOOPED_BLOCK_KEYS
-    return quadratic_cost(CHUNK, K, V) + block * feature_blocks(K, low) * (64 + padded(V)) / 128
+    """The cost of a query in the chunked regime, in keys. It does not depend on T."""
+    tile = TILE_KEYS if K <= 2 * SLICE else LOOPED_TILE_KEYS
+    return quadratic_cost(CHUNK, K, V) + tile * feature_tiles(K, low) * (64 + padded(V)) / 128
 
 
 def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_state: bool) -> Plan:
-    """`has_state`: a state goes in or out."""
+    """The plan of a call with T tokens and widths K and V.
+
+    low: True if c0 or c1 is not zero. has_state: True if a state goes in or out; the call is then chunked at any T.
+    """
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
-    chunk = CHUNK if chunked else None
-    group = 4 if K <= 2 * FEATURE_TILE else 2
-    if products != "bf16":
-        return _plan_in_32_bits(chunk, K, V, products, group)
-    return replace(_plan_in_16_bits(chunk, T, K, V, low, group), whole=T > LONG)
-
-
-def _plan_in_16_bits(chunk: int | None, T: int, K: int, V: int, low: bool, group: int) -> Plan:
+    table = TABLES[products, "chunked" if chunked else "quadratic"]
     KP, VP = padded(K), padded(V)
-    sums = Tile(64, 64, 4, 3)
-    if KP > 32 or VP > 64:
-        return _plan_of_wide(chunk, KP, VP, group)
-    keys = Tile(64, 64, 4, 1, 168)
-    if chunk is None:
-        if VP == 16:
-            keys = replace(keys, registers=128)
-        if T <= 512 and VP < 64:
-            return Plan(None, Tile(64, 64, 4, 3, 96), Tile(64, 64, 4, 1, 128), keys, sums, group)
-        if T <= 256:
-            return Plan(None, Tile(64, 64, 4, 2, 128), Tile(64, 64, 4, 1, 128), keys, sums, group)
-        if VP > 16:
-            keys = replace(keys, stages=2 if KP == 16 else 3)
-        if KP == 32 and VP == 64:
-            keys = Tile(64, 32, 4, 3, 128)
-        queries = Tile(64, 64, 4, 3, 128)
-        return Plan(None, queries, queries, keys, sums, group)
-    queries = Tile(64, 64, 4, 1, 128)
-    if K > 2 * FEATURE_TILE:  # their products with a state stand in a loop
-        if VP < 64:
-            return Plan(chunk, TWO_WARPS, queries, TWO_WARPS, sums, group)
-        return Plan(chunk, queries, queries, keys, sums, group)
-    if VP == 16:
-        return Plan(chunk, Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), TWO_WARPS, Tile(64, 32, 2, 4))
-    if VP == 32:
-        return Plan(chunk, Tile(64, 64, 4, 1, 96), Tile(64, 32, 4, 1, 96), keys, Tile(64, 32, 2, 4))
-    if low:
-        return Plan(chunk, queries, queries, keys, sums, group, Tile(64, 32, 4, 3))
-    if V == VP:
-        keys = replace(keys, stages=2)
-    return Plan(chunk, queries, queries, keys, Tile(64, 32, 4, 5, 168), group, sums)
-
-
-def _plan_of_wide(chunk: int | None, KP: int, VP: int, group: int) -> Plan:
-    """In 16 bits, where shared memory and registers are short."""
-    sums, widest = Tile(64, 64, 4, 3), KP + VP > 192
-    if chunk is None:
-        tile = Tile(64, 32, 4, 3)
-        if widest:
-            return Plan(None, tile, tile, tile, sums, group)
-        return Plan(None, tile, Tile(64, 64, 4, 3, 168), replace(tile, registers=168), sums, group)
-    if KP == 16:
-        queries = Tile(64, 64, 4, 1, 168)
-        return Plan(chunk, queries, queries, Tile(64, 64, 4, 1), Tile(64, 32, 4, 3), group)
-    tile, small = Tile(64, 32, 4, 2), Tile(64, 32, 4, 1, 168)
-    queries = replace(small, step=64) if KP + VP <= 128 else small
-    if VP < 64:
-        return Plan(chunk, TWO_WARPS, queries, TWO_WARPS, sums, group)
-    return Plan(chunk, tile, queries, tile if widest else small, sums, group)
-
-
-def _plan_in_32_bits(chunk: int | None, K: int, V: int, products: Products, group: int) -> Plan:
-    if padded(K) > 32 or padded(V) > 64:
-        tile = Tile(64, 32 if padded(K) + padded(V) <= 128 else 16, 4, 1)
-        return Plan(chunk, tile, tile, tile, Tile(64, 32, 4, 1), group)
-    tile, sums = Tile(64, 32, 4, 1), Tile(64, 32, 4, 3)
-    if K > 2 * FEATURE_TILE:
-        return Plan(chunk, tile, tile, tile, replace(sums, stages=1), group)
-    few = replace(tile, warps=2)
-    if padded(V) > 32:
-        forward = replace(few, stages=3) if products == "tf32" and chunk else tile
-        return Plan(chunk, forward, tile, tile, sums, group)
-    if products == "tf32x3":
-        return Plan(chunk, few, few, tile if chunk else few, replace(sums, warps=2), group)
-    if not chunk:
-        return Plan(chunk, tile, tile, tile, sums, group)
-    queries = Tile(64, 64, 4, 1, 128)
-    return Plan(chunk, queries, queries, replace(queries, registers=168), replace(sums, warps=2), group)
+    tiles = next(
+        row.tiles
+        for row in table
+        if KP <= row.KP
+        and VP <= row.VP
+        and row.sum >= KP + VP
+        and T <= row.T
+        and row.low in (None, low)
+        and (V == VP or not row.full)
+    )
+    group = 4 if K <= 2 * SLICE else 2
+    return Plan(CHUNK if chunked else None, tiles, group, hi_lo=products == "bf16" and T > LONG)

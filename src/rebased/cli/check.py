@@ -1,0 +1,101 @@
+"""rebased check: the contract suite for one mixer or task, without a checkout and without pytest."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.overrides import parse_overrides
+from rebased.config import did_you_mean, parse_yaml
+from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.mixer_contract import run_mixer_contract
+from rebased.evaluate.task_contract import run_task_contract
+from rebased.mixers import mixer_names
+from rebased.tasks import task_names
+
+OPTIONS = ("--help", "--task.seq_len")
+FAILED = 1
+
+
+class Suite(NamedTuple):
+    """A register and the contract suite for what is in it."""
+
+    names: Callable[[], list[str]]
+    run: Callable[..., Iterable[CheckResult]]  # (name), or (name, settings) where settings are given
+
+
+SUITES = {"mixer": Suite(mixer_names, run_mixer_contract), "task": Suite(task_names, run_task_contract)}
+
+
+def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+    """Run the contract suite for a mixer or a task: one line per check.
+
+    The fields of a task can be set with --task.KEY VALUE, for example --task.seq_len 32; a field without a default must
+    be set. The exit code is 1 if a check failed, 2 if there is nothing to check (no such file, no such name).
+
+    Parameters
+    ----------
+    target
+        FILE:NAME, for example my_mixers.py:running_mean: the file is imported, and what it registers under that name is
+        checked. MODULE:NAME works too. NAME alone checks a mixer or a task of this package.
+    """
+    source, _, name = target.rpartition(":")
+    if source:
+        import_user_code(source, said=source)
+    elif name.endswith(".py"):
+        raise ValueError(f"{name}: which mixer or task in this file? write {name}:NAME")
+    registered = {kind: list(suite.names()) for kind, suite in SUITES.items()}
+    kinds = [kind for kind, names in registered.items() if name in names]
+    if not kinds:
+        raise ValueError(unknown(source, name, registered))
+    fields = task_fields(settings)
+    if fields and kinds == ["mixer"]:
+        raise ValueError(f"--task.{next(iter(fields))}: {name!r} is a mixer; only tasks take settings here")
+    failed = 0
+    for kind in kinds:
+        given = (fields,) if fields and kind == "task" else ()
+        failed += run_suite(kind, name, partial(SUITES[kind].run, name, *given))
+    return FAILED if failed else 0
+
+
+def task_fields(settings: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a task that the command line sets: ["--task.seq_len", "32"] gives {"seq_len": 32}."""
+    fields = {}
+    for key, text in parse_overrides(settings, OPTIONS).items():
+        section, _, field = key.partition(".")
+        if section != "task":
+            raise ValueError(f"--{key}: the fields of a task are set with --task.KEY VALUE")
+        fields[field] = parse_yaml(text, f"--{key}")
+    return fields
+
+
+def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
+    """Return the error about a name that neither register has."""
+    known = sorted(name for names in registered.values() for name in names)
+    where = f"{source} registers neither a mixer nor a task" if source else "there is neither a mixer nor a task"
+    return f"{where} named {name!r}; {did_you_mean(name, known)} (@register_mixer and @register_task register your own)"
+
+
+def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]]) -> int:
+    """Print one line per check and a summary. Return the number of checks that failed."""
+    console = Console()
+    done = failed = 0
+    with console.status(f"checking {kind} {name} ...") as status:
+        for result in run():
+            done, failed = done + 1, failed + (not result.ok)
+            console.print(line_of(result), soft_wrap=True)
+            status.update(f"checking {kind} {name}: {done} done ...")
+    verdict = f"{failed} of {done} checks failed" if failed else f"all {done} checks passed"
+    console.print(f"{kind} {name}: {verdict}", style="bold red" if failed else "bold green", highlight=False)
+    return failed
+
+
+def line_of(result: CheckResult) -> Text:
+    """Return the line for one check. The message of a failed check stays on that line."""
+    mark = ("✓", "green") if result.ok else ("✗", "red")
+    message = f": {' '.join(result.message.split())}" if result.message else ""
+    return Text.assemble(mark, f" {result.name}{message}")

@@ -1,0 +1,175 @@
+"""Checks of what goes into a mixer and what comes out of it. Each raises a ValueError that names the mixer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rebased.mixers.contract import describe_mixer
+from rebased.ops import Backend
+from rebased.ops.backend import choose_path
+
+PACKAGE = __name__.partition(".")[0]
+PLAIN_TORCH: tuple[Backend, ...] = ("reference", "recurrent")
+"""Paths without a hand-written backward pass, of polynomial attention and of RWKV's average."""
+
+
+def check_input(mixer: nn.Module, x: Tensor, weight: Tensor) -> None:
+    """Check that x is [B,T,D] and matches the layer that reads it, whose weight is [any, D]: width, dtype, device.
+
+    Under autocast any floating dtype will do.
+    """
+    layer = type(mixer).__name__
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{layer} expects a tensor x [B, T, {weight.shape[1]}]; got {type(x).__name__}")
+    if x.ndim != 3 or x.shape[2] != weight.shape[1]:
+        raise ValueError(f"{layer} expects x of shape [B, T, {weight.shape[1]}]; its shape is {list(x.shape)}")
+    if x.device != weight.device:
+        raise ValueError(f"x is on {x.device} and the weights of {layer} are on {weight.device}; move one of them")
+    if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise ValueError(
+            f"x is {x.dtype} and the weights of {layer} are {weight.dtype}; convert one of them, "
+            f"for example x.to({weight.dtype})"
+        )
+
+
+def check_output(mixer: nn.Module, x: Tensor, y: Any, method: str = "forward") -> Tensor:
+    """Return y if it is a tensor with the shape, device and dtype of x [B,T,D]; else say whose method is wrong.
+
+    Under autocast any floating dtype will do.
+    """
+    if not isinstance(y, Tensor):
+        raise ValueError(
+            f"{describe_mixer(mixer)} returned a {type(y).__name__}; {method} must return one tensor of x's shape "
+            f"[B, T, D] = {list(x.shape)}"
+        )
+    if y.shape != x.shape:
+        raise ValueError(
+            f"{describe_mixer(mixer)} returned the shape {list(y.shape)}; {method} must return x's shape [B, T, D] = "
+            f"{list(x.shape)}"
+        )
+    if y.device != x.device:
+        raise ValueError(f"{describe_mixer(mixer)} returned a tensor on {y.device}; x is on {x.device}")
+    if y.dtype != x.dtype and not (y.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise ValueError(f"{describe_mixer(mixer)} returned {y.dtype}; {method} must return x's dtype, {x.dtype}")
+    return y
+
+
+def check_extended(mixer: nn.Module, x: Tensor, result: Any) -> tuple[Tensor, Any]:
+    """Return (y, state) if that is what `extend` returned for x [B,T,D]; else say whose method is wrong."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(
+            f"{describe_mixer(mixer)} returned a {type(result).__name__}; extend must return (y, state), y of x's "
+            f"shape [B, T, D] = {list(x.shape)}"
+        )
+    return check_output(mixer, x, result[0], "extend"), result[1]
+
+
+def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
+    """Return mixer(x) in eval mode, [B,T,D], after a check that the mixer does not look ahead.
+
+    The tokens of x from some position on are replaced: outputs before it must stay the same. Parameters, buffers,
+    training mode and random number streams are left as they are. No gradient is computed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    other = 10 * torch.randn(x.shape, generator=generator).to(x)  # large: a softmax then shows a missing mask
+    T = x.shape[1]
+    with torch.no_grad(), _eval_mode(mixer), _SameRandomNumbers(x.device) as rng:
+        y = _run(mixer, x)
+        for cut in {T // 2, T // 2 + 1} & set(range(1, T)):  # one even and one odd position
+            rng.rewind()
+            changed = _run(mixer, torch.cat([x[:, :cut], other[:, cut:]], dim=1))
+            _compare(mixer, y, changed, cut)
+    return y
+
+
+def check_torch_func(mixer: nn.Module, x: Tensor, backend: Backend | None = None) -> None:
+    """Raise a ValueError inside a transform of torch.func, for a mixer whose operator these cannot pass through.
+
+    `backend` is that of a mixer whose reference path is plain torch: with it the transforms work.
+    """
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    if backend is not None and choose_path(backend, x.device) in PLAIN_TORCH:
+        return
+    remedy = "use torch.autograd" if backend is None else "build it with backend='reference', or use torch.autograd"
+    raise ValueError(
+        f"torch.func (vmap, grad, jvp, ...) cannot transform {type(mixer).__name__}: the backward pass of its operator "
+        f"is written by hand; {remedy}"
+    )
+
+
+def empty_output(mixer: nn.Module, x: Tensor) -> Tensor:
+    """Return the output for an x [B,T,D] without tokens (B or T is 0), for operators that do not take such inputs.
+
+    The gradient of every parameter is zero, as it is for torch's own layers.
+    """
+    return x * sum(parameter.sum() for parameter in mixer.parameters())
+
+
+def _run(mixer: nn.Module, x: Tensor) -> Tensor:
+    """Return mixer(x), run on copies of its buffers. An error inside a user's own mixer is named as the mixer's."""
+    buffers = {name: buffer.clone() for name, buffer in mixer.named_buffers()}
+    try:
+        y = torch.func.functional_call(mixer, buffers, (x,))
+    except Exception as error:
+        if type(mixer).__module__.partition(".")[0] == PACKAGE:
+            raise
+        raise ValueError(
+            f"{describe_mixer(mixer)} failed at x {list(x.shape)} in {x.dtype}: {type(error).__name__}: {error}"
+        ) from error
+    return check_output(mixer, x, y)
+
+
+def _compare(mixer: nn.Module, y: Tensor, changed: Tensor, cut: int) -> None:
+    """Check that both outputs [B,T,D] agree before position `cut`, up to rounding. NaN agrees with NaN only."""
+    # Sums over time may be rounded differently when later tokens change (an FFT mixes all of them): hundreds of units
+    # of roundoff in fp32 and fp64, a few in half precision, whose sums are kept in fp32.
+    tolerance = torch.finfo(y.dtype).eps * (8 if y.dtype.itemsize == 2 else 1024)
+    size = max(float(each.abs().nan_to_num(0.0, posinf=0.0).max()) for each in (y, changed))
+    before, after = y[:, :cut], changed[:, :cut]
+    same = (before == after) | (before.isnan() & after.isnan())
+    differences = (after - before).abs().masked_fill(same, 0).nan_to_num(nan=torch.inf).amax((0, 2))  # [cut]
+    if float(differences.max()) > tolerance * size:
+        position = int(differences.argmax())
+        raise ValueError(
+            f"{describe_mixer(mixer)} looks ahead: its output at position {position} changes by "
+            f"{float(differences[position]):.2g} when x changes from position {cut} on; the output at t may depend on "
+            "x[:, :t+1] only"
+        )
+
+
+@contextmanager
+def _eval_mode(module: nn.Module) -> Iterator[None]:
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
+
+
+class _SameRandomNumbers:
+    """Random number streams that `rewind` sets back to where they were; on leaving they are there again.
+
+    The states are saved, since a new seed would change the streams of all other devices too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> "_SameRandomNumbers":
+        self._cpu = torch.get_rng_state()
+        self._gpu = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        return self
+
+    def rewind(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._gpu is not None:
+            torch.cuda.set_rng_state(self._gpu, self._device)
+
+    def __exit__(self, *error: object) -> None:
+        self.rewind()

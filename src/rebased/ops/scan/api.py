@@ -1,0 +1,94 @@
+"""The selective scan of Mamba (S6): a diagonal linear recurrence whose step size and projections depend on the token.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,    y_t = C_t . h_t + skip x_t        h [B, D, N]
+
+The public functions check their inputs and choose one of three paths: `reference.py` loops over T, `chunked.py` scans
+chunks of tokens in log depth, `gpu.py` keeps h in registers. States are fp32, and fp64 for fp64 inputs.
+"""
+
+import torch
+from torch import Tensor
+
+from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
+from rebased.ops.scan import chunked, reference
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None = None, *, backend: Backend = "auto"
+) -> Tensor:
+    """y_t = C_t . h_t + skip x_t with h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t and h = 0 before the first token.
+
+    Args:
+        x: [B, T, D], any float dtype; B and T may be 0. Half precision is computed in fp32.
+        dt: [B, T, D], step sizes > 0.
+        A: [D, N], negative.
+        B: [B, T, N].
+        C: [B, T, N].
+        skip: [D], or None for 0.
+        backend: "reference" (or "recurrent"), "chunked", "triton", or "auto": "triton" on a GPU, else "chunked".
+
+    Returns:
+        y [B, T, D] in the dtype of x, differentiable in all tensors (once, unless the backend is "reference").
+
+    Raises:
+        ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
+    """
+    state = torch.zeros(x.shape[0], *A.shape, device=x.device, dtype=accumulate_dtype(x.dtype))
+    return selective_scan_extend(x, dt, A, B, C, skip, state, backend=backend)[0]
+
+
+def selective_scan_extend(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    state: Tensor,
+    *,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The selective scan of tokens that follow a state, and the state after them.
+
+    Args:
+        x, dt, A, B, C, skip, backend: as in selective_scan.
+        state: [B, D, N], fp32 (fp64 for fp64 inputs): the state before the first token.
+
+    Returns:
+        y [B, T, D] in the dtype of x, and the state [B, D, N] after the last token in the dtype of `state`. Both are
+        differentiable, also in `state`.
+
+    Raises:
+        ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
+    """
+    _check(x, dt, A, B, C, skip, state)
+    path = kernel_path(backend, x)
+    if path == "triton":
+        from rebased.ops.scan import gpu
+
+        return gpu.scan(x, dt, A, B, C, skip, state)
+    dtype = accumulate_dtype(x.dtype)
+    inputs = (x.to(dtype), dt.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype))
+    scan = reference.scan if path == "reference" else chunked.scan
+    y, state = scan(*inputs, state)
+    if skip is not None:
+        y = torch.addcmul(y, inputs[0], skip.to(dtype))
+    return y.to(x.dtype), state
+
+
+def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None, state: Tensor) -> None:
+    if x.ndim != 3 or A.ndim != 2 or x.shape[2] == 0 or 0 in A.shape:
+        raise ValueError(
+            f"x must be [B,T,D] and A [D,N], with D and N above 0; they are {list(x.shape)} and {list(A.shape)}"
+        )
+    batch, T, D = x.shape
+    N = A.shape[1]
+    wanted = {"dt": [batch, T, D], "A": [D, N], "B": [batch, T, N], "C": [batch, T, N], "state": [batch, D, N]}
+    given = {"dt": dt, "A": A, "B": B, "C": C, "state": state}
+    if skip is not None:
+        wanted["skip"], given["skip"] = [D], skip
+    for name, shape in wanted.items():
+        if list(given[name].shape) != shape:
+            raise ValueError(f"{name} is {list(given[name].shape)}; x {list(x.shape)} with N = {N} needs {shape}")
+    if state.dtype != accumulate_dtype(x.dtype):
+        raise ValueError(f"a state for {x.dtype} inputs is {accumulate_dtype(x.dtype)}; this one is {state.dtype}")

@@ -1,0 +1,63 @@
+"""Figures of language models: perplexity by model and seed, and training curves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rebased.report.drawing import INK, Axes, Draw, FuncFormatter, LogLocator, MaxNLocator, draw_panels, named_looks
+from rebased.report.lm.models import PARTS, LanguageModels, curve
+
+
+def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> str:
+    """One panel per part of the tokens, one row per model: a dot per seed, and a cross at their mean."""
+
+    def panel(part: str) -> Draw:
+        def draw(axes: Axes) -> None:
+            for row, model in enumerate(found.models):
+                values = list(found.values(model, part).values())
+                look = styles[model] | {"ls": "none"}
+                axes.plot(values, [-row] * len(values), **look, marker="o", alpha=0.7, label=model)
+                axes.plot([sum(values) / len(values)], [-row], color=INK, ls="none", marker="x", ms=8, mew=2)
+            axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="mean over seeds")
+            axes.set(xlabel="perplexity", ylim=(-len(found.models) + 0.5, 0.5), yticks=[])
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+
+        return draw
+
+    panels = {f"{heading} tokens": panel(part) for part, heading in PARTS.items()}
+    return draw_panels(panels, name, "Perplexity by model, one dot per seed")
+
+
+def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> str | None:
+    """Training loss and validation perplexity by step, one line per run; None if no record has such lines."""
+
+    def panel(kind: str, key: str, label: str) -> Draw:
+        def draw(axes: Axes) -> None:
+            for model, runs in found.models.items():
+                for n, run in enumerate(runs.values()):
+                    marker = "o" if kind == "eval" else None
+                    look = styles[model] | {"lw": 1.2, "ms": 4, "marker": marker, "label": None if n else model}
+                    axes.plot(*curve(run, kind, key), **look)
+            axes.set(xlabel="step", ylabel=label, xscale="log" if kind == "step" else "linear", yscale="log")
+            label_log_axes(axes)
+
+        return draw
+
+    wanted = {"Training loss": ("step", "loss", "nats per token"), "Validation": ("eval", "perplexity", "perplexity")}
+    panels = {
+        heading: panel(*what) for heading, what in wanted.items() if any(curve(run, *what[:2])[0] for run in found.runs)
+    }
+    return draw_panels(panels, name, "Training curves, one line per run") if panels else None
+
+
+def label_log_axes(axes: Axes) -> None:
+    """A few labelled ticks per axis, written out without powers of ten, however short the axis is."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        short = axis.get_scale() == "linear" or high / low < 5
+        axis.set_major_locator(MaxNLocator(5) if short else LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.minorticks_off()
+
+
+def styles_of(groups: Sequence[LanguageModels]) -> dict[str, dict[str, Any]]:
+    """One look per model in all figures of a page."""
+    return named_looks([name for group in groups for name in group.models])

@@ -1,0 +1,195 @@
+"""Runs of language models by model and seed. Only runs that were measured on the same tokens stand side by side."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+from rebased.runs.finished import Run
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.run_names import ModelName, flatten, kind_of, tell_apart
+
+PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
+SPLITS = ("test", "valid")  # the first that all runs were measured on is reported
+MODEL_ORDER = ("Attention", "Based", "ReBased")  # as in the paper's Table 2
+
+# Settings that name no model: the seed, execution settings, and how often something is recorded.
+NAMELESS = (
+    "train.seed",
+    *TextRunConfig.execution,
+    "train.log_every",
+    "train.eval_every",
+    "train.eval_windows",
+    "train.final_windows",
+    "train.checkpoint_every",
+)
+
+
+@dataclass(frozen=True)
+class LanguageModels:
+    """Finished runs that were measured on one split of one text, in the same windows."""
+
+    split: str  # "test" or "valid"
+    models: dict[str, dict[int, Run]]  # by name, then by seed
+    left_out: list[str]  # folders of runs that are not finished, or that repeat another run's seed
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All runs, in the order of the models."""
+        return [run for seeds in self.models.values() for run in seeds.values()]
+
+    @property
+    def data(self) -> str:
+        """The data in words, such as "text db4046b34883, T = 2,048"."""
+        run = self.runs[0]
+        settings = run.settings["data"]
+        isolated = ", documents isolated" if settings["isolate_documents"] else ""
+        tokens = measured(run, self.split)["tokens"]
+        return (
+            f"text {checksum(run)}, T = {settings['seq_len']:,}{isolated}, {tokens:,} tokens of the {self.split} split"
+        )
+
+    def values(self, model: str, part: str) -> dict[int, float]:
+        """Perplexity by seed; `part` is a key of PARTS."""
+        return {seed: measured(run, self.split)[part]["perplexity"] for seed, run in self.models[model].items()}
+
+
+def compare_language_models(runs: Sequence[Run]) -> LanguageModels:
+    """Group runs by model and seed. Runs measured on different text, or in different windows, are refused."""
+    done, left_out = finished(runs)
+    split = common_split(done)
+    check_one(done, "texts", checksum)
+    for key in ("seq_len", "isolate_documents"):
+        check_one(done, f"data.{key}", lambda run, key=key: run.settings["data"][key])  # type: ignore[misc]
+    check_one(done, "numbers of measured tokens", lambda run: measured(run, split).get("tokens"))
+    return by_name(done, split, left_out)
+
+
+def group_language_models(runs: Sequence[Run]) -> list[LanguageModels]:
+    """Group runs as `compare_language_models` does, once per text and way of measuring it."""
+    done, _ = finished(runs)
+    by_data = grouped(
+        done, lambda run: (checksum(run), *(run.settings["data"][key] for key in ("seq_len", "isolate_documents")))
+    )
+    groups = []
+    for alike in by_data:
+        split = common_split(alike)
+        by_tokens = grouped(alike, lambda run, split=split: measured(run, split)["tokens"])  # type: ignore[misc]
+        groups += [by_name(group, split, []) for group in by_tokens]
+    return groups
+
+
+def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """(runs that are done and measured, folders of the others). ValueError if no run is done."""
+    done = [run for run in runs if is_finished(run)]
+    if not done:
+        raise ValueError(f"none of {len(runs)} run(s) of a language model is done; finish them with --resume")
+    return done, [run.folder for run in runs if run not in done]
+
+
+def is_finished(run: Run) -> bool:
+    """Whether a run is done and was measured."""
+    return run.status == "done" and any(measured(run, split) for split in SPLITS)
+
+
+def common_split(runs: Sequence[Run]) -> str:
+    """The split to report: test if every run was measured on it, else valid."""
+    return SPLITS[0] if all(measured(run, SPLITS[0]) for run in runs) else SPLITS[1]
+
+
+def grouped(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
+    """Runs with equal keys, groups in the order in which they first appear."""
+    groups: dict[Hashable, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str]) -> LanguageModels:
+    """Name the models and sort them; a second run of one model and seed is left out."""
+    models: dict[str, dict[int, Run]] = {}
+    repeated = []
+    for name, run in sorted(zip(names(runs), runs, strict=True), key=lambda pair: order(pair[0])):
+        if run.seed in models.setdefault(name, {}):
+            repeated.append(run.folder)
+        else:
+            models[name][run.seed] = run
+    return LanguageModels(split, models, [*left_out, *repeated])
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """One name per run: the paper's, with the settings in which models of one name differ."""
+    kinds = [kind_of(run.settings["model"]) for run in runs]
+    apart = tell_apart(kinds, [naming_settings(run) for run in runs], [()] * len(runs))
+    return [str(ModelName(*name)) for name in zip(kinds, apart, strict=True)]
+
+
+def kind_in(name: str) -> str:
+    """'ReBased (n_heads 6)' -> 'ReBased'"""
+    return name.split(" (")[0]
+
+
+def naming_settings(run: Run) -> dict[str, Any]:
+    """By path, the settings that distinguish models: {"model.mixers.1.n_heads": 12, "train.lr": 0.001, ...}"""
+    leaves = flatten({"model": run.settings["model"], "train": run.settings["train"]})
+    return {path: leaf for path, leaf in leaves.items() if path not in NAMELESS}
+
+
+def training_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The training settings in which the runs differ, with their values."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for path, leaf in naming_settings(run).items():
+            if path.startswith("train."):
+                found.setdefault(path, {})[str(leaf)] = None
+    return {path.removeprefix("train."): list(values) for path, values in found.items() if len(values) > 1}
+
+
+def order(name: str) -> tuple[int, str]:
+    """A key to sort names by: as in the paper's Table 2, the others after them."""
+    kind = kind_in(name)
+    return (MODEL_ORDER.index(kind) if kind in MODEL_ORDER else len(MODEL_ORDER), name)
+
+
+def checksum(run: Run) -> str:
+    """The first digits of the checksum of the tokens that a run read."""
+    return run.lines[0]["corpus"]["sha256"][:12]
+
+
+def steps(run: Run) -> list[dict[str, Any]]:
+    """The lines of a record about training steps, without those that lack a number."""
+    numbers = ("step", "tokens", "tokens_per_second")
+    return [line for line in run.lines if line["type"] == "step" and all(is_number(line.get(key)) for key in numbers)]
+
+
+def curve(run: Run, kind: str, key: str) -> tuple[list[int], list[float]]:
+    """(steps, values of `key`) over the lines of type `kind` ("step" or "eval") that have a number there."""
+    lines = [line for line in run.lines if line["type"] == kind]
+    points = [(line["step"], line[key]) for line in lines if is_number(line.get("step")) and is_number(line.get(key))]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def measured(run: Run, split: str) -> dict[str, Any]:
+    """The measurement of a split in the record's last line; empty if it is missing or has no finite numbers."""
+    found = run.lines[-1].get(split) or {}
+    try:
+        numbers = [found[part]["perplexity"] for part in PARTS] + [found["tokens"], found["ar_share"]]
+        return found if all(isfinite(number) for number in numbers) and steps(run) else {}
+    except (KeyError, TypeError):
+        return {}
+
+
+def check_one(runs: Sequence[Run], what: str, of: Callable[[Run], Any]) -> None:
+    """ValueError, with one folder per value, if `of(run)` is not the same for all runs."""
+    first: dict[Any, str] = {}
+    for run in runs:
+        first.setdefault(of(run), run.folder)
+    if len(first) > 1:
+        said = "; ".join(f"{value} in {folder}" for value, folder in first.items())
+        raise ValueError(f"these runs have different {what}, so their perplexities cannot be compared: {said}")

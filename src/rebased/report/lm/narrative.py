@@ -1,0 +1,125 @@
+"""Sentences about language models: what was measured, how the models differ, and what to know before believing it."""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from rebased.analysis import in_words, wilcoxon_limit
+from rebased.analysis.paired import Verbs
+from rebased.report.lm.comparisons import Difference
+from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
+from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
+from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
+
+PAPER_NOTE = (
+    "The paper's models have 127 to 157 million parameters, its text is the Pile, and it shows no spread: "
+    "signs and ratios can be compared, levels cannot."
+)
+OTHER_TEXT = (
+    "The last column is the paper's Table 2. Do not compare its levels with these: its text (the Pile), its tokenizer, "
+    "its number of training tokens and its models (127 to 157 million parameters) are different. It shows no spread."
+)
+PERPLEXITY = Verbs("has higher perplexity than", "has lower perplexity than", "have equal perplexity")
+
+
+def lead(found: Collection, groups: Sequence[LanguageModels]) -> str:
+    """'9 runs of language models: 3 models, 1 text, 3 seeds.'"""
+    names = {name for group in groups for name in group.models}
+    texts = {run.lines[0]["corpus"]["sha256"] for run in found.lm_runs}
+    seeds = {run.seed for run in found.lm_runs}
+    counts = (plural(len(names), "model"), plural(len(texts), "text"), plural(len(seeds), "seed"))
+    return f"{plural(len(found.lm_runs), 'run')} of language models: {', '.join(counts)}."
+
+
+def describe_data(found: LanguageModels) -> str:
+    """What the perplexities of a group are of, and how many tokens its models were trained on."""
+    run = found.runs[0]
+    corpus, score, data = run.lines[0]["corpus"], measured(run, found.split), run.settings["data"]
+    apart = "" if data["isolate_documents"] else "not "
+    tokens = {steps(each)[-1]["tokens"] for each in found.runs}
+    return (
+        f"Perplexity on split {found.split}: {score['tokens']:,} tokens of {corpus['tokenizer']} in windows of "
+        f"{data['seq_len']:,}, documents {apart}kept apart; {score['ar_share']:.3f} of them are AR. Trained on "
+        f"{' or '.join(f'{number:,}' for number in sorted(tokens))} tokens."
+    )
+
+
+def remarks(found: LanguageModels) -> list[str]:
+    """What a reader of `rebased lm compare` must know, one sentence group per line."""
+    said = [
+        describe_data(found),
+        "± is half of a 95 % interval of the mean over seeds (Student's t), not corrected for the number of "
+        "intervals. Differences are of the same seeds, so of the same tokens in the same order; where 0 is within "
+        "±, these seeds do not tell which model is better.",
+        PAPER_NOTE,
+    ]
+    differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(found.runs).items()]
+    if differ:
+        said.append(f"Not all were trained alike: {', '.join(differ)}.")
+    if found.left_out:
+        said.append(f"Left out, not done or there twice: {', '.join(found.left_out)}.")
+    versions = list(dict.fromkeys(f"{run.code} on {run.device}" for run in found.runs))
+    return [*said, f"Code: {'; '.join(versions)}."]
+
+
+def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Difference]]) -> Iterator[str]:
+    """One ranking per group of models, and one sentence per comparison on all tokens."""
+    for group, found in zip(groups, differences, strict=True):
+        means = {model: fmean(group.values(model, "all").values()) for model in group.models}
+        ranked = ", ".join(f"{model} {means[model]:.2f}" for model in sorted(means, key=lambda model: means[model]))
+        yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better; {group.data})."
+        where = f" ({group.data})" if len(groups) > 1 else ""
+        for sentence in sentences([one for one in found if one.part == "all"]):
+            yield f"{sentence}{where}"
+
+
+def sentences(differences: Sequence[Difference]) -> Iterator[str]:
+    """One sentence per comparison."""
+    for one in differences:
+        code = "" if one.same_code else " Their runs were made with different versions of the code."
+        tokens = f"{PARTS[one.part]} tokens" if one.part != "all" else "All tokens"
+        yield f"{tokens}: {in_words(one.reference, one.other, one.found, PERPLEXITY)}{code}"
+
+
+def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
+    """How to read the table of comparisons."""
+    yield (
+        "Differences are paired by seed: runs of one seed read the same tokens in the same order. ± and sd are the "
+        "standard deviation of the differences; the 95% interval of their mean is bootstrapped (BCa) and somewhat too "
+        "narrow for few seeds. p* is p after Holm's correction over the "
+        f"{plural(len(differences), 'comparison')} of this table, for each test separately. Cohen's d is the mean "
+        "difference divided by its standard deviation. rank-biserial is -1 if the first model has the lower perplexity "
+        "with every seed."
+    )
+    for pairs in sorted({one.found.difference.n for one in differences}):
+        limit = wilcoxon_limit(pairs)
+        if limit:
+            yield limit
+
+
+def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[str]:
+    """What a reader must know before believing the results."""
+    yield from warn_about_code(found.lm_runs)
+    if len(groups) > 1:
+        yield (
+            f"The language models were measured on {len(groups)} different sets of tokens (text, window length or "
+            "number of tokens). Each set has tables of its own; nothing is averaged or compared across them."
+        )
+    for group in groups:
+        differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(group.runs).items()]
+        if differ:
+            yield f"Language models side by side were not trained alike: {', '.join(differ)} ({group.data})."
+        if group.left_out:
+            yield f"Left out, the same model and seed as another run: {', '.join(group.left_out)}."
+        single = [name for name, runs in group.models.items() if len(runs) == 1]
+        if single:
+            yield f"One seed only, so no spread and no test: {', '.join(single)} ({group.data})."
+        shared = {run.device for run in group.runs}
+        if len(shared) > 1:
+            yield f"Speeds are of different devices: {', '.join(sorted(shared))} ({group.data})."
+    yield from warn_about_open_runs([run for run in found.lm_runs if not is_finished(run)], found)
+
+
+def command_to_redo(runs: Sequence[Run]) -> str:
+    """The command that trains one of the runs again, from the folder that holds its own."""
+    return f"rebased lm train --config {runs[0].folder}/config.yaml --out again"

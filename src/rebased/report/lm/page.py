@@ -1,0 +1,151 @@
+"""The part of a page about language models: sections as the data allow, and the same tables for files."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from rebased.report.lm import figures, narrative, tables
+from rebased.report.lm.comparisons import compare_models
+from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
+from rebased.report.page import Section, bullets, commands, details, figure, finite, paragraphs
+from rebased.report.tables import Table
+from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
+
+PERPLEXITY = (
+    "Perplexity is exp of the mean loss per token; lower is better. AR tokens repeat an n-gram that the window has "
+    "shown before, so the model can recall them; non-AR tokens are all others. ± is the sample standard deviation over "
+    "seeds. tokens/s is the median over the recorded steps; compare it only between runs that had the device to "
+    "themselves."
+)
+CURVES = (
+    "One line per run. The validation perplexity during training is measured on the first windows of the valid split."
+)
+
+
+class LMReport:
+    """Everything that a page and its tables say about the language models of a collection."""
+
+    kind = "Language models"
+
+    def __init__(self, found: Collection, reference: str | None = None) -> None:
+        self.found, self.groups = found, group_language_models(found.lm_runs)
+        self.differences = [compare_models(group, reference) for group in self.groups]
+        self.warnings = list(narrative.warnings(found, self.groups))
+        self.summary = list(narrative.summary(self.groups, self.differences))
+
+    @property
+    def title(self) -> str:
+        """The page's heading if it has this part alone."""
+        return "Perplexity of language models"
+
+    @property
+    def lead(self) -> str:
+        """How many runs, models, texts and seeds there are."""
+        return narrative.lead(self.found, self.groups)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, also those in no result."""
+        return self.found.lm_runs
+
+    @property
+    def ended(self) -> list[Run]:
+        """The runs whose results count."""
+        return [run for group in self.groups for run in group.runs]
+
+    @property
+    def references(self) -> set[str]:
+        """Names that `--reference` may have: models and kinds of models."""
+        models = {name for group in self.groups for name in group.models}
+        return models | {kind_in(name) for name in models}
+
+    def tables(self) -> dict[str, Table]:
+        """The page's tables by file name; with several groups, numbered from 1."""
+        named = {}
+        for n, (group, found) in enumerate(zip(self.groups, self.differences, strict=True), start=1):
+            suffix = f"_{n}" if len(self.groups) > 1 else ""
+            named[f"lm_perplexity{suffix}"] = tables.perplexity_table(group)
+            if found:
+                named[f"lm_compared{suffix}"] = tables.comparison_table(found)
+            named[f"lm_settings{suffix}"] = tables.settings_table(group, differing=False)
+            if len(group.models) > 1:
+                named[f"lm_settings_by_model{suffix}"] = tables.settings_table(group, differing=True)
+        return named | {"lm_runs": self._runs_table()}
+
+    def sections(self) -> Iterator[Section]:
+        """Perplexity, comparisons, training curves, settings, all runs."""
+        yield Section("Perplexity", paragraphs(PERPLEXITY) + self._each(self._perplexity))
+        if any(self.differences):
+            yield Section("Perplexity: paired comparisons", self._each(self._comparisons))
+        curves = self._each(self._curves)
+        if curves:
+            yield Section("Training curves", curves)
+        yield Section("Settings of the language models", self._each(self._settings))
+        again = paragraphs("To train one of these runs again, from the folder that holds it:")
+        again += commands([narrative.command_to_redo(self.runs)])
+        runs = details(f"Show {narrative.plural(len(self.runs), 'run')}", self._runs_table().to_html())
+        yield Section("All runs of language models", runs + again)
+
+    def data(self) -> dict[str, Any]:
+        """Configs, results, curves and comparisons, to be embedded in the page as JSON."""
+        return {
+            "language_models": {
+                "runs": [
+                    {
+                        "folder": run.folder,
+                        "status": run.status,
+                        "code": run.code,
+                        "device": run.device,
+                        **{key: run.lines[0].get(key) for key in ("digest", "parameters", "corpus", "config")},
+                        **{split: run.lines[-1].get(split) for split in ("valid", "test")},
+                        "training_loss": curve(run, "step", "loss"),
+                        "valid_perplexity": curve(run, "eval", "perplexity"),
+                    }
+                    for run in self.runs
+                ],
+                "comparisons": [
+                    {"data": group.data}
+                    | finite({**one._asdict(), **one.found._asdict(), **one.found.difference._asdict()})
+                    for group, found in zip(self.groups, self.differences, strict=True)
+                    for one in found
+                ],
+            }
+        }
+
+    def _each(self, body: Any) -> str:
+        """The body of every group, with a heading where there are several."""
+        bodies = [(group, body(n, group)) for n, group in enumerate(self.groups)]
+        heads = len(self.groups) > 1
+        return "".join((f"<h3>{escape(group.data)}</h3>" if heads else "") + html for group, html in bodies if html)
+
+    def _perplexity(self, n: int, group: LanguageModels) -> str:
+        table = tables.perplexity_table(group)
+        note = paragraphs(narrative.OTHER_TEXT) if tables.PAPER in table.head else ""
+        picture = figures.perplexity_by_model(group, self._styles, f"perplexity-{n}")
+        caption = "One dot per seed; the cross is their mean."
+        return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
+
+    def _comparisons(self, n: int, group: LanguageModels) -> str:
+        found = self.differences[n]
+        if not found:
+            return ""
+        table = tables.comparison_table(found).to_html()
+        return bullets(narrative.sentences(found)) + table + paragraphs(*narrative.notes_on_tests(found))
+
+    def _curves(self, n: int, group: LanguageModels) -> str:
+        picture = figures.training_curves(group, self._styles, f"training-{n}")
+        return figure(picture, CURVES) if picture else ""
+
+    def _settings(self, n: int, group: LanguageModels) -> str:
+        differ, shared = (tables.settings_table(group, differing=differing) for differing in (True, False))
+        own = differ.to_html() if differ.rows else ""
+        return own + details("Show the settings that all models share", shared.to_html())
+
+    @property
+    def _styles(self) -> dict[str, dict[str, Any]]:
+        return figures.styles_of(self.groups)
+
+    def _runs_table(self) -> Table:
+        names = {run.digest: name for group in self.groups for name, of in group.models.items() for run in of.values()}
+        return tables.runs_table(self.runs, names)

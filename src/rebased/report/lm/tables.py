@@ -1,0 +1,161 @@
+"""Tables of language models: perplexity over seeds, differences paired by seed, settings, and all runs."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import isnan
+from statistics import fmean, median, stdev
+
+from rebased.analysis.intervals import t_interval
+from rebased.report.lm.comparisons import Difference
+from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
+from rebased.report.tables import NONE, Table, number, p_text
+from rebased.runs.finished import Run
+from rebased.runs.run_names import flatten
+
+TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "ReBased": (16.45, 3.67, 56.31)}
+"""The paper's perplexities: all, AR, non-AR. Its text, its tokenizer and its models are not the user's."""
+PAPER = "paper: all / AR / non-AR"
+
+
+def interval_table(found: LanguageModels) -> Table:
+    """One row per model: perplexity, mean over seeds ± half of its 95 % interval."""
+    head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s", PAPER)
+    rows = []
+    for model, runs in found.models.items():
+        cells = [with_interval(list(found.values(model, part).values()), "") for part in PARTS]
+        rows.append(
+            (model, *_size(list(runs.values())), *cells, f"{speed(list(runs.values())):,.0f}", paper_values(model))
+        )
+    return Table(head, rows)
+
+
+def difference_table(found: LanguageModels) -> Table:
+    """One row per pair of models: the mean difference over the seeds that both have, ± half of its 95 % interval."""
+    rows = []
+    for b, a in combinations(found.models, 2):
+        seeds = sorted(found.models[a].keys() & found.models[b].keys())
+        if not seeds:
+            continue
+        ours, theirs = ({part: found.values(model, part) for part in PARTS} for model in (a, b))
+        cells = [with_interval([ours[part][seed] - theirs[part][seed] for seed in seeds], "+") for part in PARTS]
+        paper = [f"{x - y:+.2f}" for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False)]
+        rows.append((f"{a} - {b}", str(len(seeds)), *cells, " / ".join(paper) or "-"))
+    return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
+
+
+def perplexity_table(found: LanguageModels) -> Table:
+    """One row per model: perplexity, mean ± sample standard deviation over seeds; the paper's Table 2 in the last
+    column where it has that model."""
+    known = any(model in TABLE_2 for model in found.models)
+    rows = []
+    for model, runs in found.models.items():
+        cells = [with_sd(list(found.values(model, part).values())) for part in PARTS]
+        row = (model, *_size(list(runs.values())), *cells, f"{speed(list(runs.values())):,.0f}")
+        rows.append((*row, paper_values(model)) if known else row)
+    head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s")
+    return Table((*head, PAPER) if known else head, rows)
+
+
+def comparison_table(differences: Sequence[Difference]) -> Table:
+    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
+    head = (
+        *("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to"),
+        *("t test p", "Wilcoxon p", "Wilcoxon p*", "rank-biserial", "pairs", "unpaired runs", "code"),
+    )
+    return Table(head, [_difference(difference) for difference in differences])
+
+
+def _difference(difference: Difference) -> tuple[str, ...]:
+    found, spread = difference.found, difference.found.difference
+    return (
+        f"{difference.reference} − {difference.other}",
+        PARTS[difference.part],
+        number(spread.mean, "+"),
+        number(spread.sd),
+        p_text(found.t_holm),
+        NONE if isnan(found.d) else f"{found.d:.2f}",
+        *(number(value, "+") for value in (spread.low, spread.high)),
+        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
+        f"{found.rank_biserial:.2f}",
+        str(spread.n),
+        str(found.unpaired),
+        "same" if difference.same_code else "differs",
+    )
+
+
+def settings_table(found: LanguageModels, *, differing: bool) -> Table:
+    """One row per setting, one column per model. `differing` selects the settings in which the models differ, or
+    those that all of them share."""
+    columns = {model: _settings(list(runs.values())) for model, runs in found.models.items()}
+    rows = []
+    for path in dict.fromkeys(path for column in columns.values() for path in column):
+        values = [column.get(path, NONE) for column in columns.values()]
+        if differing and len(set(values)) > 1:
+            rows.append((path, *values))
+        elif not differing and len(set(values)) == 1:
+            rows.append((path, values[0]))
+    return Table(("setting", *columns) if differing else ("setting", "value"), rows)
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, str]:
+    """By path, the value in all runs of one model; several values are listed."""
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for path, leaf in flatten(run.settings).items():
+            values.setdefault(path, {})["none" if leaf is None else str(leaf)] = None
+    return {path: ", ".join(several) for path, several in values.items() if path != "train.seed"}
+
+
+def runs_table(runs: Sequence[Run], names: dict[str, str]) -> Table:
+    """One row per run, also of those that are in no result; `names` has the model's name by digest."""
+    head = (
+        *("run", "model", "seed", "split", *PARTS.values(), "steps", "tokens", "tokens/s"),
+        *("status", "code", "device", "processes"),
+    )
+    return Table(head, [_run(run, names.get(run.digest, run.model)) for run in runs])
+
+
+def _run(run: Run, name: str) -> tuple[str, ...]:
+    split = next((split for split in ("test", "valid") if measured(run, split)), None)
+    found = measured(run, split) if split else {}
+    lines = steps(run)
+    return (
+        run.digest,
+        name,
+        str(run.seed),
+        split or NONE,
+        *(f"{found[part]['perplexity']:.3f}" if found else NONE for part in PARTS),
+        str(lines[-1]["step"]) if lines else "0",
+        f"{lines[-1]['tokens']:,}" if lines else "0",
+        f"{speed([run]):,.0f}" if lines else NONE,
+        run.status,
+        run.code,
+        run.device,
+        str(run.lines[0].get("processes", 1)),
+    )
+
+
+def speed(runs: Sequence[Run]) -> float:
+    """Tokens per second: the median over the recorded steps of all runs."""
+    return median(line["tokens_per_second"] for run in runs for line in steps(run))
+
+
+def paper_values(model: str) -> str:
+    """'16.45 / 3.67 / 56.31', or '-' for a model that the paper's Table 2 does not have."""
+    return " / ".join(f"{value:.2f}" for value in TABLE_2.get(model, ())) or "-"
+
+
+def with_interval(values: Sequence[float], sign: str) -> str:
+    """The mean ± half of its 95 % interval (Student's t), which one value alone does not have."""
+    half = t_interval(values).high - fmean(values)
+    return f"{fmean(values):{sign}.3f}" + ("" if isnan(half) else f" ± {half:.3f}")
+
+
+def with_sd(values: Sequence[float]) -> str:
+    """The mean ± the sample standard deviation, which one value alone does not have."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def _size(runs: Sequence[Run]) -> tuple[str, str]:
+    """(parameters, number of seeds)"""
+    return f"{runs[0].parameters:,}", str(len(runs))

@@ -1,0 +1,57 @@
+"""Sentences that the reports of both kinds of runs share."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
+
+SHOWN = 5  # files that a sentence names
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2,000 runs'"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
+    """Warnings if the runs were made with several versions of the code, or with code that no commit holds."""
+    codes = Counter(run.code for run in runs)
+    if len(codes) > 1:
+        versions = "; ".join(f"{code}: {plural(count, 'run')}" for code, count in codes.most_common())
+        yield (
+            f"The runs were made with {len(codes)} versions of the code, which may cause differences between them. "
+            f"{versions}."
+        )
+    dirty = sum("changes" in code for code in codes)
+    if dirty:
+        yield f"{plural(dirty, 'version')} of the code had changes that were not committed."
+
+
+def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
+    """Warnings about records that are damaged or missing, and about runs of sweeps that failed or have not begun.
+    `ended` are the runs whose results count."""
+    if found.damaged_lines:
+        where = ", ".join(found.damaged_files[:SHOWN]) + (", ..." if len(found.damaged_files) > SHOWN else "")
+        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}. Their content is missing here."
+    if found.nameless:
+        yield f"{plural(found.nameless, 'record')} left out: the first line is not readable."
+    if found.other:
+        yield f"{plural(found.other, 'record')} left out: neither a synthetic task's nor a language model's."
+    if found.repeated:
+        yield f"{plural(found.repeated, 'record')} of runs that have several. The most complete of each run counts."
+    done = {run.digest for run in ended}
+    failed = [error for digest, error in found.failures.items() if digest not in done]
+    if failed:
+        yield f"{plural(len(failed), 'run')} failed and in no result. The first error: {failed[0]}"
+    known = {run.digest for run in (*found.runs, *found.lm_runs)}
+    absent = len(found.asked - found.failures.keys() - known)
+    if absent:
+        reason = "without a readable record, or not begun yet" if found.nameless else "not begun yet"
+        yield f"{plural(absent, 'run')} of a sweep {reason}."
+
+
+def warn_about_open_runs(runs: Sequence[Run], found: Collection) -> Iterator[str]:
+    """One warning per status of runs that have not ended; those that a sweep knows as failed are named elsewhere."""
+    for status, count in Counter(run.status for run in runs if run.digest not in found.failures).items():
+        yield f"{plural(count, 'run')} {status}: in no result, but in the list of all runs."

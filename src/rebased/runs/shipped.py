@@ -1,0 +1,52 @@
+"""The configs that come with the package: their names, and how a command finds one by name."""
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+Kind = Literal["run", "lm", "sweep"]
+"""What a config file describes: one run on a synthetic task, one run of a language model, or a sweep."""
+
+FOLDERS: dict[Kind, str] = {"lm": "lm", "sweep": "sweeps"}
+"""Where the configs of a kind are shipped. All other folders hold runs on synthetic tasks."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Return the path of every shipped config by its name: "mqar/quick", "lm/quick", "sweeps/table1-cpu", ..."""
+    paths = CONFIGS.rglob("*.yaml")
+    return dict(sorted((path.relative_to(CONFIGS).with_suffix("").as_posix(), path) for path in paths))
+
+
+def find_config(name: Path | str, kind: Kind) -> Path:
+    """Return the path of a config: the file of that path if there is one, else the shipped config of that name.
+
+    Shipped configs of the kinds "lm" and "sweep" can be named without their folder: "table1-cpu" is short for
+    "sweeps/table1-cpu".
+    """
+    path, shipped = Path(name), shipped_configs()
+    if path.is_file():
+        return path
+    for folder in ("", FOLDERS.get(kind, "")):
+        if (known := (Path(folder) / path).as_posix()) in shipped:
+            return shipped[known]
+    if path.exists():  # a pipe, or a folder, about which the reader of the file complains
+        return path
+    fitting = [known for known in shipped if kind_of(known) == kind]
+    hint = nearest(path, fitting)
+    raise FileNotFoundError(f"{name}: No such file or directory, and no shipped config has this name; {hint}")
+
+
+def kind_of(name: str) -> Kind:
+    """Return what the shipped config of this name describes."""
+    return next((kind for kind, folder in FOLDERS.items() if name.startswith(f"{folder}/")), "run")
+
+
+def nearest(path: Path, known: list[str]) -> str:
+    """Return the end of an error about an unknown config: the shipped name nearest to it, and how to list all."""
+    wanted = path.with_suffix("").as_posix().removeprefix("configs/")
+    by_last_part = {name.rpartition("/")[2]: name for name in reversed(known)}
+    near = difflib.get_close_matches(wanted, [*known, *by_last_part], n=1, cutoff=0.7)
+    guess = f"did you mean {by_last_part.get(near[0], near[0])!r}? " if near else ""
+    return f"{guess}`rebased configs` lists those that are shipped"

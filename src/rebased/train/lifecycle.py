@@ -1,0 +1,278 @@
+"""The life of a run, whatever is trained: it begins, is saved, stopped and resumed, and ends.
+
+A run is a folder with config.yaml, record.jsonl, a checkpoint and, in the end, model.safetensors. What differs between
+kinds of training is a Workload (workload.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from rebased.models import check_causality
+from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.folder import run_folder
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.record import RECORD, Record
+from rebased.runs.synthetic_config import RunConfig
+from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
+from rebased.train.cuda_graph import own_stream
+from rebased.train.interrupt import Stopped, StopRequest, stop_request
+from rebased.train.oom import OUT_OF_MEMORY
+from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
+from rebased.train.sinks import RunStart, Sink
+from rebased.train.workload import NotFinite, Output, Workload
+from rebased.train.world import World, join_world
+
+Status = Literal["done", "already_done", "interrupted"]
+
+
+class RunResult(NamedTuple):
+    """How a call of `train` ended."""
+
+    status: Status
+    folder: Path
+    step: int
+    accuracy: float | None = None  # of a synthetic run, by its protocol; None while no epoch has ended
+    epoch: int | None = None  # the one it was reached in
+    perplexity: float | None = None  # of a language model, on the valid split; None before the first evaluation
+    is_rank_zero: bool = True  # False in all but one of several processes: one message is enough
+
+    @property
+    def score(self) -> float | None:
+        """What the run is judged by: its accuracy or its perplexity."""
+        return self.perplexity if self.accuracy is None else self.accuracy
+
+
+class Diverged(ValueError):
+    """The loss or the weights are no longer finite numbers."""
+
+
+def train(config: BaseRunConfig, folder: Path | str, *, resume: bool = False, sinks: Sequence[Sink] = ()) -> RunResult:
+    """Train as the config says; leave config, record, checkpoint and model in the folder.
+
+    A language model is trained together with the other processes that torchrun has started, if any.
+
+    Ctrl-C or SIGTERM saves the run and returns with status "interrupted". With `resume` a run continues from its last
+    checkpoint, on a CPU bit for bit as if it had never been stopped; a run that is done is left as it is. On a GPU a
+    resumed run sees the same batches and the same dropout; its sums differ by as much as those of two equal runs do.
+
+    Raises Diverged when the loss or the weights are no longer finite, and ValueError or OSError, with the remedy, for
+    what a user can mend.
+    """
+    folder = Path(folder)
+    with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
+        workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
+        check_causality(workload.model)
+        heard = sinks if world.is_rank_zero else ()
+        with (
+            _shared_folder(folder, config, resume, world) as digest,
+            stop_request(heard) as stop,
+            matmul_precision(choose_precision(config.train.precision, world.device)),
+            onednn_restored(),
+            own_stream(world.device),
+        ):
+            return Run(workload, folder, digest, heard, stop).go()
+
+
+def build_workload(config: BaseRunConfig, world: World) -> Workload:
+    """The workload of a run's config."""
+    if isinstance(config, TextRunConfig):
+        from rebased.train.lm.workload import LMWorkload
+
+        return LMWorkload(config, world)
+    from rebased.train.synthetic.workload import SyntheticWorkload
+
+    assert isinstance(config, RunConfig)
+    return SyntheticWorkload(config, world)
+
+
+class Run:
+    """A run under way. `go` is the whole of it; the other methods are its parts, in order."""
+
+    def __init__(self, workload: Workload, folder: Path, digest: str, sinks: Sequence[Sink], stop: StopRequest) -> None:
+        self.workload, self.world, self.folder, self.digest = workload, workload.world, folder, digest
+        self.sinks, self.stop = sinks, stop
+        self.record = Record(folder / RECORD)
+        self.output = Output(self.record, sinks, self.world)
+        self.saved: int | None = None  # the step of the last checkpoint
+
+    def go(self) -> RunResult:
+        """Train to the end, or until the run is asked to stop."""
+        if end := self.world.gather(self.record.end)[0]:
+            return self.finished(end)
+        self.workload.start(self.output)
+        self.restore()
+        self.workload.prepare()
+        self.announce()
+        try:
+            if not self.train():
+                return self.result("interrupted")
+        except NotFinite as error:
+            raise self.diverged(error) from None
+        try:
+            self.finish()
+        except Stopped:
+            return self.result("interrupted")
+        return self.result("done")
+
+    def finished(self, end: dict[str, Any]) -> RunResult:
+        """The result of a run that has ended before."""
+        if end["status"] == "diverged":
+            raise Diverged(f"{self.folder} holds a run that went no further: {end['reason']}")
+        self.workload.output = self.output
+        self.workload.progress.step = end["step"]
+        return self.result("already_done")
+
+    def restore(self) -> None:
+        """Load the last checkpoint, if there is one, and begin or continue the record from there."""
+        record: dict[str, Any] = {"bytes": 0, "sha256": None}
+        found = find_checkpoint(self.folder, self.world, digest=self.digest)
+        if found is not None:
+            pointer, path = found
+            record = self.workload.load(path, pointer.progress) or pointer.record or record
+            self.saved = pointer.step
+            if self.world.is_rank_zero:
+                delete_others(self.folder, pointer.name)
+
+        def continue_record() -> None:
+            if not self.world.is_rank_zero:
+                return
+            if found is None and self.workload.must_have_saved(self.record.lines):
+                raise ValueError(f"{self.folder} has lost its checkpoint.json; restore it, or start in another folder")
+            self.record.rewind(record["bytes"], record["sha256"])
+            self.begin_record()
+
+        self.world.together(continue_record)
+        for line in self.world.gather(self.record.lines)[0]:
+            if line["type"] == OUT_OF_MEMORY:
+                self.workload.set_micro_batch(line["micro_batch"])
+
+    def begin_record(self) -> None:
+        """Write the first line of the record, or, where code, machine or execution settings have changed, a line of
+        type "resume"."""
+        workload, config = self.workload, self.workload.config
+        where = {"code": describe_code(), "machine": describe_machine(self.world.device), **workload.where()}
+        if config.digest() != self.digest:  # it was resumed with other execution settings than it began with
+            where["execution"] = config.execution_settings()
+        known = [line for line in self.record.lines if line["type"] in ("run", "resume")]
+        if not known:
+            facts = {"digest": self.digest, "parameters": workload.parameters, **workload.facts()}
+            self.record.append({"type": "run", **facts, "config": config.model_dump(mode="json"), **where})
+            return
+        workload.check_record(self.record.lines)
+        if {key: known[-1].get(key) for key in where} != where:
+            self.record.append({"type": "resume", "step": workload.progress.step, **where})
+
+    def announce(self) -> None:
+        """Tell the sinks that training begins."""
+        workload = self.workload
+        start = RunStart(
+            workload.config,
+            workload.parameters,
+            str(self.world.device),
+            self.world.size,
+            step=workload.progress.step,
+            steps=workload.steps,
+            lines=list(self.record.lines),
+        )
+        for sink in self.sinks:
+            sink.start(start)
+
+    def train(self) -> bool:
+        """Train to the end. False: the run was asked to stop, and has been saved."""
+        workload = self.workload
+        workload.losses.restart_clock()
+        while not workload.is_over():
+            stopping = self.is_asked_to_stop()
+            if stopping or workload.is_save_due():
+                self.save()
+            if stopping:
+                return False
+            workload.step()
+            workload.report()
+        self.save()
+        return True
+
+    def is_asked_to_stop(self) -> bool:
+        """True if one of the processes was asked. Several of them must agree, for which they wait for one another: they
+        ask only where they do so anyway."""
+        if self.world.size > 1 and not self.workload.meets_others():
+            return False
+        return self.world.any(self.stop.check())
+
+    def save(self) -> None:
+        """Write a checkpoint, unless there is one of this step."""
+        workload = self.workload
+        if self.saved == workload.progress.step:
+            return
+        workload.flush()
+        workload.check_weights()
+        save_checkpoint(
+            self.folder,
+            workload.save,
+            self.world,
+            suffix=workload.suffix,
+            digest=self.digest,
+            progress=asdict(workload.progress),
+            record=self.record.describe(),
+        )
+        self.saved = workload.progress.step
+        workload.losses.restart_clock()
+        for sink in self.sinks:
+            sink.saved(self.saved)
+
+    def finish(self) -> None:
+        """Measure and write the trained model, then write the last line of the record."""
+        scores = self.workload.finish(self.folder, self.measuring)
+        self.output.line({"type": "end", "status": "done", **scores, "step": self.workload.progress.step})
+
+    def measuring(self, split: str, done: int, total: int) -> None:
+        """Tell the sinks how far the last measurement is. It may be stopped and begun again: the last step has its
+        checkpoint. One of several processes cannot stop alone: the others would wait."""
+        if self.stop.check() and self.world.size == 1:
+            raise Stopped
+        for sink in self.sinks:
+            sink.measuring(split, done, total)
+
+    def diverged(self, error: NotFinite) -> Diverged:
+        """Write the last line of a run that diverged; the error to raise."""
+        good = read_pointer(self.folder)
+        kept = f"the checkpoint of step {good.step} is kept" if good else "nothing was saved yet"
+        lower = f"--train.lr {self.workload.config.train.lr / 3:.1g}"
+        reason = (
+            f"{error.what} at step {error.step}, where lr was {error.lr:.3g}; {kept}. "
+            f"Try a lower rate, such as {lower}{self.workload.remedy}"
+        )
+        self.output.line({"type": "end", "status": "diverged", "reason": reason, "step": error.step})
+        return Diverged(reason)
+
+    def result(self, status: Status) -> RunResult:
+        """What `train` returns."""
+        workload = self.workload
+        return RunResult(
+            status, self.folder, workload.progress.step, **workload.result(), is_rank_zero=self.world.is_rank_zero
+        )
+
+
+@contextmanager
+def _shared_folder(folder: Path, config: BaseRunConfig, resume: bool, world: World) -> Iterator[str]:
+    """As run_folder; the process of rank 0 takes the folder for all."""
+    taken = run_folder(folder, config, resume=resume)
+    if not world.is_rank_zero:
+        world.together(lambda: None)
+        yield config.digest()
+        return
+    digest = world.together(taken.__enter__)
+    try:
+        yield digest
+    finally:
+        taken.__exit__(None, None, None)
+
+
+def _gpus(world: World) -> list[torch.device]:
+    return [world.device] if world.device.type == "cuda" else []

@@ -1,0 +1,216 @@
+"""Training a language model on windows of text, in one process or in several that share each step."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from rebased.analysis.text_scores import perplexity
+from rebased.data import TextBatch, window_rows
+from rebased.models import LanguageModel
+from rebased.models.weights import save_model
+from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.provenance import describe_machine
+from rebased.tasks.seeds import mix_seed
+from rebased.train.deferred_losses import DeferredLosses, SeenLoss
+from rebased.train.lm.checkpoint import load_tensors, save_tensors
+from rebased.train.lm.corpus import describe_corpus, open_corpus
+from rebased.train.lm.flops import flops_per_token, peak_flops
+from rebased.train.lm.gather_weights import whole_model
+from rebased.train.lm.measure import measure
+from rebased.train.lm.schedule import learning_rate
+from rebased.train.lm.step import LMStep
+from rebased.train.lm.validate import validate
+from rebased.train.optimiser import set_step
+from rebased.train.sinks import StepReport
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
+from rebased.train.world import World
+
+
+class LMWorkload(Workload):
+    """A given number of steps, with lines of the record, evaluations and checkpoints every so many of them."""
+
+    suffix = ""
+    remedy = ", or a longer warm-up"
+
+    config: TextRunConfig
+
+    def __init__(self, config: TextRunConfig, world: World) -> None:
+        super().__init__(config, world)
+        self.corpus = world.together(lambda: open_corpus(config, verify=world.is_rank_zero))
+        self.corpus_facts = describe_corpus(self.corpus)
+        torch.manual_seed(mix_seed(config.train.seed, INIT))
+        self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
+        self._parameters = self.model.num_parameters()  # of the whole, before it is sharded
+        data = config.data
+        self.train_windows = self.corpus.windows("train", data.seq_len, isolate_documents=data.isolate_documents)
+        self.valid_windows = self.corpus.windows("valid", data.seq_len, isolate_documents=data.isolate_documents)
+
+    @property
+    def parameters(self) -> int:
+        return self._parameters
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def facts(self) -> dict[str, Any]:
+        return {"corpus": self.corpus_facts, "flops_per_token": self.flops, "peak_flops": self.peak}
+
+    def where(self) -> dict[str, Any]:
+        return {"processes": self.world.size, "execution": self.config.execution_settings()}
+
+    def check_record(self, lines: Sequence[dict[str, Any]]) -> None:
+        if lines[0]["corpus"]["sha256"] != self.corpus_facts["sha256"]:
+            raise ValueError(
+                f"{self.config.data.folder} holds another text than this run began with; restore it, or start the run "
+                "again in another folder (--out)"
+            )
+
+    def must_have_saved(self, lines: Sequence[dict[str, Any]]) -> bool:
+        return max((line.get("step", 0) for line in lines), default=0) > self.config.train.checkpoint_every
+
+    def start(self, output: Output) -> None:
+        super().start(output)
+        config = self.config.train
+        self.sharded = LMStep(self.model, config, self.world)
+        self.losses = DeferredLosses(self.world, columns=3, capacity=config.log_every)
+        self.set_micro_batch(config.micro_batch)
+        machine = describe_machine(self.world.device)
+        self.flops = flops_per_token(self.config.model, self.config.data.seq_len)
+        self.peak = peak_flops(machine["gpu"], self.sharded.precision)
+
+    def set_micro_batch(self, rows: int | None) -> None:
+        self.micro_batch = rows
+        self.sharded.forget_graphs()
+
+    @property
+    def batch_share(self) -> int:
+        """Sequences of a step that this process reads."""
+        return self.config.train.batch_size // self.sharded.share[1]
+
+    @property
+    def rows_at_once(self) -> int:
+        return self.micro_batch or self.batch_share
+
+    def save(self, path: Path) -> list[Path]:
+        return save_tensors(path, self.model, self.sharded.optimiser, self.world)
+
+    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
+        assert progress is not None
+        load_tensors(path, self.model, self.sharded.optimiser, self.world)
+        set_step(self.sharded.optimiser, progress["step"])
+        self.progress = Progress(**progress)
+        return {}
+
+    def is_over(self) -> bool:
+        return self.progress.step >= self.config.train.steps
+
+    def step(self) -> None:
+        seed, step = self.config.train.seed, self.progress.step
+
+        def take() -> torch.Tensor:
+            torch.manual_seed(mix_seed(seed, DROPOUT, step, self.world.rank))
+            return self.sharded(self.batch(step), step)
+
+        outcome = self.fit(take, self.batch_share)
+        self.losses.add(outcome, tokens=self.config.train.batch_size * self.config.data.seq_len)
+        self.progress.step += 1
+        self.output.step(StepReport(self.progress.step))
+
+    def batch(self, step: int) -> list[TextBatch]:
+        """This process's share of a step's windows, in micro batches. Which windows a step has is a function of the
+        seed and the step, so a checkpoint need not hold it."""
+        config, (index, shares) = self.config.train, self.sharded.share
+        rows = window_rows(len(self.train_windows), config.batch_size, mix_seed(config.seed, ORDER), step)
+        rows = rows.chunk(shares)[index]
+        return [self.train_windows.batch(some) for some in rows.split(self.rows_at_once)]
+
+    def report(self) -> None:
+        if self.is_time(self.config.train.log_every):
+            self.write_step()
+        if self.is_time(self.config.train.eval_every):
+            self.evaluate()
+
+    def is_time(self, every: int | None) -> bool:
+        """True after every so many steps, and after the last one."""
+        step = self.progress.step
+        return step == self.config.train.steps or (every is not None and step % every == 0)
+
+    def meets_others(self) -> bool:
+        return self.is_time(self.config.train.log_every)
+
+    def is_save_due(self) -> bool:
+        return self.progress.step > 0 and self.is_time(self.config.train.checkpoint_every)
+
+    def lr_of(self, step: int) -> float:
+        return learning_rate(self.config.train, step - 1)
+
+    def check_finite(self, step: int, seen: SeenLoss) -> None:
+        super().check_finite(step, seen)
+        if not math.isfinite(seen.values[2]):
+            raise NotFinite(f"the gradient's norm became {seen.values[2]}", step, self.lr_of(step))
+
+    def add_losses(self, first: int, seen: Sequence[SeenLoss]) -> None:
+        for step, each in enumerate(seen, start=first):
+            self.check_finite(step, each)
+        self.progress.loss += sum(each.values[0] for each in seen)
+        self.progress.labels += int(sum(each.values[1] for each in seen))
+        self.progress.norms += [each.values[2] for each in seen]
+
+    def write_step(self) -> None:
+        """The line of type "step": the mean of the steps since the last one."""
+        self.flush()
+        progress, config = self.progress, self.config
+        speed = progress.tokens / progress.seconds
+        self.progress = Progress(step=progress.step)
+        self.output.line(
+            {
+                "type": "step",
+                "step": progress.step,
+                "tokens": progress.step * config.train.batch_size * config.data.seq_len,
+                "loss": progress.loss / progress.labels,
+                "grad_norm": sum(progress.norms) / len(progress.norms),
+                "lr": self.lr_of(progress.step),
+                "seconds": progress.seconds,
+                "tokens_per_second": speed,
+                "mfu": speed * self.flops / (self.peak * self.world.size) if self.peak else None,
+            }
+        )
+
+    def evaluate(self) -> None:
+        """The line of type "eval": the loss on the valid split."""
+        self.flush()
+        config, windows, step = self.config.train, self.valid_windows, self.progress.step
+        rows = range(len(windows) if config.eval_windows is None else min(config.eval_windows, len(windows)))
+        loss, tokens = self.fit(lambda: validate(self.sharded, windows, rows, self.rows_at_once), self.batch_share)
+        if not math.isfinite(perplexity(loss)):
+            raise NotFinite(f"the loss on the valid split became {loss:.3g}", step, self.lr_of(step))
+        seconds = self.losses.restart_clock()
+        about = {"loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens, "seconds": seconds}
+        self.output.line({"type": "eval", "step": step, **about})
+
+    def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
+        """Measure the trained model as the paper's Table 2 does, and write it."""
+        model = whole_model(self.model, self.config.model, self.world)
+        config, data = self.config.train, self.config.data
+        scores: dict[str, Any] = {}
+        for split in ("valid", "test"):
+            if split in self.corpus.splits:
+                windows = self.corpus.windows(split, data.seq_len, isolate_documents=data.isolate_documents)
+                common = (config.final_windows, self.rows_at_once, self.sharded.precision, self.world)
+                scores[split] = measure(model, windows, *common, partial(measuring, split))
+        if self.world.is_rank_zero:
+            save_model(model, folder)
+        return scores
+
+    def result(self) -> dict[str, Any]:
+        """The perplexity of the trained model where it was measured, else that of the last evaluation."""
+        record = self.output.record
+        if record.end and "valid" in record.end:
+            return {"perplexity": cast(float | None, record.end["valid"]["all"]["perplexity"])}
+        lines = [line for line in record.lines if line["type"] == "eval"]
+        return {"perplexity": lines[-1]["perplexity"] if lines else None}

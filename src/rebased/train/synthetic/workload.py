@@ -1,0 +1,234 @@
+"""Training on a synthetic task: epochs over examples that were made in advance, an evaluation after each."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rebased.evaluate.accuracy import evaluate
+from rebased.files import replacing
+from rebased.models import LanguageModel
+from rebased.models.weights import save_model
+from rebased.runs.protocol import reported
+from rebased.runs.synthetic_config import RunConfig
+from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
+from rebased.tasks.seeds import mix_seed
+from rebased.train.checkpoint import REMEDY
+from rebased.train.deferred_losses import DeferredLosses, SeenLoss
+from rebased.train.optimiser import build_optimiser, set_lr
+from rebased.train.precision import autocast, choose_precision
+from rebased.train.sinks import StepReport
+from rebased.train.synthetic.step import CapturedStep, Step
+from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
+from rebased.train.world import World
+
+FORMAT = 1  # of the file with the tensors
+
+
+class SyntheticWorkload(Workload):
+    """One epoch after another, each followed by an evaluation on the test split."""
+
+    suffix = ".pt"
+
+    config: RunConfig
+    train_set: tuple[Questions, ...]  # one per segment
+    tests: dict[str, tuple[Examples, ...]]  # by split
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        super().__init__(config, world)
+        torch.manual_seed(mix_seed(config.train.seed, INIT))
+        self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
+        torch.manual_seed(mix_seed(config.train.seed, DROPOUT))
+        self.precision = choose_precision(config.train.precision, world.device)
+
+    @property
+    def parameters(self) -> int:
+        return self.model.num_parameters()
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * self.config.train.epochs
+
+    @property
+    def steps_per_epoch(self) -> int:
+        batch = self.config.train.batch_size
+        return sum(math.ceil(segment.examples / batch) for segment in self.config.task.train)
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The lines of the epochs that have ended."""
+        return self.output.record.epochs
+
+    def must_have_saved(self, lines: Sequence[dict[str, Any]]) -> bool:
+        return sum(line["type"] == "epoch" for line in lines) > 1  # one may be written just before the first checkpoint
+
+    def start(self, output: Output) -> None:
+        super().start(output)
+        config, device = self.config.train, self.world.device
+        self.model.to(device)
+        self.optimiser = build_optimiser(self.model, config, capturable=device.type == "cuda")
+        self.losses = DeferredLosses(self.world, columns=2)
+        self.set_micro_batch(config.micro_batch)
+        self.saved_at = time.perf_counter()
+
+    def set_micro_batch(self, rows: int | None) -> None:
+        self.micro_batch = rows
+        config = self.config.train
+        step = Step(self.model, self.optimiser, micro_batch=rows, precision=self.precision, compile=config.compile)
+        captured = config.capture and self.world.device.type == "cuda"
+        self.take: Callable[[Questions, Tensor], Tensor] = CapturedStep(step, self.world.device) if captured else step
+
+    def save(self, path: Path) -> list[Path]:
+        gpu = self.world.device if self.world.device.type == "cuda" else None
+        state = {
+            "format": FORMAT,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_gpu": torch.cuda.get_rng_state(gpu) if gpu else None,
+        }
+        with replacing(path) as file:
+            torch.save(state, file)
+        self.saved_at = time.perf_counter()
+        return [path]
+
+    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
+        state = read_state(path)
+        try:
+            self.model.load_state_dict(state["model"])
+            # Moments alone: rates are the config's, and where they are kept (a tensor on a GPU) is this device's.
+            groups = self.optimiser.state_dict()["param_groups"]
+            self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": groups})
+            self.progress = Progress(**(progress or state["progress"]))
+            torch.set_rng_state(state["random"])
+            if self.world.device.type == "cuda" and state["random_gpu"] is not None:
+                torch.cuda.set_rng_state(state["random_gpu"], self.world.device)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{path} is of another architecture than this code builds ({reason}); resume with the code that wrote "
+                "it (record.jsonl names the commit), or start the run again in another folder"
+            ) from error
+        return {} if progress is not None else {"bytes": int(state["record_bytes"]), "sha256": None}
+
+    def prepare(self) -> None:
+        data = self.config.task.build(self.config.train.seed, self.world.device)
+        self.train_set = tuple(find_questions(examples) for examples in data.train)
+        self.tests = {"test": data.test, "held_out": data.held_out}
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Set the learning rate of the epoch and the order of its batches. The order is a function of the seed and the
+        epoch, so a checkpoint need not hold it."""
+        config, epoch = self.config.train, self.progress.epoch
+        set_lr(self.optimiser, cosine_lr(config.lr, epoch, config.epochs))
+        self.model.train()
+        sizes = [segment.examples for segment in self.config.task.train]
+        batches = epoch_batches(sizes, config.batch_size, mix_seed(config.seed, ORDER), epoch)
+        rows = torch.cat([batch.rows for batch in batches]).to(self.world.device)  # one copy per epoch
+        parts = rows.split([len(batch.rows) for batch in batches])
+        self.batches = [Batch(batch.segment, part) for batch, part in zip(batches, parts, strict=True)]
+
+    def is_over(self) -> bool:
+        epochs, config = self.epochs, self.config.train
+        if self.progress.batch:
+            return False
+        return len(epochs) == config.epochs or (bool(epochs) and epochs[-1]["test"]["accuracy"] > config.stop_above)
+
+    def step(self) -> None:
+        batch = self.batches[self.progress.batch]
+        questions = self.train_set[batch.segment]
+        outcome = self.fit(lambda: self.take(questions, batch.rows), self.config.train.batch_size)
+        self.losses.add(outcome, tokens=len(batch.rows) * questions.inputs.shape[1])
+        self.progress.step += 1
+        self.progress.batch += 1
+
+    def report(self) -> None:
+        if self.losses.is_due:
+            self.flush()
+        if self.progress.batch == len(self.batches):
+            self.end_epoch()
+
+    def lr_of(self, step: int) -> float:
+        config = self.config.train
+        return cosine_lr(config.lr, (step - 1) // self.steps_per_epoch, config.epochs)
+
+    def add_losses(self, first: int, seen: Sequence[SeenLoss]) -> None:
+        progress = self.progress
+        for step, each in enumerate(seen, start=first):
+            self.check_finite(step, each)
+            loss, labels = each.values
+            progress.loss += loss * int(labels)
+            progress.labels += int(labels)
+            speed = progress.tokens / progress.seconds
+            self.output.step(StepReport(step, progress.epoch + 1, loss, self.lr_of(step), speed))
+
+    def check_weights(self) -> None:
+        """A last step may have a finite loss and an infinite gradient."""
+        if not torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all():
+            step = self.progress.step
+            raise NotFinite("a weight became infinite or not a number", step, self.lr_of(step))
+
+    def end_epoch(self) -> None:
+        """Evaluate and record. The lifecycle then saves: what a checkpoint says has ended stands in the record."""
+        self.flush()
+        self.check_weights()
+        progress, started = self.progress, time.perf_counter()
+        line: dict[str, Any] = {
+            "type": "epoch",
+            "epoch": progress.epoch + 1,
+            "step": progress.step,
+            "lr": self.lr_of(progress.step),
+            "loss": progress.loss / progress.labels,
+        }
+        for split, examples in self.tests.items():
+            if examples:
+                line[split] = self.test(getattr(self.config.task, split), examples)
+        line["seconds"] = progress.seconds
+        line["test_seconds"] = time.perf_counter() - started
+        line["tokens_per_second"] = progress.tokens / progress.seconds
+        self.output.line(line)
+        self.progress = Progress(epoch=progress.epoch + 1, step=progress.step)
+        if not self.is_over():
+            self.begin_epoch()
+
+    def test(self, segments: Sequence[Segment], examples: Sequence[Examples]) -> dict[str, Any]:
+        """The accuracies on a split, as the record holds them."""
+        batch = self.config.train.batch_size
+        with autocast(self.precision, self.world.device):
+            return self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch), batch)
+
+    def is_save_due(self) -> bool:
+        """After each epoch, and within one when checkpoint_seconds have passed."""
+        if self.progress.batch == 0:
+            return self.progress.step > 0
+        return time.perf_counter() - self.saved_at > self.config.train.checkpoint_seconds
+
+    def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
+        save_model(self.model, folder)
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        epochs = self.epochs
+        accuracy, epoch = reported(epochs, self.config.train.protocol) if epochs else (None, None)
+        return {"accuracy": accuracy, "epoch": epoch}
+
+
+def cosine_lr(lr: float, epoch: int, epochs: int) -> float:
+    """The learning rate of an epoch counted from 0: from lr down to nearly 0, one value per epoch."""
+    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `save` wrote: tensors and plain types, so that it can be read without trusting it."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch each have their own
+        raise ValueError(f"{path} is not a checkpoint that torch can read safely; {REMEDY}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of format {FORMAT}, which this version reads; {REMEDY}")
+    return state

@@ -1,0 +1,105 @@
+"""`rebased check`: one line per check, and exit codes, over fake suites."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rebased.cli.check
+from rebased.cli import main
+from rebased.cli.check import Suite
+from rebased.evaluate.checks import CheckResult
+
+OWN = """
+import fake_suites
+fake_suites.mixers.append("leaky")
+"""
+
+
+def checks(name: str, settings: Mapping[str, Any] | None = None) -> Iterator[CheckResult]:
+    if settings:
+        yield CheckResult(f"takes {settings}", ok=True, message="")
+    yield CheckResult("keeps shapes", ok=True, message="")
+    yield CheckResult(
+        "never looks ahead", ok=name != "leaky", message="y[:, 3] changed\nwith x[:, 4]" * (name == "leaky")
+    )
+    yield CheckResult("extends", ok=True, message="skipped: it has no extend")
+
+
+@pytest.fixture(autouse=True)
+def _fake_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mixers, tasks = ["rebased", "shared"], ["mqar", "shared"]
+    fake = SimpleNamespace(mixers=mixers)
+    monkeypatch.setitem(sys.modules, "fake_suites", fake)
+    suites = {"mixer": Suite(lambda: mixers, checks), "task": Suite(lambda: tasks, checks)}
+    monkeypatch.setattr(rebased.cli.check, "SUITES", suites)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OWN)
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["check", *words])
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("rebased", "mixer"), ("mqar", "task")])
+def test_one_line_per_check(capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+    assert run(name) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == ["✓ keeps shapes", "✓ never looks ahead", "✓ extends: skipped: it has no extend"]
+    assert last == f"{kind} {name}: all 3 checks passed"
+
+
+def test_a_failed_check_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("mine.py:leaky") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "✗ never looks ahead: y[:, 3] changed with x[:, 4]"
+    assert lines[-1] == "mixer leaky: 1 of 3 checks failed"
+
+
+def test_a_name_in_both_registers_is_checked_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("shared") == 0
+    text = capsys.readouterr().out
+    assert "mixer shared: all 3" in text
+    assert "task shared: all 3" in text
+
+
+def test_a_task_is_checked_with_the_fields_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("mqar", "--task.seq_len", "32", "--task.weights=[1, 2]") == 0
+    assert capsys.readouterr().out.startswith("✓ takes {'seq_len': 32, 'weights': [1, 2]}\n✓ keeps shapes\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("mqar", "--seq_len", "32"), "unknown option '--seq_len'; did you mean '--task.seq_len'?"),
+        (("mqar", "--train.lr", "1"), "--train.lr: the fields of a task are set with --task.KEY VALUE"),
+        (("rebased", "--task.seq_len", "32"), "--task.seq_len: 'rebased' is a mixer; only tasks take settings here"),
+        (("mqar", "mine.py:leaky"), "unexpected word 'mine.py:leaky'"),
+    ],
+)
+def test_bad_settings_are_named(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    assert run(*words) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere.py:x", "nowhere.py: there is no such file"),
+        ("no.such.module:x", "no.such.module failed: ModuleNotFoundError"),
+        ("mine.py:laeky", "mine.py registers neither a mixer nor a task named 'laeky'; did you mean 'leaky'?"),
+        ("mqra", "there is neither a mixer nor a task named 'mqra'; did you mean 'mqar'?"),
+        ("mine.py", "mine.py: which mixer or task in this file? write mine.py:NAME"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], target: str, message: str) -> None:
+    assert run(target) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {message}")
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""

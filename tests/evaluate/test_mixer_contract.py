@@ -1,0 +1,193 @@
+"""The checks of the mixer contract have teeth: each wrong mixer fails the check that is meant for its fault."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.mixer_contract import CHECKS, run_mixer_contract
+from rebased.mixers import contract, register_mixer
+
+
+class Good(nn.Module):
+    """A running mean with a state and shards: passes everything."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.extend(x, self.init_state(len(x), device=x.device, dtype=x.dtype))[0]
+
+    def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        return self.out_proj.weight.new_zeros(batch, self.state_size(0), device=device, dtype=dtype)
+
+    def extend(self, x: Tensor, state: Tensor) -> Any:
+        sums = nn.functional.pad(x, (0, 1), value=1.0).cumsum(1) + state.unsqueeze(1)  # [B,T,D+1]
+        return self.out_proj(sums[..., :-1] / sums[..., -1:]), sums[:, -1]
+
+    def forward_shard(self, x: Tensor, gather_earlier: Any) -> Tensor:
+        own = nn.functional.pad(x, (0, 1), value=1.0).sum(1)
+        return self.extend(x, gather_earlier(own).sum(0))[0]
+
+    def state_size(self, seq_len: int) -> int:
+        return len(self.out_proj.weight) + 1
+
+
+class LooksAhead(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(x + x.roll(-1, 1))
+
+
+class ReturnsTuple(Good):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), None
+
+
+class WrongShape(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :-1]
+
+
+class WrongDtype(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double()
+
+
+class MixesRows(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + x.mean(0))
+
+
+class ChangesState(Good):
+    def extend(self, x: Tensor, state: Tensor) -> Any:
+        y, after = super().extend(x, state)
+        return y, state.copy_(after)
+
+
+class WrongSize(Good):
+    def state_size(self, seq_len: int) -> int:
+        return super().state_size(seq_len) + (seq_len > 0)
+
+
+class ExtendDiffers(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class ExtendReturnsTensor(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return Good.extend(self, x, self.init_state(len(x), dtype=x.dtype))[0]
+
+    def extend(self, x: Tensor, state: Tensor) -> Any:
+        return super().extend(x, state)[0]
+
+
+class ShardsDiffer(Good):
+    def forward_shard(self, x: Tensor, gather_earlier: Any) -> Tensor:
+        gather_earlier(x)
+        return self.forward(x)
+
+
+class Remembers(Good):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + self.calls
+
+
+class UnusedWeight(Good):
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.unused = nn.Parameter(torch.ones(d_model))
+
+
+class WrongGradient(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + y.detach()
+
+
+class DeclaresNothingThere(Good):
+    residual_projections = ("output",)
+
+
+class Raises(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x[:, :, 1:]]) if len(x) > 1 else super().forward(x)
+
+
+FAULTS: list[tuple[type[Good], str, str]] = [
+    (LooksAhead, "never_looks_ahead[at=10]", "the output before position 10"),
+    (LooksAhead, "gradients_never_look_ahead", "in x from position 10 on"),
+    (ReturnsTuple, "keeps_shape[T=7]", "returned a tuple; forward must return one tensor of x's shape"),
+    (WrongShape, "keeps_shape[T=7]", r"returned the shape \[1, 6, 48\]; forward must return x's shape"),
+    (WrongDtype, "keeps_dtype[float32]", "returned torch.float64; forward must return x's dtype, torch.float32"),
+    (MixesRows, "rows_are_apart", "row 0 of a batch against this row alone: off by"),
+    (ChangesState, "given_state_is_not_changed", "extend changed the state"),
+    (WrongSize, "state_has_declared_size[T=5]", "holds 147 numbers; state_size says 150"),
+    (ExtendDiffers, "extend_is_forward_in_pieces[20+1, float64]", "pieces of .20, 1. against forward: off by"),
+    (ExtendReturnsTensor, "extend_is_forward_in_pieces[21, float64]", "extend must return .y, state."),
+    (ShardsDiffer, "shards_are_the_whole[n=3, float64]", "forward_shard over 3 shards against forward"),
+    (Remembers, "weights_decide_everything", "keeps something of its last call"),
+    (UnusedWeight, "every_parameter_has_gradient", "unused has no gradient"),
+    (WrongGradient, "gradients_match_differences", "by central differences"),
+    (DeclaresNothingThere, "residual_projections_exist", "'output' is no nn.Linear of it"),
+    (Raises, "rows_are_apart", "Sizes of tensors must match"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _clean_register() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+        yield
+
+
+def test_a_good_mixer_passes_every_check() -> None:
+    register_mixer("under_test")(Good)
+    stream = torch.get_rng_state()
+    results = list(run_mixer_contract("under_test"))
+    assert [result.name for result in results] == [check.name for check in CHECKS]
+    assert {result.message for result in results if result.ok} == {""}
+    assert all(result.ok for result in results)
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+@pytest.mark.parametrize(("cls", "name", "message"), FAULTS, ids=lambda each: getattr(each, "__name__", None))
+def test_a_fault_fails_its_check(cls: type[Good], name: str, message: str) -> None:
+    register_mixer("under_test")(cls)
+    (check,) = [check for check in CHECKS if check.name == name]
+    with pytest.raises((AssertionError, ValueError, RuntimeError), match=message):
+        check.run("under_test")
+
+
+def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:
+    @register_mixer("under_test")
+    class Partial(nn.Module):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] == 64:
+                raise KeyError("too long")
+            return x.cumsum(1)
+
+    results = {result.name: result for result in run_mixer_contract("under_test")}
+    assert results["keeps_shape[T=21]"] == CheckResult("keeps_shape[T=21]", True, "")
+    assert results["keeps_shape[T=64]"].message.startswith("KeyError: 'too long' (")
+    assert not results["keeps_shape[T=64]"].ok
+    assert results["state_has_declared_size[T=5]"].message.startswith("skipped: ")
+    assert "no init_state, extend and state_size" in results["state_has_declared_size[T=5]"].message
+    assert results["shards_are_the_whole[n=3, float32]"].message == "skipped: mixer 'under_test' has no forward_shard"
+
+
+def test_names_are_unique_and_reasons_are_given() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.why for check in CHECKS)
+    with pytest.raises(ValueError, match="unknown mixer 'rebasd'; did you mean 'rebased'"):
+        run_mixer_contract("rebasd")

@@ -1,0 +1,137 @@
+"""The table of language models over seeds, from records that nobody trained."""
+
+import json
+from math import sqrt
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from fake_records import fake_lm_run, fake_run
+from rebased.cli import main
+from rebased.report.lm import compare_language_models, to_markdown
+from rebased.report.lm.tables import TABLE_2, difference_table
+from rebased.runs.collect import write_bundle
+from rebased.runs.finished import Run
+
+T_3_SEEDS = 4.302653  # the 97.5 % quantile of Student's t with two degrees of freedom
+
+
+ALL = {"attention": (20.0, 20.4, 20.2), "based": (21.0, 21.6, 21.2), "rebased": (20.5, 20.7, 20.9)}
+
+
+def nine() -> list[Run]:
+    return [
+        fake_lm_run(model, (value, value / 5, value * 3), seed=42 + i)
+        for model, values in ALL.items()
+        for i, value in enumerate(values)
+    ]
+
+
+def cells(table: str, name: str) -> list[str]:
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| {name} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_means_with_intervals_and_paired_differences() -> None:
+    table = to_markdown(compare_language_models(nine()[::-1]))  # in whatever order they were found
+    values = ALL["rebased"]
+    half = T_3_SEEDS * stdev(values) / sqrt(3)
+    parameters, seeds, whole, ar, non_ar, speed, paper = cells(table, "ReBased")
+    assert (parameters, seeds, speed) == ("34,000,000", "3", "1,043")
+    assert whole == f"20.700 ± {half:.3f}"
+    assert (ar, non_ar) == (f"4.140 ± {half / 5:.3f}", f"62.100 ± {3 * half:.3f}")
+    assert paper == "16.45 / 3.67 / 56.31"
+    differences = [a - b for a, b in zip(values, ALL["attention"], strict=True)]
+    half = T_3_SEEDS * stdev(differences) / sqrt(3)
+    assert cells(table, "ReBased - Attention")[:2] == ["3", f"+0.500 ± {half:.3f}"]
+    assert cells(table, "ReBased - Attention")[-1] == "-0.17 / +0.10 / -2.26"
+    assert "| ReBased - Based |" in table
+    assert "1,000 tokens of neox in windows of 2,048" in table
+    assert "trained alike" not in table
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == [f"| {name}" for name in TABLE_2]
+
+
+def test_one_seed_has_no_interval_and_seeds_of_one_model_alone_are_not_paired() -> None:
+    runs = [
+        fake_lm_run("rebased"),
+        fake_lm_run("based", (23.0, 5.0, 70.0)),
+        fake_lm_run("based", (90.0, 9.0, 90.0), seed=43),
+    ]
+    table = to_markdown(compare_language_models(runs))
+    assert cells(table, "ReBased")[2:5] == ["20.000", "4.000", "60.000"]
+    assert cells(table, "ReBased - Based")[:4] == ["1", "-3.000", "-1.000", "-10.000"]
+    alone = difference_table(compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", seed=7)]))
+    assert list(alone.rows) == []
+
+
+def test_what_is_not_done_or_there_twice_is_left_out_and_named() -> None:
+    again = Run("again", fake_lm_run("rebased", (99.0, 9.0, 99.0)).lines)
+    torn = fake_lm_run("based", (float("inf"), 4.0, 60.0), seed=44)
+    found = compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", status="diverged"), again, torn])
+    assert list(found.models) == ["ReBased"]
+    assert "Left out, not done or there twice: based-42, based-44, again." in to_markdown(found)
+    with pytest.raises(ValueError, match="none of 1 run"):
+        compare_language_models([torn])
+
+
+def test_settings_that_set_models_apart_are_told() -> None:
+    other = fake_lm_run("rebased", settings={"model.mixers.1.n_heads": "6", "train.parallel": "ddp"})
+    table = to_markdown(compare_language_models([fake_lm_run("rebased"), other]))
+    assert cells(table, "ReBased (n_heads 6)")[-1] == "-"
+    assert "| ReBased (n_heads 12) |" in table
+    slow = fake_lm_run("based", settings={"train.lr": "3e-4", "train.eval_every": "7"})
+    table = to_markdown(compare_language_models([fake_lm_run("rebased"), slow]))
+    assert "Not all were trained alike: lr 0.0003 and 0.001." in table
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"sha256": "b" * 64}, "different texts, so .* a{12} in rebased-42; b{12} in based-42"),
+        ({"tokens": 999}, "different numbers of measured tokens"),
+        ({"settings": {"data.seq_len": "1024"}}, r"different data\.seq_len, .* 2048 in rebased-42; 1024 in based-42"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", **other)])
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_the_command_reads_bundles_and_folders_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = nine()
+    write_bundle(runs[:5], Path("some.jsonl.gz"))
+    for run in runs[4:]:  # one of them is in both
+        folder = Path("runs") / run.folder
+        folder.mkdir(parents=True)
+        (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
+    assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
+    assert capsys.readouterr().out == to_markdown(compare_language_models(runs))
+    write_bundle([fake_run()], Path("mqar.jsonl.gz"))
+    assert rebased("lm", "compare", "mqar.jsonl.gz") == 2
+    message = "has a record of a language model's run: 0 record(s) without a readable first line, 1 of another kind"
+    assert message in capsys.readouterr().err
+    assert rebased("lm", "compare", "nowhere") == 2
+    assert "nowhere: there is no such file or folder" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    write_bundle(nine(), tmp_path / "nine.jsonl.gz")
+    assert rebased("lm", "compare", str(tmp_path / "nine.jsonl.gz")) == 0
+    out = capsys.readouterr().out
+    assert "| --- |" not in out
+    assert all(words in out for words in ("ReBased - Attention", "──────", "- Perplexity on split test"))

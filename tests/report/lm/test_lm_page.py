@@ -1,0 +1,189 @@
+"""The page of language models: alone, beside synthetic tasks, and over runs that must not be averaged."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_records import fake_lm_run, fake_run, write_record
+from page_reader import assert_self_contained
+from rebased.cli import main
+from rebased.report import Report
+from rebased.report.lm.models import group_language_models
+from rebased.report.lm.tables import perplexity_table, runs_table, settings_table
+from rebased.runs.collect import Collection, collect
+from rebased.runs.finished import Run
+
+LEVELS = {"attention": (25.0, 25.3, 25.1), "based": (21.0, 21.6, 21.2), "rebased": (20.5, 20.7, 20.9)}
+
+
+def nine(**more: Any) -> list[Run]:
+    return [
+        fake_lm_run(model, (value, value / 5, value * 3), seed=42 + i, **more)
+        for model, values in LEVELS.items()
+        for i, value in enumerate(values)
+    ]
+
+
+def headings(report: Report) -> list[str]:
+    return [section.heading for section in report.page(None, "rebased report x").sections]
+
+
+def body(report: Report, heading: str) -> str:
+    (text,) = [part.body for part in report.page(None, "x").sections if part.heading == heading]
+    return text
+
+
+def test_the_page_is_whole() -> None:
+    report = Report(Collection(lm_runs=nine()))
+    assert headings(report) == [
+        "Summary",
+        "Perplexity",
+        "Perplexity: paired comparisons",
+        "Training curves",
+        "Settings of the language models",
+        "All runs of language models",
+        "How to make this page again",
+    ]
+    html = report.page(None, "rebased report x").to_html()
+    reader = assert_self_contained(html)
+    assert "<h1>Perplexity of language models</h1>" in html
+    assert "9 runs of language models: 3 models, 1 text, 3 seeds." in html
+    assert "20.700 ± 0.200" in reader.texts["td"]  # the mean and the sample standard deviation of 20.5, 20.7, 20.9
+    assert "rebased report x" in reader.texts["code"]
+    assert "rebased lm train --config attention-42/config.yaml --out again" in reader.texts["code"]
+    data = json.loads(reader.texts["script"][0])["language_models"]
+    assert [run["folder"] for run in data["runs"]] == [run.folder for run in nine()]
+    assert data["runs"][0]["training_loss"] == [[5, 10], [9.0, 4.0]]
+    assert data["runs"][0]["valid_perplexity"] == [[5], [150.0]]
+
+
+def test_the_paper_is_never_beside_ours_without_a_word() -> None:
+    report = Report(Collection(lm_runs=nine()))
+    text = body(report, "Perplexity")
+    assert "<td>16.45 / 3.67 / 56.31</td>" in text
+    assert "its text (the Pile), its tokenizer, its number of training tokens" in text
+    own = [fake_lm_run("rebased", settings={"model.mixers.1.n_heads": heads}) for heads in ("6", "12")]
+    text = body(Report(Collection(lm_runs=own)), "Perplexity")
+    assert "paper" not in text  # Table 2 has neither of them by that name
+    assert "Pile" not in text
+
+
+def test_comparisons_are_paired_and_corrected_together() -> None:
+    report = Report(Collection(lm_runs=nine()))
+    assert [line.split(":")[0] for line in report.summary] == ["Perplexity", "All tokens", "All tokens"]
+    assert report.summary[0].startswith("Perplexity: ReBased 20.70, Based 21.27, Attention 25.13 (all tokens")
+    assert "ReBased has lower perplexity than Attention by 4.433" in report.summary[1]
+    table = report.tables()["lm_compared"]
+    assert [row[:2] for row in table.rows] == [
+        (f"ReBased − {other}", part) for other in ("Attention", "Based") for part in ("all", "AR", "non-AR")
+    ]
+    plain, corrected = (float(table.rows[3][table.head.index(head)]) for head in ("t test p", "t test p*"))
+    assert corrected > plain
+    turned = Report(Collection(lm_runs=nine()), "Attention")
+    assert "Attention has higher perplexity than ReBased" in " ".join(turned.summary)
+    with pytest.raises(ValueError, match="there is no model 'Bsed' in these runs; did you mean 'Based'"):
+        Report(Collection(lm_runs=nine()), "Bsed")
+
+
+def test_different_texts_and_windows_are_never_averaged() -> None:
+    others = [*nine(sha256="b" * 64), *nine(tokens=999), *nine(settings={"data.seq_len": "1024"})]
+    report = Report(Collection(lm_runs=[*nine(), *others]))
+    assert "measured on 4 different sets of tokens" in report.warnings[0]
+    assert "nothing is averaged or compared across them" in report.warnings[0]
+    text = body(report, "Perplexity")
+    assert text.count("<h3>") == 4
+    assert text.count("<td>20.700 ± 0.200</td>") == 4
+    assert [name for name in report.tables() if name.startswith("lm_perplexity")] == [
+        f"lm_perplexity_{n}" for n in (1, 2, 3, 4)
+    ]
+
+
+def test_different_settings_are_different_models() -> None:
+    slow = [fake_lm_run("rebased", (30.0, 5.0, 80.0), seed=seed, settings={"train.lr": "3e-4"}) for seed in (42, 43)]
+    report = Report(Collection(lm_runs=[*nine()[6:], *slow]))
+    (group,) = group_language_models(report.found.lm_runs)
+    assert list(group.models) == ["ReBased (lr 0.0003)", "ReBased (lr 0.001)"]
+    assert report.warnings == [
+        f"Language models side by side were not trained alike: lr 0.0003 and 0.001 ({group.data})."
+    ]
+    assert ("train.lr", "0.0003", "0.001") in settings_table(group, differing=True).rows
+    assert "train.lr" not in [row[0] for row in settings_table(group, differing=False).rows]
+    assert [row[2:4] for row in perplexity_table(group).rows] == [("2", "30.000 ± 0.000"), ("3", "20.700 ± 0.200")]
+
+
+def test_runs_in_no_result_are_named() -> None:
+    runs = [*nine()[:3], fake_lm_run("based", status="diverged"), fake_lm_run("rebased")]
+    report = Report(Collection(lm_runs=runs))
+    assert report.warnings[0].startswith(
+        "One seed only, so no spread and no test: ReBased (text aaaaaaaaaaaa, T = 2,048"
+    )
+    assert report.warnings[1:] == ["1 run diverged: in no result, but in the list of all runs."]
+    assert [row[-4] for row in runs_table(runs, {}).rows] == ["done", "done", "done", "diverged", "done"]
+    with pytest.raises(ValueError, match="none of the 1 runs has ended yet"):
+        Report(Collection(lm_runs=[fake_lm_run("based", status="diverged")]))
+
+
+def test_curves_are_drawn_from_the_records() -> None:
+    text = body(Report(Collection(lm_runs=nine())), "Training curves")
+    assert text.count('<svg role="img"') == 2
+    short = nine()
+    for run in short:
+        run.lines[:] = [line for line in run.lines if line["type"] != "eval"]
+    assert body(Report(Collection(lm_runs=short)), "Training curves").count('<svg role="img"') == 1
+
+
+def test_a_step_without_numbers_is_left_out() -> None:
+    runs = nine()
+    runs[0].lines.insert(1, {"type": "step", "step": 1, "tokens": 10, "loss": None})
+    report = Report(Collection(lm_runs=runs))
+    assert report.page(None, "x").data["language_models"]["runs"][0]["training_loss"] == ([5, 10], [9.0, 4.0])  # type: ignore[index]
+    assert [row[-4] for row in report.tables()["lm_runs"].rows] == ["done"] * 9
+
+
+def test_a_folder_with_both_kinds_gives_one_page() -> None:
+    both = Collection(runs=[fake_run(seed=seed) for seed in (42, 43)], lm_runs=nine()[:4])
+    report = Report(both, "Attention")
+    names = headings(report)
+    assert names.index("Accuracy by width") < names.index("Perplexity") < names.index("How to make this page again")
+    assert len(set(names)) == len(names)
+    html = report.page(None, "x").to_html()
+    assert "<h1>Synthetic tasks and language models</h1>" in html
+    data = json.loads(assert_self_contained(html).texts["script"][0])
+    assert (len(data["runs"]), len(data["language_models"]["runs"])) == (2, 4)
+    ids = re.findall(r' id="([^"]+)"', html)
+    assert len(set(ids)) == len(ids)
+    assert {"results", "runs", "lm_perplexity", "lm_runs"} <= report.tables().keys()
+    assert [warning.split(":")[0] for warning in report.warnings] == ["Language models"]
+    half = Report(Collection(runs=[fake_run()], lm_runs=[fake_lm_run("based", status="diverged")]))
+    assert "1 run of language models not shown: none of them has ended yet." in half.warnings
+
+
+def test_the_command_over_a_sweep_of_language_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in nine():
+        write_record(run, Path("sweep"))
+    asked = [*(run.digest for run in nine()), "missing"]
+    lines = [
+        {"type": "sweep", "file": "a.yaml", "runs": asked},
+        {"type": "failed", "digest": "gone", "error": "no room"},
+    ]
+    Path("sweep/sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(SystemExit) as left:
+        main(["report", "sweep", "-o", "lm.html", "--tables", "tables", "--bundle", "lm.jsonl.gz"])
+    assert not left.value.code
+    captured = capsys.readouterr()
+    assert "1 run failed and in no result. The first error: no room" in captured.err
+    assert "1 run of a sweep not begun yet." in captured.err
+    assert captured.out.startswith("Perplexity: ReBased 20.70, Based 21.27, Attention 25.13")
+    assert Path("tables/lm_perplexity.md").read_text().startswith("| model | parameters | seeds | all | AR | non-AR |")
+    assert Path("tables/lm_runs.tex").read_text().isascii()
+    assert len(collect([Path("lm.jsonl.gz")]).lm_runs) == 9
+    page = Path("lm.html").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["report", "sweep", "-o", "lm.html"])
+    assert Path("lm.html").read_bytes() == page  # the same records make the same page

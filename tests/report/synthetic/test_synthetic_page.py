@@ -1,0 +1,246 @@
+"""The page of runs on synthetic tasks: sections as the data allow, warnings, and what is embedded."""
+
+import json
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fake_records import fake_run
+from page_reader import assert_self_contained
+from rebased.report import Page, Report
+from rebased.report.synthetic import SyntheticReport
+from rebased.report.synthetic.figures import accuracy_by_width, byte_ticks, dodge, mean_curves
+from rebased.report.synthetic.tables import difference_of, width_table
+from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
+
+
+def sweep(**more: Any) -> list[Run]:
+    return [
+        fake_run(model, [0.1, level + width / 1000 - lr + seed / 1e4], seed=seed, lr=lr, d_model=width, **more)
+        for model, level in (("rebased", 0.8), ("based", 0.5))
+        for width in (24, 48)
+        for lr in (1e-3, 1e-2)
+        for seed in (42, 43, 44)
+    ]
+
+
+def headings(report: Report) -> list[str]:
+    return [section.heading for section in report.page("Title", "rebased report x").sections]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return Report(Collection(runs=sweep(seq_len=256, pairs=(32, 64))))
+
+
+@pytest.fixture(scope="module")
+def page(report: Report) -> Page:
+    return report.page("Title", "rebased report x")
+
+
+def test_sections(page: Page) -> None:
+    assert [section.heading for section in page.sections] == [
+        "Summary",
+        "Accuracy by width",
+        "Paired comparisons: over all widths together",
+        "Paired comparisons: at each width",
+        "Accuracy by tuning budget",
+        "Accuracy by state size",
+        "Learning curves",
+        "Accuracy by pairs",
+        "All results",
+        "All runs",
+        "How to make this page again",
+    ]
+
+
+def test_the_page_is_whole_and_holds_its_data(report: Report, page: Page) -> None:
+    html = page.to_html()
+    reader = assert_self_contained(html)
+    data = json.loads(reader.texts["script"][0])
+    assert [run["digest"] for run in data["runs"]] == [run.digest for run in report.found.runs]
+    first, run = data["runs"][0], report.found.runs[0]
+    config = data["configs"][first["config"]]
+    config["train"] |= {"lr": first["lr"], "seed": first["seed"]}
+    assert config == run.settings
+    assert first["test"] == [round(accuracy, 4) for accuracy in run.accuracies]
+    assert len(data["configs"]) == 4
+    assert data["results"][0]["test"]["mean"] == pytest.approx(SyntheticReport(report.found).results.cells[0].test.mean)
+    assert "0.827 ± 0.000" in reader.texts["td"]
+    assert "rebased report x" in reader.texts["code"]
+    assert len(html) < 500_000
+
+
+def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
+    figures = re.findall(r"<figure>.*?</figure>", page.to_html(), flags=re.DOTALL)
+    assert len(figures) == 6
+    for figure in figures:
+        words = {"".join(element.itertext()).strip() for element in ElementTree.fromstring(figure).iter()}
+        assert {"ReBased", "Based"} <= words
+        panels = re.findall(r'<svg role="img".*?</svg>', figure, flags=re.DOTALL)
+        assert len(panels) == (1 if "by model width" in figure or "by bytes of state" in figure else 2)
+        assert all("var(--series-0)" in panel and "var(--series-1)" in panel for panel in panels)
+
+
+def test_one_run_makes_a_page() -> None:
+    single = Report(Collection(runs=[fake_run()]))
+    assert headings(single) == ["Summary", "Warnings", "Accuracy by width", "Accuracy by state size", "Learning curves",
+                                "All results", "All runs", "How to make this page again"]  # fmt: skip
+    assert single.warnings == ["1 cell of 1 with one seed only: no spread, no test."]
+
+
+def test_a_run_that_recalled_nothing_makes_a_page() -> None:
+    dead = Report(Collection(runs=[fake_run(accuracies=[], status="diverged")]))
+    assert "Learning curves" not in headings(dead)
+    assert "0.000" in dead.page("Title", "x").to_html()
+
+
+def test_a_mixer_that_is_not_known_here_has_no_state_size() -> None:
+    run = fake_run()
+    run.settings["model"]["mixers"][1] = {"name": "my_mixer", "knob": 3}
+    report = Report(Collection(runs=[run]))
+    assert list(map(str, SyntheticReport(report.found).results.models)) == ["short_conv + my_mixer"]
+    assert "Accuracy by state size" not in headings(report)
+    both = Report(Collection(runs=[run, fake_run(seed=43)])).page("Title", "x")
+    (body,) = [section.body for section in both.sections if section.heading == "Accuracy by state size"]
+    assert "<p>Not shown: short_conv + my_mixer. The size of a state" in body
+
+
+def test_the_task_stands_first_where_there_are_several() -> None:
+    one, several = sweep(), [*sweep(), *sweep(seq_len=64)]
+    heads = [Report(Collection(runs=runs)).tables()["compared_at_each_width"].head for runs in (one, several)]
+    assert (heads[0][1], heads[0][-1], heads[1][1], heads[1][-1]) == ("D", "task", "task", "code")
+
+
+def test_the_papers_values_stand_beside_ours() -> None:
+    report = Report(Collection(runs=sweep(seq_len=256, pairs=(32,))))
+    html = report.page("Title", "x").to_html()
+    assert "<td>0.59 ± 0.06</td>" in html
+    assert "epochs 5 instead of 64; 10 examples instead of 100,000." in html
+    assert report.summary[-1].startswith(
+        "The paper has a value for 4 of these 4 cells. 1 of them agree with it: the means"
+    )
+
+
+def test_a_verdict_counts_what_was_tested_alone() -> None:
+    def verdicts(runs: list[Run]) -> list[str]:
+        return [text for text in Report(Collection(runs=runs)).summary if text.startswith("At each width")]
+
+    one = [fake_run(model, [level]) for model, level in (("rebased", 0.8), ("based", 0.5))]
+    assert verdicts(one) == ["At each width: 1 comparison, none of them tested (one seed, or no spread between seeds)."]
+    more = [fake_run(m, [level + s / 1e4], seed=s) for m, level in (("rebased", 0.8), ("mamba", 0.1)) for s in (43, 44)]
+    more[0] = fake_run(accuracies=[0.81], seed=43)
+    assert verdicts([*one, *more]) == [
+        "At each width: ReBased is better in 1 and worse in 0 of 2 comparisons, 0 undecided, 1 not tested (one seed, "
+        "or no spread between seeds). Measured on the test split; paired t test, Holm p < 0.05."
+    ]
+
+
+def test_every_warning() -> None:
+    runs = [
+        fake_run(seed=42),
+        fake_run(seed=43, commit="f" * 40),
+        fake_run(seed=44, status=None),
+        fake_run(seed=45, status="failed"),
+        fake_run(seed=46, status="diverged", accuracies=[]),
+        fake_run(seed=42, lr=1e-2),
+    ]
+    found = Collection(
+        runs, files=9, damaged_lines=3, damaged_files=["a/record.jsonl"], nameless=1, other=2, repeated=4
+    )
+    assert Report(found).warnings == [
+        "3 damaged lines skipped, in a/record.jsonl. Their content is missing here.",
+        "1 record left out: the first line is not readable.",
+        "2 records left out: neither a synthetic task's nor a language model's.",
+        "4 records of runs that have several. The most complete of each run counts.",
+        "The runs were made with 2 versions of the code, which may cause differences between them. "
+        "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
+        "1 run unfinished: in no result, but in the list of all runs.",
+        "1 run failed: in no result, but in the list of all runs.",
+        "1 run diverged. Each counts with the best accuracy it had reached, by the paper's rule. 1 of them diverged "
+        "before the end of the first epoch and count with 0.",
+        "In 1 cell some learning rates have fewer seeds than others. They could not be chosen.",
+    ]
+
+
+def test_where_models_outnumber_colours_settings_have_panels_of_their_own() -> None:
+    runs = [
+        fake_run(model, [0.5], seed=seed, d_model=width, changes={"model": {"mixers": {1: {"n_heads": heads}}}})
+        for model in ("rebased", "based", "conv_attention")
+        for heads in (1, 2, 12)
+        for width in (24, 48)
+        for seed in (42, 43)
+    ]
+    few = accuracy_by_width(SyntheticReport(Collection(runs=runs[:24])).results)
+    assert "ReBased (n_heads 2)" in few
+    assert "n_heads 2</p>" not in few
+    many = accuracy_by_width(SyntheticReport(Collection(runs=runs)).results)
+    for heads in (1, 2, 12):
+        assert f"<p>T = 32, 4 pairs, n_heads {heads}</p>" in many
+    assert many.count("</svg>ReBased</li>") == 1
+
+
+def test_tables_for_files() -> None:
+    tables = Report(Collection(runs=[*sweep(), *sweep(seq_len=64, pairs=(4, 8))])).tables()
+    assert list(tables) == [
+        "results",
+        "by_width_T_32_4_pairs",
+        "by_width_T_64_4_pairs_T_64_4_8_pairs",
+        "compared_over_all_widths_together",
+        "compared_at_each_width",
+        "budgets",
+        "by_pairs",
+        "runs",
+    ]
+    for table in tables.values():
+        assert len(set(table.head)) == len(table.head)  # so that a data frame has a name for each column
+        assert {len(row) for row in table.rows} == {len(table.head)}
+
+
+def test_latex_takes_every_name() -> None:
+    kernels = ("none", "norm", "scale", "affine", "norm_affine")
+    runs = [
+        fake_run(accuracies=[0.5], seed=seed, changes={"model": {"mixers": {1: {"qk_transform": kernel}}}})
+        for kernel in kernels
+        for seed in (42, 43)
+    ]
+    for table in Report(Collection(runs=[*runs, *sweep(seq_len=256, pairs=(32, 64))])).tables().values():
+        assert table.to_latex().isascii()
+
+
+def test_a_row_of_panels_is_a_task() -> None:
+    runs = [fake_run(seq_len=length, d_model=width) for length in (32, 64) for width in (12, 24, 36, 48)]
+    assert '<div class="panels columns-4">' in mean_curves(SyntheticReport(Collection(runs=runs)).results)
+    assert '<div class="panels columns-3">' in mean_curves(SyntheticReport(Collection(runs=runs[:7])).results)
+
+
+def test_sizes_of_states_have_ticks_of_their_own() -> None:
+    assert byte_ticks([5000, 5000]) == [5000]
+    assert byte_ticks([5000, 7000]) == [5000, 7000]
+    assert byte_ticks([900, 5000]) == [1024, 2048, 4096]
+    assert byte_ticks([1024, 2**20]) == [2.0**power for power in (10, 13, 16, 19)]
+
+
+def test_bars_of_one_place_stand_beside_each_other() -> None:
+    aside = dodge([16, 48], ["a", "b", "c"])
+    assert 0.9 < aside["a"] < aside["b"] == 1 < aside["c"] < 1.1
+    assert dodge([24], ["a", "b"]) == {"a": 1, "b": 1}  # a place alone has no neighbours
+
+
+def test_a_mean_over_one_width_is_not_told() -> None:
+    narrow = [run for run in sweep() if run.d_model == 24]
+    several, one = (
+        width_table(SyntheticReport(Collection(runs=runs)).results, "T = 32, 4 pairs") for runs in (sweep(), narrow)
+    )
+    assert several.head == ("model", "D = 24", "D = 48", "mean")
+    assert one.head == ("model", "D = 24")
+    assert [len(row) for row in one.rows] == [2, 2]
+
+
+def test_what_sets_both_apart_is_said_once() -> None:
+    assert difference_of("ReBased (n_heads 2)", "Based (n_heads 2)") == "ReBased − Based (n_heads 2)"
+    assert difference_of("ReBased (n_heads 12)", "(γx)² (n_heads 2)") == "ReBased (n_heads 12) − (γx)² (n_heads 2)"
+    assert difference_of("ReBased", "(γx)²") == "ReBased − (γx)²"

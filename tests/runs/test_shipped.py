@@ -1,0 +1,84 @@
+"""Shipped configs by name: a path wins, near misses are named, and `rebased configs` lists and prints them."""
+
+from pathlib import Path
+
+import pytest
+
+from rebased.cli import main
+from rebased.runs.shipped import CONFIGS, find_config, kind_of, shipped_configs
+
+QUICK = CONFIGS / "mqar" / "quick.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_yaml_file_has_a_name() -> None:
+    shipped = shipped_configs()
+    assert set(shipped.values()) == set(CONFIGS.rglob("*.yaml"))
+    assert {"demo", "mqar/quick", "lm/quick", "sweeps/table1-cpu"} <= set(shipped)
+    assert [kind_of(name) for name in ("demo", "mqar/quick", "lm/quick", "sweeps/heads")] == [
+        "run",
+        "run",
+        "lm",
+        "sweep",
+    ]
+
+
+def test_names_lead_to_files() -> None:
+    assert find_config("mqar/quick", "run") == QUICK
+    assert find_config("lm/quick", "lm") == find_config("quick", "lm") == CONFIGS / "lm" / "quick.yaml"
+    assert find_config(Path("table1-cpu"), "sweep") == find_config("sweeps/table1-cpu", "sweep")
+    assert find_config("lm/quick", "run").is_file()  # `rebased train` then says which command it is for
+
+
+def test_a_file_wins_and_a_folder_does_not() -> None:
+    Path("mqar").mkdir()
+    Path("demo").mkdir()
+    Path("mqar/quick").write_text("task: {}")
+    assert find_config("mqar/quick", "run") == Path("mqar/quick")
+    assert find_config("demo", "run") == CONFIGS / "demo.yaml"
+    assert find_config("mqar", "run") == Path("mqar")  # no shipped config: whoever reads it says that it is a folder
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("mqar/qiuck", "run", "did you mean 'mqar/quick'? "),
+        ("quick", "run", "did you mean 'mqar/quick'? "),
+        ("configs/mqar/quick.yaml", "run", "did you mean 'mqar/quick'? "),
+        ("tabel1-cpu", "sweep", "did you mean 'sweeps/table1-cpu'? "),
+        ("lm/qick.yaml", "lm", "did you mean 'lm/quick'? "),
+        ("nowhere.yaml", "run", ""),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest(name: str, kind: str, hint: str) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        find_config(name, kind)  # type: ignore[arg-type]
+    expected = f"{name}: No such file or directory, and no shipped config has this name; {hint}`rebased configs` lists"
+    assert str(raised.value).startswith(expected)
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["configs", *words])
+    return int(left.value.code or 0)
+
+
+def test_the_list_has_every_name_with_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run() == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == list(shipped_configs())
+    assert all(sentence.strip().endswith((".", "?")) for _, sentence in lines)
+
+
+def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("mqar/quick") == 0
+    assert capsys.readouterr().out == QUICK.read_text()
+    assert run("mqar/qiuck") == 2
+    assert capsys.readouterr().err == "error: no shipped config is named 'mqar/qiuck'; did you mean 'mqar/quick'?\n"
