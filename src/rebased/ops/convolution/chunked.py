@@ -9,6 +9,9 @@ from torch.autograd.function import once_differentiable
 
 def shifted_sum(seen: Tensor, weight: Tensor) -> Tensor:
     """y_t = sum_w weight[:, w] seen_{t+w}: seen [B, W-1+T, D], weight [D, W] -> [B, T, D], all in one dtype."""
+    if torch.compiler.is_compiling():  # which fuses the plain sum; torch 2.11 loses what a backward writes into slices
+        T = seen.shape[1] - weight.shape[1] + 1
+        return torch.stack([seen[:, i : i + T] * weight[:, i] for i in range(weight.shape[1])]).sum(0)
     return _ShiftedSum.apply(seen, weight)
 
 

@@ -35,7 +35,7 @@ ACCELERATOR_WORDS = 2**28
 THREADED = 2**24  # multiply-adds from which a walk runs on several threads: about a millisecond
 
 
-class _Kernel(NamedTuple):
+class Kernel(NamedTuple):
     """The similarity c0 + c1 s + c2 s^2 with s = scale * (x . y), as a function of s."""
 
     coefficients: Coefficients
@@ -56,7 +56,11 @@ class _Kernel(NamedTuple):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]. Differentiable once."""
-    return _Attention.apply(q, k, v, None, _Kernel(coefficients, scale), eps)[0]
+    if torch.compiler.is_compiling():
+        from rebased.ops.polynomial import chunked_operators  # here: registering operators is not for every import
+
+        return chunked_operators.attend(q, k, v, None, coefficients, scale, eps)[0]
+    return _Attention.apply(q, k, v, None, Kernel(coefficients, scale), eps)[0]
 
 
 def extend(
@@ -64,28 +68,75 @@ def extend(
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them. Differentiable once."""
     before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B, H, F, V+1]
-    o, after, _, _ = _Attention.apply(q, k, v, before, _Kernel(coefficients, scale), eps)
+    if torch.compiler.is_compiling():
+        from rebased.ops.polynomial import chunked_operators
+
+        o, after = chunked_operators.attend(q, k, v, before, coefficients, scale, eps)
+    else:
+        o, after, _, _ = _Attention.apply(q, k, v, before, Kernel(coefficients, scale), eps)
     return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
 
 
-class _Attention(torch.autograd.Function):
-    """(q, k, v, state or None) -> (o, state after or None); a state here is kv and z side by side [B, H, F, V+1].
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: Kernel, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """(o, state after or None) of (q, k, v, state or None); a state here is kv and z side by side [B, H, F, V+1].
 
     Two more outputs are only for the backward: o before it was rounded to half precision (else None), and the
     denominator [B, T, H, 1].
     """
+    sums, _, after = _walk(kernel, q, k, _with_ones(v), None, state, want_out=True, want_state=state is not None)
+    assert sums is not None
+    denominator = sums[..., -1:] + eps
+    o = sums[..., :-1] / denominator
+    if o.dtype == v.dtype:
+        return o, after, None, denominator
+    return o.to(v.dtype), after, o, denominator
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    o: Tensor,
+    denominator: Tensor,
+    do: Tensor | None,
+    d_after: Tensor | None,
+    kernel: Kernel,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and the state, of those that are needed, from the gradients of o and the state after."""
+    need_q, need_k, need_v, need_state = needed
+    v1 = _with_ones(v)
+    do = torch.zeros_like(o) if do is None else do.to(o.dtype)
+    g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B, T, H, V+1]
+    dq = dk = dv = d_state = None
+    if need_q:
+        dq = _walk(kernel, q, k, v1, g1, state)[1]
+    if need_k or need_v or need_state:
+        w = v1 if need_k else None
+        dv, dk, d_state = _walk(kernel, k, q, g1, w, d_after, reverse=True, want_out=need_v, want_state=need_state)
+    return (
+        dq.to(q.dtype) if dq is not None else None,
+        dk.to(k.dtype) if dk is not None else None,
+        dv[..., :-1].to(v.dtype) if dv is not None else None,
+        d_state,
+    )
+
+
+NO_DOUBLE_BACKWARD = (
+    "the chunked path of polynomial attention has first derivatives only; "
+    'for second derivatives pass backend="reference"'
+)
+
+
+class _Attention(torch.autograd.Function):
+    """`forward` for autograd."""
 
     @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: _Kernel, eps: float
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        sums, _, after = _walk(kernel, q, k, _with_ones(v), None, state, want_out=True, want_state=state is not None)
-        assert sums is not None
-        denominator = sums[..., -1:] + eps
-        o = sums[..., :-1] / denominator
-        if o.dtype == v.dtype:
-            return o, after, None, denominator
-        return o.to(v.dtype), after, o, denominator
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        return forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -105,37 +156,11 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward as a function of all that it depends on: a second derivative is then an error and never zero."""
+    """`backward` as a function of all that it depends on: a second derivative is then an error and never zero."""
 
     @staticmethod
-    def forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Tensor | None,
-        o: Tensor,
-        denominator: Tensor,
-        do: Tensor | None,
-        d_after: Tensor | None,
-        kernel: _Kernel,
-        needed: tuple[bool, bool, bool, bool],
-    ) -> tuple[Tensor | None, ...]:
-        need_q, need_k, need_v, need_state = needed
-        v1 = _with_ones(v)
-        do = torch.zeros_like(o) if do is None else do.to(o.dtype)
-        g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B, T, H, V+1]
-        dq = dk = dv = d_state = None
-        if need_q:
-            dq = _walk(kernel, q, k, v1, g1, state)[1]
-        if need_k or need_v or need_state:
-            w = v1 if need_k else None
-            dv, dk, d_state = _walk(kernel, k, q, g1, w, d_after, reverse=True, want_out=need_v, want_state=need_state)
-        return (
-            dq.to(q.dtype) if dq is not None else None,
-            dk.to(k.dtype) if dk is not None else None,
-            dv[..., :-1].to(v.dtype) if dv is not None else None,
-            d_state,
-        )
+    def forward(*inputs: Any) -> tuple[Tensor | None, ...]:
+        return backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -143,10 +168,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError(
-            "the chunked path of polynomial attention has first derivatives only; "
-            'for second derivatives pass backend="reference"'
-        )
+        raise RuntimeError(NO_DOUBLE_BACKWARD)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -198,7 +220,7 @@ class _Walk(NamedTuple):
 
 
 def _walk(
-    kernel: _Kernel,
+    kernel: Kernel,
     x: Tensor,
     y: Tensor,
     u: Tensor,
@@ -234,7 +256,7 @@ def _walk(
     return out, dx, after
 
 
-def _walk_rows(kernel: _Kernel, walk: _Walk, chunk: int, tile: int, reverse: bool) -> None:
+def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, reverse: bool) -> None:
     """Fills out, dx and after of a walk of n pairs (b, h), where they are given.
 
     Inside, tokens are the last axis of x, y and w, so that features are rows and no matmul needs a transposed copy.
@@ -305,7 +327,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
 def _threads(device: torch.device, work: float) -> int:
     """How many threads share the rows of a walk; 1 where torch itself uses its threads well."""
-    if torch.compiler.is_compiling() or device.type != "cpu" or work < THREADED or not splits_matmuls():
+    if device.type != "cpu" or work < THREADED or not splits_matmuls():
         return 1
     return torch.get_num_threads()
 
