@@ -216,7 +216,7 @@ def main() -> None:
 
     from rebased.cli.demo import FIRST_SEED, MODELS, SEEDS
 
-    config = options.config or Path(str(files("rebased.cli") / "demo.yaml"))
+    config = options.config or Path(str(files("rebased") / "configs" / "demo.yaml"))
     changes = dict(word.split("=", 1) for word in options.set) | ({"train.lr": options.lr} if options.lr else {})
     variations = [parse_variation(name) for name in options.variations]
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)

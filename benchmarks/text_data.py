@@ -1,8 +1,8 @@
-"""How fast text becomes token ids: `rebased data prepare`'s encoder beside `tokenizers` and `tiktoken` alone.
+"""How fast text becomes token ids: `rebased data prepare`'s encoder (tiktoken) beside the `tokenizers` library alone.
 
     python benchmarks/text_data.py enwik8.xz --tokenizer gpt2.tokenizer.json.xz --megabytes 20
 
-All encoders get the same chunks of text and return uint32 arrays. The benchmark stops if their token ids differ. Each
+Both encoders get the same chunks of text and return uint32 arrays. The benchmark stops if their token ids differ. Each
 measurement runs in new processes, and the fastest of `--repeats` counts. Rows:
 
 - one thread: one process with one thread;
@@ -10,7 +10,7 @@ measurement runs in new processes, and the fastest of `--repeats` counts. Rows:
 - all processes: one process per core, each encoding the whole text. This is how `rebased data prepare` works.
 
 MB/s is wall time; MB/core s is CPU time, which depends less on what else the machine does. "last tenth" is the CPU time
-of the end of the text alone: what an encoder that caches words reaches in a long job.
+of the end of the text alone.
 
 Use an idle machine. Prints a table last and writes benchmarks/results/text_data-<date>.json.
 """
@@ -23,11 +23,9 @@ import os
 import sys
 import tempfile
 import time
-import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from multiprocessing.managers import SyncManager
 from pathlib import Path
 from threading import Barrier
@@ -46,12 +44,11 @@ from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
 from rebased.runs.provenance import describe_code
 
 RESULTS = Path(__file__).parent / "results"
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 Encode = Callable[[Sequence[str]], list[np.ndarray]]
 
 
 class Case(NamedTuple):
-    encoder: str  # rebased, tokenizers or tiktoken
+    encoder: str  # rebased or tokenizers
     processes: int
     threads: int  # per process
 
@@ -65,60 +62,15 @@ class Timing(NamedTuple):
     digest: str  # of all token ids
 
 
-def make_encoder(name: str, tokenizer: JsonTokenizer, threads: int) -> Encode:
+def make_encoder(name: str, tokenizer: JsonTokenizer) -> Encode:
     """A function from texts to token ids, each [n] uint32."""
     if name == "rebased":
         return lambda texts: tokenizer.encode_many([text.encode() for text in texts])
-    if name == "tiktoken":
-        return tiktoken_encoder(tokenizer, threads)
     engine = tokenizer._tokenizer
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         encodings = engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-    return encode
-
-
-def tiktoken_encoder(tokenizer: JsonTokenizer, threads: int) -> Encode:
-    """tiktoken with the vocabulary of a byte-level tokenizer.json. Token ids in the order of merges are its ranks."""
-    import re
-
-    import tiktoken
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    spec = json.loads(tokenizer._content)
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-    assert set(byte_of) == set(ByteLevel.alphabet())
-    added = {token["content"]: token["id"] for token in spec["added_tokens"] if not token["special"]}
-    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
-    ranks = {
-        bytes(byte_of[character] for character in token): number
-        for token, number in spec["model"]["vocab"].items()
-        if token not in special
-    }
-    encoding = tiktoken.Encoding("benchmark", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    longest_first = sorted(added, key=len, reverse=True)
-    split_added = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if added else None
-
-    def encode_one(text: str) -> list[int]:
-        if split_added is None:
-            return encoding.encode_ordinary(text)
-        ids: list[int] = []
-        for i, piece in enumerate(split_added.split(text)):
-            ids += [added[piece]] if i % 2 else encoding.encode_ordinary(piece)
-        return ids
-
-    def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        if spec.get("normalizer") is not None:
-            texts = [unicodedata.normalize("NFC", text) for text in texts]
-        if threads > 1 and split_added is None:
-            found = encoding.encode_ordinary_batch(list(texts), num_threads=threads)
-        else:
-            found = [encode_one(text) for text in texts]
-        return [np.array(ids, dtype=np.uint32) for ids in found]
 
     return encode
 
@@ -140,7 +92,7 @@ def run_case(case: Case, path: Path, tokenizer_name: str, megabytes: float, barr
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if case.threads > 1 else "false"
     tokenizer = load_tokenizer(tokenizer_name)
     assert isinstance(tokenizer, JsonTokenizer)
-    encode = make_encoder(case.encoder, tokenizer, case.threads)
+    encode = make_encoder(case.encoder, tokenizer)
     encode(["A few words, so that all tables are made.\n"])
     texts = read_texts(path, megabytes)
     barrier.wait()
@@ -230,13 +182,9 @@ def main() -> None:
         raise SystemExit("the bytes tokenizer needs no measuring; name a tokenizer.json")
     cores = options.processes
     encoders = ["rebased", "tokenizers"]
-    if find_spec("tiktoken") is None:
-        print("tiktoken is not installed, so it is left out: pip install tiktoken", flush=True)
-    else:
-        encoders.append("tiktoken")
     cases = [Case(name, 1, 1) for name in encoders]
     if cores > 1:
-        cases += [Case(name, 1, cores) for name in encoders if name != "rebased"]
+        cases.append(Case("tokenizers", 1, cores))
         cases += [Case(name, cores, 1) for name in encoders]
     load = os.getloadavg()[0]
     rows = []

@@ -130,7 +130,7 @@ def test_a_damaged_text_is_told_before_anything_begins(
     assert rebased("--config", config, "--out", "run") == 2
     assert "valid-00000.bin is damaged: its sha256" in capsys.readouterr().err
     assert not Path("run").exists()
-    monkeypatch.setattr("rebased.data.corpus.SOON", 100)  # to read the Pile once takes longer than one may wait
+    monkeypatch.setattr("rebased.data.corpus.SMALL_BYTES", 100)  # to read the Pile once takes longer than one may wait
     assert rebased("--config", config, "--out", "run") == 0
 
 

@@ -1,6 +1,6 @@
 """Batches without rows (B = 0) and sequences without tokens (T = 0) pass through every operator, with gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +31,12 @@ from rebased.ops import (
 H, K, V, D, N = 2, 4, 3, 5, 3
 SIZES = pytest.mark.parametrize(("B", "T"), [(0, 6), (2, 0), (0, 0)])
 BACKENDS = pytest.mark.parametrize("backend", ["auto", "reference", "recurrent", "chunked"])
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True)
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    with torch.device(request.param):
+        yield
 
 
 def leaf(*shape: int) -> Tensor:

@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from rebased.data.fast_bpe import WordEncoder
 from rebased.data.sources import open_text
+from rebased.data.tiktoken_bpe import TiktokenEncoder, make_tiktoken_encoder
 from rebased.files import sha256_bytes
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
@@ -73,7 +74,7 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library.
+    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library, or faster by `tiktoken`.
 
     `content` is the file, `name` is for messages and records. `end_of_text` is the token after each document: None for
     the first of END_NAMES in the vocabulary, "" for none.
@@ -82,13 +83,16 @@ class JsonTokenizer:
     def __init__(self, content: bytes, name: str, end_of_text: str | None = None) -> None:
         self._content = content
         self._tokenizer = _load(content, name)
-        self._words = _exact_words(json.loads(content), self._tokenizer)
         self.name = name
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError(f"the vocabulary of tokenizer {name} is empty")
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps; a model needs a row for the largest
         self.end_of_text = _find_end(vocabulary, name, end_of_text)
+
+    @cached_property
+    def _tiktoken(self) -> TiktokenEncoder | None:
+        return make_tiktoken_encoder(self._content, self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
@@ -101,7 +105,7 @@ class JsonTokenizer:
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """The token ids of each text, [n] uint32. Bytes that are not UTF-8 are encoded as U+FFFD."""
         decoded = [text.decode(errors="replace") for text in texts]
-        if self._words is not None and (found := self._words.encode(decoded)) is not None:
+        if self._tiktoken is not None and (found := self._tiktoken.encode(decoded)) is not None:
             return found
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
@@ -182,26 +186,6 @@ def _load(content: bytes, name: str) -> Any:
     engine.no_padding()
     engine.encode_special_tokens = True  # "<|endoftext|>" in a text is 13 ordinary characters
     return engine
-
-
-PROBE = (
-    "It's we'll THEY'RE x'd ''s 'tis don't  two   three\n\n  indented\t\ttabs \n mixed \r\n 3.14 2024-01-01 a1b2 "
-    "naïve cafe\u0301 Ωmega 漢字かな 한국어 \u1112\u1161\u11ab ２ ² Ⅷ \u00a0nbsp\u3000wide\u2003em "
-    "\U0001f600👩\u200d🔬 _x__ $%^ <|endoftext|> "
-    "https://example.org/?q=1&r=two#three {'key': [1, 2]} ==Heading== [[Link|text]] -- … “quoted” "
-    + " " * 40
-    + "end  \n "
-)
-
-
-def _exact_words(spec: dict[str, Any], engine: Any) -> WordEncoder | None:
-    """The fast encoder, if it gives the library's token ids for a text with all the difficult cases."""
-    words = WordEncoder.of(spec, engine)
-    if words is not None:
-        found = words.encode([PROBE])
-        if found is None or found[0].tolist() != engine.encode(PROBE, add_special_tokens=False).ids:
-            return None
-    return words
 
 
 def _download(name: str) -> bytes:

@@ -177,6 +177,26 @@ def _with_ones(v: Tensor) -> Tensor:
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
 
 
+class _Walk(NamedTuple):
+    """The tensors of a walk; None for those that are not given or not wanted."""
+
+    x: Tensor  # [B, T, H, K] of the readers
+    y: Tensor  # [B, T, H, K] of the writers
+    u: Tensor  # [B, T, H, W] of the writers
+    w: Tensor | None  # [B, T, H, W] of the readers
+    state: Tensor | None  # [B, H, F, W]: what the readers have seen before the first step
+    out: Tensor | None  # [B, T, H, W], to be filled
+    dx: Tensor | None  # [B, T, H, K], to be filled
+    after: Tensor | None  # [B, H, F, W]: the state after the last step, to be filled
+
+    def rows(self, b: slice, h: slice) -> "_Walk":
+        """The walk of some batch rows and heads: views."""
+        x, y, u, w, state, out, dx, after = self
+        w, out, dx = (None if a is None else a[b, :, h] for a in (w, out, dx))
+        state, after = (None if a is None else a[b, h] for a in (state, after))
+        return _Walk(x[b, :, h], y[b, :, h], u[b, :, h], w, state, out, dx, after)
+
+
 def _walk(
     kernel: _Kernel,
     x: Tensor,
@@ -191,9 +211,8 @@ def _walk(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(out [B, T, H, W], dx [B, T, H, K], state after), each None if not wanted.
 
-    Readers x [B, T, H, K] and w [B, T, H, W], writers y [B, T, H, K] and u [B, T, H, W]. `state` [B, H, F, W] is what
-    the readers have seen before the first step; dx is made if w is given. A reverse walk goes from the last token to
-    the first. Queries are the readers, or the writers of a reverse walk.
+    The tensors are those of _Walk; dx is made if w is given. A reverse walk goes from the last token to the first.
+    Queries are the readers, or the writers of a reverse walk.
     """
     (B, T, H, K), W = x.shape, u.shape[-1]
     F = feature_count(K, kernel.coefficients)
@@ -202,12 +221,11 @@ def _walk(
     dx = torch.empty_like(x, dtype=u.dtype) if w is not None else None
     after = u.new_empty(B, H, F, W) if want_state else None
 
+    walk = _Walk(x, y, u, w, state, out, dx, after)
+
     def walk_rows(rows: tuple[slice, slice]) -> None:
-        b, h = rows
-        w_, out_, dx_ = (None if a is None else a[b, :, h] for a in (w, out, dx))
-        state_, after_ = (None if a is None else a[b, h] for a in (state, after))
         with torch.autocast(x.device.type, enabled=False):
-            _walk_rows(kernel, x[b, :, h], y[b, :, h], u[b, :, h], w_, state_, out_, dx_, after_, chunk, tile, reverse)
+            _walk_rows(kernel, walk.rows(*rows), chunk, tile, reverse)
 
     limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
     rows = max(1, limit // (tile * (K * K + 2 * F + 3 * chunk + 4 * W)))
@@ -216,28 +234,16 @@ def _walk(
     return out, dx, after
 
 
-def _walk_rows(
-    kernel: _Kernel,
-    x: Tensor,
-    y: Tensor,
-    u: Tensor,
-    w: Tensor | None,
-    state: Tensor | None,
-    out: Tensor | None,
-    dx: Tensor | None,
-    after: Tensor | None,
-    chunk: int,
-    tile: int,
-    reverse: bool,
-) -> None:
-    """The walk of a group of rows (b, h), n of them: fills out, dx and after, where they are given.
+def _walk_rows(kernel: _Kernel, walk: _Walk, chunk: int, tile: int, reverse: bool) -> None:
+    """Fills out, dx and after of a walk of n pairs (b, h), where they are given.
 
     Inside, tokens are the last axis of x, y and w, so that features are rows and no matmul needs a transposed copy.
     """
+    x, y, u, w, state, out, dx, after = walk
     (B, T, H, K), dtype = x.shape, u.dtype
     rows = (B, H)
-    # What a walk reads out of the state is put together from features that cancel, and o is divided by such a sum: fp64
-    # keeps o and dv right when one key is thousands of times larger than the rest. dq and dk do well without.
+    # The product of features and state cancels, and o is divided by such a sum. fp64 keeps o and dv right if one key is
+    # thousands of times larger than the others. dq and dk do not need it.
     wide = torch.float64 if out is not None and x.device.type != "mps" else dtype
     weights = query_weights(K, kernel.coefficients, kernel.scale, device=x.device, dtype=wide).unsqueeze(-1)
     S = None if state is None else state.to(wide).flatten(0, 1)  # [n,F,W]

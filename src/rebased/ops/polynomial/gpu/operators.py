@@ -35,7 +35,7 @@ def attend(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]; cu_seqlens [N+1] or None. See api.poly_attention."""
-    _check(q, v)
+    _check(q)
     folded = _folded(coefficients, scale)
     return _joined([_forward(q, k, each, cu_seqlens, None, None, *folded, eps, False)[0] for each in _slices(v)])
 
@@ -44,7 +44,7 @@ def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a public state, and the state after them. See api.poly_attention_extend."""
-    _check(q, v)
+    _check(q)
     if q.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state))):
         run = poly_decode if torch.compiler.is_compiling() else decode
         o, kv, z = run(q, k, v, *state, *coefficients, scale, eps)
@@ -70,7 +70,7 @@ def _joined(slices: list[Tensor]) -> Tensor:
     return slices[0] if len(slices) == 1 else torch.cat(slices, dim=-1)
 
 
-def _check(q: Tensor, v: Tensor) -> None:
+def _check(q: Tensor) -> None:
     if not (q.is_cuda or triton_interpreted()):
         raise ValueError(f"backend 'triton' needs CUDA tensors; these are on {q.device} (use 'auto' or 'chunked')")
     if q.dtype not in _DTYPES:
@@ -127,9 +127,9 @@ def _differentiate(
     ctx: Any, run: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ForwardInputs."""
-    saved = ctx.saved_tensors  # as _save has ordered them, which is the order of BackwardInputs
-    do = torch.zeros_like(saved[3]) if do is None else do
-    dq, dk, dv, *d_initial = run(do, d_kv, d_z, *saved, ctx.has_initial, *ctx.numbers)
+    q, k, v, o, *others = ctx.saved_tensors  # in the order of BackwardInputs
+    do = torch.zeros_like(o) if do is None else do
+    dq, dk, dv, *d_initial = run(do, d_kv, d_z, q, k, v, o, *others, ctx.has_initial, *ctx.numbers)
     return dq, dk, dv, None, *(d_initial if ctx.has_initial else (None, None)), None, None, None, None, None
 
 

@@ -86,7 +86,7 @@ _NARROW, _SMALL, _WIDE = Tile(64, 32, 4, 3), Tile(64, 32, 4, 1, 168), Tile(64, 3
 _PLAIN, _HALF, _FEW = Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 2, 1)
 
 # Where KP + VP is large, shared memory and registers are short. Where KP is above 16, products with a state are in a
-# loop. These rows of 32 bits end every table of theirs.
+# loop. These two rows end every table of 32-bit products.
 _WIDE_32_BITS = (
     Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _PLAIN), sum=128),
     Row(_tiles(_HALF, _HALF, _HALF, _PLAIN)),

@@ -1,8 +1,8 @@
-"""The fast encoder gives the library's token ids, and NFC is Python's."""
+"""Token ids are those of the `tokenizers` library, whether tiktoken encodes or not."""
 
 import json
 import lzma
-import unicodedata
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +11,7 @@ from small_tokenizer import changed_tokenizer_json, small_tokenizer_json
 from tokenizers import Tokenizer
 
 from real_data import real_data
-from rebased.data import fast_bpe as words_module
-from rebased.data.fast_bpe import WordEncoder
-from rebased.data.nfc import normalise
+from rebased.data.tiktoken_bpe import TiktokenEncoder, find_ranks, make_tiktoken_encoder
 from rebased.data.tokenizer import JsonTokenizer, load_tokenizer
 
 # Everything the rules ask about: letters, digits, spaces of several kinds, quotes before endings, marks that combine.
@@ -29,41 +27,26 @@ def library(content: bytes) -> Tokenizer:
     return tokenizer
 
 
+def tiktoken_encoder(content: bytes) -> TiktokenEncoder:
+    pytest.importorskip("tiktoken")
+    encoder = make_tiktoken_encoder(content, library(content))
+    assert encoder is not None
+    return encoder
+
+
 @pytest.mark.parametrize(("normalize", "spaces"), [(True, True), (False, False)])
 def test_tricky_texts_are_the_librarys(normalize: bool, spaces: bool) -> None:
     content = small_tokenizer_json(normalize=normalize, spaces=spaces)
-    engine, words = library(content), WordEncoder.of(json.loads(content), library(content))
-    assert words is not None
+    engine, encoder = library(content), tiktoken_encoder(content)
 
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=300)
     @given(st.lists(TRICKY, max_size=4))
     def check(texts: list[str]) -> None:
-        found = words.encode(texts)
+        found = encoder.encode(texts)
         assert found is not None
         assert [ids.tolist() for ids in found] == [engine.encode(text, add_special_tokens=False).ids for text in texts]
 
     check()
-
-
-def test_what_is_forgotten_is_learnt_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words_module, "MOST_WORDS", 3)
-    content = small_tokenizer_json()
-    engine, words = library(content), WordEncoder.of(json.loads(content), library(content))
-    assert words is not None
-    for text in ("the first line", "a second one, longer", "the first line", "averyveryverylongwordthatfitsnoslot the"):
-        (found,) = words.encode([text]) or ()
-        assert found.tolist() == engine.encode(text).ids
-
-
-def test_words_that_share_a_slot_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words_module, "SLOTS", 1)
-    content = small_tokenizer_json()
-    engine, words = library(content), WordEncoder.of(json.loads(content), library(content))
-    assert words is not None
-    text = " ".join(f"w{n}x" for n in range(300)) + " a b c a b c"
-    for _ in range(2):
-        (found,) = words.encode([text]) or ()
-        assert found.tolist() == engine.encode(text).ids
 
 
 @pytest.mark.parametrize(
@@ -76,19 +59,53 @@ def test_words_that_share_a_slot_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 )
 def test_other_rules_are_left_to_the_library(changes: dict[str, object]) -> None:
     content = changed_tokenizer_json(**changes)
-    assert WordEncoder.of(json.loads(content), library(content)) is None
+    assert make_tiktoken_encoder(content, library(content)) is None
     text = "It's  THE first\n line"
     (found,) = JsonTokenizer(content, "changed").encode_many([text.encode()])
     assert found.tolist() == library(content).encode(text).ids
 
 
-def test_a_character_without_a_name_is_left_to_the_library() -> None:
+def test_ids_that_are_not_in_the_order_of_merges_are_left_to_the_library() -> None:
+    """tiktoken would merge in the order of ids, the library merges in the order of its list."""
+    spec = json.loads(small_tokenizer_json())
+    vocab, (first, second) = spec["model"]["vocab"], ("".join(merge) for merge in spec["model"]["merges"][:2])
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    content = json.dumps(spec).encode()
+    assert find_ranks(spec["model"], library(content)) is None
+    assert make_tiktoken_encoder(content, library(content)) is None
+
+
+def test_a_byte_without_a_token_is_left_to_the_library() -> None:
+    spec = json.loads(small_tokenizer_json())
+    del spec["model"]["vocab"]["ô"]  # byte 0xF4, which no merge has
+    assert find_ranks(spec["model"], library(json.dumps(spec).encode())) is None
+
+
+def test_a_token_that_no_merge_makes_has_no_rank() -> None:
+    spec = json.loads(small_tokenizer_json())
+    spec["model"]["vocab"]["qqq"] = 399_999
+    content = json.dumps(spec).encode()
+    ranks = find_ranks(spec["model"], library(content))
+    assert ranks is not None
+    assert b"qqq" not in ranks
+    (found,) = tiktoken_encoder(content).encode(["a qqq b"]) or ()
+    assert found.tolist() == library(content).encode("a qqq b").ids
+
+
+@pytest.mark.parametrize("text", ["a\U0005ffff b", "a" + " " * 50_000 + "b"], ids=["unassigned", "long space"])
+def test_texts_that_are_left_to_the_library(text: str) -> None:
     content = small_tokenizer_json()
-    words = WordEncoder.of(json.loads(content), library(content))
-    assert words is not None
-    assert words.encode(["a\U0005ffff b"]) is None
-    (found,) = JsonTokenizer(content, "small").encode_many(["a\U0005ffff b".encode()])
-    assert found.tolist() == library(content).encode("a\U0005ffff b").ids
+    assert tiktoken_encoder(content).encode([text]) is None
+    (found,) = JsonTokenizer(content, "small").encode_many([text.encode()])
+    assert found.tolist() == library(content).encode(text).ids
+
+
+def test_without_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = small_tokenizer_json()
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    assert make_tiktoken_encoder(content, library(content)) is None
+    (found,) = JsonTokenizer(content, "small").encode_many([b"It's the first line"])
+    assert found.tolist() == library(content).encode("It's the first line").ids
 
 
 def test_special_tokens_in_a_text_are_text() -> None:
@@ -108,12 +125,6 @@ def test_byte_lengths_add_up() -> None:
     assert lengths[0] == 0
 
 
-@settings(deadline=None)
-@given(st.text(st.sampled_from("ae\n\u0301\u0327\u1112\u1161\u11ab한漢\u0958\u2126Ω\u09c7\u09be"), max_size=40))
-def test_normal_form_c(text: str) -> None:
-    assert normalise(text) == unicodedata.normalize("NFC", text)
-
-
 def test_neox_on_wikipedia() -> None:
     path = real_data("gpt-neox-20b.20B_tokenizer.json.xz")
     tokenizer = load_tokenizer(str(path))
@@ -123,6 +134,6 @@ def test_neox_on_wikipedia() -> None:
         file.seek(1_000_000)
         text = file.read(300_000).decode(errors="replace")
     assert isinstance(tokenizer, JsonTokenizer)
-    assert tokenizer._words is not None
+    tiktoken_encoder(lzma.decompress(path.read_bytes()))
     (found,) = tokenizer.encode_many([text.encode()])
     assert found.tolist() == library(lzma.decompress(path.read_bytes())).encode(text).ids
