@@ -42,12 +42,12 @@ def test_a_run_is_recorded_and_reported(name: str, tmp_path: Path) -> None:
         for split in ("test", "held_out"):
             assert line[split].keys() == {"accuracy", "by_length"} | PARTS.get(name, set())
     assert end["accuracy"] == result.accuracy
-    lab = Report(collect([tmp_path]))
-    assert [cell.task.split(",")[0] for cell in lab.results.cells] == [name]
-    assert lab.results.cells[0].paper is None
-    html = lab.page("Runs", "rebased report").to_html()
+    report = Report(collect([tmp_path]))
+    assert [cell.task.split(",")[0] for cell in report.parts[0].results.cells] == [name]
+    assert report.parts[0].results.cells[0].paper is None
+    html = report.page("Runs", "rebased report").to_html()
     assert ("Accuracy by slice" in html) == (name == "forgetting_mqar")
-    assert ("slices" in lab.tables()) == (name == "forgetting_mqar")
+    assert ("slices" in report.tables()) == (name == "forgetting_mqar")
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
