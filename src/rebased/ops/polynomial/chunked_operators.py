@@ -23,8 +23,9 @@ def attend(
 
 
 def _filled(like: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    """The tensors, with an empty one for each None: an operator can return only tensors."""
-    return tuple(like.new_empty(0, dtype=accumulate_dtype(like.dtype)) if x is None else x for x in tensors)
+    """The tensors, contiguous, with an empty one for each None: an operator returns tensors of known strides."""
+    empty = like.new_empty(0, dtype=accumulate_dtype(like.dtype))
+    return tuple(empty.clone() if x is None else x.contiguous() for x in tensors)
 
 
 @torch.library.custom_op("rebased::chunked_forward", mutates_args=())
