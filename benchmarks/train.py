@@ -74,7 +74,7 @@ def build_step(name: str, T: int, D: int, precision: Precision, mode: str, devic
     torch.manual_seed(0)
     model = LanguageModel(preset(name, d_model=D, max_len=T)).to(device).train()
     optimiser = build_optimiser(model, TrainConfig(), capturable=model.embedding.weight.is_cuda)
-    step = Step(model, optimiser, precision=precision, compiled=mode == "compiled")
+    step = Step(model, optimiser, precision=precision, compile="model" if mode == "compiled" else "none")
     return step if mode == "eager" else CapturedStep(step, model.embedding.weight.device)
 
 

@@ -1,14 +1,11 @@
 """The language models' benchmarks at a size for CI: they run whole, and what they leave says what was measured."""
 
-import gzip
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from benchmark_command import succeed
-from rebased.data import write_corpus
 
 
 def test_steps_and_where_their_time_goes(tmp_path: Path) -> None:
@@ -49,22 +46,3 @@ def test_ratios_are_also_told_over_the_fastest_attention(tmp_path: Path) -> None
     cells = {line.split("│")[1].strip(): line.split("│")[-4:-1] for line in lines if line.count("│") > 3}
     assert [cell.strip() for cell in cells["4,096"]] == ["1.50", "1.25", "0.9"]
     assert [cell.strip() for cell in cells["8,192"]] == ["", "", ""]
-
-
-def test_three_models_on_one_text(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text", {"train": ["abc " * 60], "valid": ["abc " * 10]})
-    words = ["--data.folder", str(tmp_path / "text"), "--data.seq_len", "16", "--train.compile", "none"]
-    words += ["--model.d_model", "24", "--model.n_layers", "2", "--model.vocab_size", "257", "--train.device", "cpu"]
-    words += ["--train.steps", "2", "--train.warmup_steps", "1", "--train.batch_size", "2", "--seeds", "1", "2"]
-    said = succeed("enwik8", *words, "--out", str(tmp_path / "out"))
-    bundle = tmp_path / "out" / "enwik8.jsonl.gz"
-    lines = [json.loads(line) for line in gzip.decompress(bundle.read_bytes()).splitlines()]
-    names = [line["folder"] for line in lines if line["type"] == "folder"]
-    assert names == ["attention-1", "attention-2", "based-1", "based-2", "rebased-1", "rebased-2"]
-    ends = [line for line in lines if line["type"] == "end"]
-    assert all(end["valid"]["ar"]["perplexity"] > 1 for end in ends)
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-    for model in ("Attention", "Based", "ReBased"):
-        assert re.search(rf"\| {model} \| [\d,]+ \| 2 \| \d+\.\d+ ± \d+", said)  # two seeds of each
-    succeed("enwik8", *words, "--out", str(tmp_path / "out"))  # nothing is done twice
-    assert [json.loads(line) for line in gzip.decompress(bundle.read_bytes()).splitlines()] == lines

@@ -138,15 +138,17 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     words = [*WORDS, "--import", "moody.py", "--workers", "1"]
     assert rebased(*words) == 1
     out = capsys.readouterr().out
-    assert "short_conv + moody could not be timed and is left out (not today)" in out
-    assert "1/2  short_conv + moody, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: failed: RuntimeError: not today" in out
+    why = f"mixer 'moody' (class Moody of {Path('moody.py').absolute()}) failed at x [1, 12, 12] in torch.float32: "
+    why += "RuntimeError: not today"
+    assert f"short_conv + moody could not be timed and is left out ({why})" in out
+    assert f"1/2  short_conv + moody, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: failed: {why}" in out
     assert "2/2  short_conv, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: accuracy" in out
     assert "1 of 2 runs done, 1 failed; out" in out
     assert "again with: rebased sweep tiny.yaml --out out --workers 1 --import moody.py --retry-failed" in out
     lines = [json.loads(line) for line in Path("out/sweep.jsonl").read_text().splitlines()]
     (failed,) = [line for line in lines if line["type"] == "failed"]
-    assert failed["error"] == "RuntimeError: not today"
-    assert (Path("out") / failed["digest"]).is_dir()
+    assert failed["error"] == why
+    assert not (Path("out") / failed["digest"]).exists()  # it was seen before anything was written
 
     Path("mood.txt").unlink()
     assert rebased(*words) == 1  # without a word it is not tried again

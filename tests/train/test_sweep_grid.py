@@ -181,7 +181,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 
 def test_shipped_sweeps_are_all_named_here() -> None:
     names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
-    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
+    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")} | {"enwik8"}
 
 
 def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
