@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.cases import HEADLINE, inputs
 from benchmarks.machine import machine
 
 from rebased.ops import REBASED, poly_attention
@@ -38,6 +37,28 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 MEMORY_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 RESULTS = Path(__file__).parent / "results"
 Run = Callable[[], None]
+
+
+class Shape(NamedTuple):
+    """Sizes of q, k [B, T, H, K] and v [B, T, H, V]."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+
+
+HEADLINE = Shape(B=1, T=4096, H=12, K=16, V=64)  # the paper's 12 heads of 16, values of an ordinary head
+
+
+def inputs(shape: Shape, *, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v that want gradients, and a gradient for the output: normal numbers, the same for every dtype."""
+    B, T, H, K, V = shape
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(B, T, H, w, generator=generator, dtype=torch.float64) for w in (K, K, V, V))
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    return q, k, v, do.to(dtype)
 
 
 def check() -> float:

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 from torch import Tensor
 
+from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, REBASED, Coefficients, poly_attention
 from tolerances import (
     KERNEL_ERRORS,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.cases import Shape
 from torch import Tensor
 
 from ops.polynomial_cases import EVEN, MIXED, NAMES, Cut, attend, tensors
+from polynomial_inputs import Shape
 from rebased.ops import BASED, REBASED, Coefficients, poly_attention
 from rebased.ops.polynomial.gpu import launch, states
 from rebased.ops.polynomial.gpu.features import pair_of

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 from torch import Tensor
 
 from ops.polynomial_cases import Cut, past, tensors
+from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, REBASED, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from rebased.ops.polynomial.gpu import operators
 

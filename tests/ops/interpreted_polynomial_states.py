@@ -3,9 +3,9 @@ becomes of a state that is kept."""
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 
 from ops.polynomial_cases import EVEN, MIXED, STATE_NAMES, Cut, extend, past, tensors
+from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention_extend
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 

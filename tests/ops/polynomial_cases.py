@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.cases import Shape, inputs
 from torch import Tensor
 
+from polynomial_inputs import Shape, inputs
 from rebased.ops import Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
 
 MIXED: Coefficients = (0.3, -0.2, 0.7)

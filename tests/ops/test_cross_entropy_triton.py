@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
+from rebased.ops.inspection import compile_launch, record_launches
 from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 

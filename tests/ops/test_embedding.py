@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from ops.embedding_cases import assert_is_the_law, mostly_filler
 from rebased.ops import embed, use_backend
+from rebased.ops.inspection import compile_launch, record_launches
 
 
 def test_on_a_cpu() -> None:

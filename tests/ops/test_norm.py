@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from ops.norm_cases import KINDS, assert_is_the_law
 from rebased.ops import layer_norm, use_backend
+from rebased.ops.inspection import compile_launch, record_launches
 
 
 @pytest.mark.parametrize("kind", KINDS)

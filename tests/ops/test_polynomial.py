@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from benchmarks.cases import COEFFICIENTS, Shape, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from polynomial_inputs import COEFFICIENTS, Shape, inputs
 from rebased.ops import (
     BASED,
     REBASED,

@@ -3,18 +3,11 @@ it where it should."""
 
 import pytest
 import torch
-from benchmarks import compiled as command
-from benchmarks.compiled import (
-    Call,
-    compile_launch,
-    false_descriptors,
-    gpu_modules,
-    instructions,
-    kernels_of,
-    launches_of,
-)
 
+from benchmark_command import benchmark, succeed
 from rebased.ops import BASED, REBASED
+from rebased.ops.inspection import compile_launch, false_descriptors, instructions
+from rebased.ops.polynomial.gpu.inspection import Call, gpu_modules, kernels_of, launches_of
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by compute capability
 
@@ -65,15 +58,17 @@ def test_false_descriptors_are_found() -> None:
     assert false_descriptors(false) == [f"{false[-1]} after {false[0]}"]
 
 
-def test_the_command_reads_kernels_and_names_those_that_are_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)
-    monkeypatch.setattr(command, "calls", lambda *_: [one])
-    assert command.main(["--workers", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 1: K 16, V 64, T 1" in said
-    assert "decode" in said
+FEW = ("-K", "16", "-V", "64", "-T", "256", "--calls", "1")
+
+
+def test_the_command_reads_what_it_compiles() -> None:
+    said = succeed("compiled", *FEW, "--workers", "2")
+    assert "1 of 1: K 16, V 64, T 256" in said
     assert "all descriptors are sound" in said
-    monkeypatch.setattr(command, "false_descriptors", lambda _: ["a wrong one"])
-    assert command.read(one)[0].endswith("WRONG: a wrong one")
+
+
+def test_a_wrong_descriptor_fails_the_command() -> None:
+    broken = "import rebased.ops.inspection as module\nmodule.false_descriptors = lambda _: ['a wrong one']\n"
+    answer = benchmark("compiled", *FEW, "--workers", "1", patch=broken)
+    assert answer.returncode == 1
+    assert "WRONG: a wrong one" in answer.stdout

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 from torch import Tensor
 
+from polynomial_inputs import Shape, inputs
 from rebased.ops import (
     BASED,
     REBASED,

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.regimes import REGIMES, Regime, forced
 from torch import Tensor
 
 from rebased.mixers import mixer_class
@@ -18,6 +17,7 @@ from rebased.ops import (
     poly_attention,
     poly_attention_extend,
 )
+from rebased.ops.polynomial.gpu.inspection import REGIMES, Regime, forced
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 
+from polynomial_inputs import Shape, inputs
 from rebased.ops import REBASED, init_poly_state, poly_attention, poly_attention_extend, use_backend
 from rebased.ops.polynomial import api
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
 from rebased.ops import wkv
+from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")

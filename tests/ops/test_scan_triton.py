@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import selective_scan, selective_scan_extend
+from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.compiled import compile_launch, record_launches
 
 from rebased.ops import short_conv, short_conv_extend
+from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near, in_chunks
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from benchmarks.cases import Shape, inputs
 
+from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, poly_attention
 from rebased.ops.polynomial import chunked
 from rebased.ops.threads import run_on_threads

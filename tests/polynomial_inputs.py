@@ -1,4 +1,4 @@
-"""Shapes and inputs of polynomial attention that the tests and the benchmarks share."""
+"""Shapes and inputs of polynomial attention that tests share."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,13 @@ COEFFICIENTS: tuple[Coefficients, ...] = (REBASED, BASED, (0.3, -0.2, 0.7), (0.0
 
 
 class Shape(NamedTuple):
+    """Sizes of q, k [B, T, H, K] and v [B, T, H, V]."""
+
     B: int
     T: int
     H: int
     K: int
     V: int
-
-
-HEADLINE = Shape(B=1, T=4096, H=12, K=16, V=64)  # the paper's 12 heads of 16, values of an ordinary head
 
 
 def inputs(
