@@ -11,14 +11,14 @@ prompt = torch.randint(1000, (1, 400))
 
 with torch.inference_mode():
     hidden, state = model.extend(prompt, model.init_state(batch=1))  # prefill
-    before = count_numbers(state.layers)
+    before = count_numbers(state.layers)  # numbers in the states of all layers
     tokens = [model.logits(hidden[:, -1]).argmax(-1)]  # logits of the last position only
     for _ in range(99):
         hidden, state = model.extend(tokens[-1][:, None], state)  # decode
         tokens.append(model.logits(hidden[:, -1]).argmax(-1))
 
     whole = torch.cat([prompt, torch.stack(tokens, dim=1)], dim=1)
-    again = model(whole[:, :-1])[:, 399:].argmax(-1)  # the same tokens from one pass over everything
+    again = model(whole[:, :-1])[:, 399:].argmax(-1)  # the same tokens from one pass over the whole sequence
 
 assert torch.equal(again, whole[:, 400:])
 assert count_numbers(state.layers) == before == model.state_size(499)

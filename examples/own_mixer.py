@@ -4,7 +4,6 @@ import sys
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor
 
 from rebased import register_mixer
 from rebased.runs.synthetic_config import RunConfig
@@ -17,18 +16,18 @@ class RunningMean(torch.nn.Module):
         super().__init__()
         self.out_proj = torch.nn.Linear(d_model, d_model)
 
-    def forward(self, x: Tensor) -> Tensor:  # [B,T,D] -> [B,T,D]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [B,T,D] -> [B,T,D]
         return self.extend(x, self.init_state(len(x), device=x.device, dtype=x.dtype))[0]
 
-    def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def init_state(self, batch: int, *, device=None, dtype=None) -> torch.Tensor:  # [B,D+1]
         return self.out_proj.weight.new_zeros(batch, self.state_size(0), device=device, dtype=dtype)
 
-    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # many tokens, or one
+    def extend(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # T may be 1
         seen = torch.nn.functional.pad(x, (0, 1), value=1.0).cumsum(1) + state.unsqueeze(1)  # [B,T,D+1]
         return self.out_proj(seen[..., :-1] / seen[..., -1:]), seen[:, -1]
 
     def state_size(self, seq_len: int) -> int:
-        return len(self.out_proj.weight) + 1  # the sum of the tokens so far, and how many they are
+        return len(self.out_proj.weight) + 1  # the sum of x over the tokens so far, and their number
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ class Induction(Task):
     def draw(self, rows: int, generator: torch.Generator, split: Split) -> Examples:
         order = torch.rand(rows, self.vocab_size, generator=generator, device=generator.device).argsort(1)
         inputs = order[:, : self.seq_len].clone()  # [rows,T], all different
-        at = torch.randint(self.seq_len - 2, (rows, 1), generator=generator, device=generator.device)
+        at = torch.randint(self.seq_len - 2, (rows, 1), generator=generator, device=generator.device)  # which token
         inputs[:, -1:] = inputs.gather(1, at)
-        labels = torch.full_like(inputs, IGNORE)
+        labels = torch.full_like(inputs, IGNORE)  # nothing is asked, except at the last position:
         labels[:, -1:] = inputs.gather(1, at + 1)
         return Examples(inputs, labels)
 
@@ -31,9 +31,9 @@ class Induction(Task):
 if __name__ == "__main__":
     print(*run_task_contract("induction"), sep="\n")
     task = {"name": "induction", "train": [{"examples": 8000}], "test": [{"examples": 1000}]}
-    how = {"epochs": [*sys.argv[1:], 16][0], "batch_size": 64, "lr": 5e-3}
+    settings = {"epochs": [*sys.argv[1:], 16][0], "batch_size": 64, "lr": 5e-3}
     run = RunConfig(
-        task=task, model={"d_model": 32, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2}]}, train=how
+        task=task, model={"d_model": 32, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2}]}, train=settings
     )
     with TemporaryDirectory() as folder:
         print(f"ReBased gets {train(run, folder).accuracy:.0%} right", flush=True)
