@@ -17,7 +17,7 @@ from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
 from rebased.train import RunResult, train
 from rebased.train.dashboards import dashboards
-from rebased.train.world import ToldElsewhere
+from rebased.train.world import ReportedElsewhere
 
 OPTIONS = (
     "--config",
@@ -73,7 +73,7 @@ def lm_train(
     except KeyboardInterrupt:  # the second one
         console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
-    except ToldElsewhere:  # by the first of several processes
+    except ReportedElsewhere:
         return USER_ERROR
     if result.is_rank_zero:
         console.print(describe(result, imports), soft_wrap=True, highlight=False, markup=False)

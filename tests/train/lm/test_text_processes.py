@@ -12,7 +12,7 @@ from rebased.models.weights import load_model
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import read_record
 from rebased.train import train
-from rebased.train.world import ToldElsewhere
+from rebased.train.world import ReportedElsewhere
 from tiny_lm_run import AtStep, losses, run, start_world, tiny, wait, write_text
 from tolerances import TRAINED, assert_same_weights
 
@@ -109,7 +109,7 @@ def refuse(config: TextRunConfig, folder: Path) -> None:
     """An error that one process finds is raised in all of them, and told by one."""
     with pytest.raises(ValueError, match="is not empty and not a run's") as caught:
         train(config, folder)
-    assert isinstance(caught.value, ToldElsewhere) == (os.environ["RANK"] == "1")
+    assert isinstance(caught.value, ReportedElsewhere) == (os.environ["RANK"] == "1")
 
 
 def test_a_mistake_ends_all_processes(text: Path, tmp_path: Path) -> None:
