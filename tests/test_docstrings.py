@@ -7,37 +7,37 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 import rebased
 
-NOT_RUNNABLE = ("rebased.__main__",)
-WITHOUT_IT = ("triton", "transformers")  # packages that some modules need, and that an installation may lack
+OPTIONAL = ("triton", "transformers")  # packages that some modules need, and that an installation may lack
 
 
 def modules() -> Iterator[ModuleType]:
     """All modules of the package; those whose optional package is missing are left out."""
     for found in pkgutil.walk_packages(rebased.__path__, "rebased."):
-        if found.name in NOT_RUNNABLE:
+        if found.name == "rebased.__main__":  # importing it runs the command
             continue
         try:
             yield importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            if error.name not in WITHOUT_IT:
+            if (error.name or "").split(".")[0] not in OPTIONAL:
                 raise
 
 
 def documented(definition: Any, owner: type | None = None) -> bool:
-    """True if somebody wrote a docstring for it: for a class in its own body, for a member there or in a base class."""
+    """True if the package has a docstring for it. A class needs its own; a method may inherit one from a base class.
+
+    Docstrings that NamedTuple and dataclass generate do not count, nor those of base classes from other packages.
+    """
     if inspect.isclass(definition):
         text = definition.__dict__.get("__doc__")
         generated = not text or text.startswith(f"{definition.__name__}(")  # as NamedTuple and dataclass write it
         return not generated
     if owner is None:
         return bool(inspect.getdoc(definition))
-    name = getattr(definition, "__name__", None) or definition.fget.__name__
-    written = [base.__dict__[name] for base in owner.__mro__ if name in base.__dict__ and base is not object]
-    return any(inspect.getdoc(each) for each in written)
+    package, name = owner.__module__.split(".")[0], definition.__name__
+    ours = [base for base in owner.__mro__ if base.__module__.split(".")[0] == package]
+    return any(inspect.getdoc(base.__dict__[name]) for base in ours if name in base.__dict__)
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -85,11 +85,11 @@ class Layer(torch.nn.Module):
     def size(self): ...
     @property
     def width(self): ...
-class Told(Layer):
+class Sized(Layer):
     """It inherits."""
     def size(self):
         """Returns the size."""
-class Below(Told):
+class Narrow(Sized):
     """The docstring of size is inherited, that of width is nowhere."""
     def size(self): ...
     @property
@@ -98,5 +98,5 @@ def bare(): ...
 def _private(): ...
 '''
     exec(source, vars(module))
-    want = ["Pair", "Layer.forward", "Layer.size", "Layer.width", "Below.width", "bare"]
+    want = ["Pair", "Layer.forward", "Layer.size", "Layer.width", "Narrow.width", "bare"]
     assert list(undocumented(module)) == [f"sample.{name}" for name in want]

@@ -96,15 +96,21 @@ def why_not_shared(config: TextRunConfig, size: int) -> str | None:
     if train.parallel == "none":
         return f"torchrun started {size} processes and train.parallel is none; set it to ddp, fsdp or context"
     if train.parallel == "context":
-        return f"data.seq_len {T} cannot be divided among {size} processes; choose a multiple of {size}" if T % size else None
+        return (
+            f"data.seq_len {T} cannot be divided among {size} processes; choose a multiple of {size}"
+            if T % size
+            else None
+        )
     if train.batch_size % size:
-        return f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of {size}"
+        return (
+            f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of {size}"
+        )
     return None
 
 
 @contextmanager
 def join_world(config: BaseRunConfig) -> Iterator[World]:
-    """The World of this process. On GPUs each process uses one of its own and the backend is NCCL; on CPUs it is gloo."""
+    """The World of this process. On GPUs each process uses one of its own, and the backend is NCCL; on CPUs gloo."""
     size, rank = started_processes(), int(os.environ.get("RANK", "0"))
     device = choose_device(config.train.device)
     if size == 1 or not isinstance(config, TextRunConfig):
@@ -123,7 +129,8 @@ def join_world(config: BaseRunConfig) -> Iterator[World]:
             raise
         reason = str(error).splitlines()[0]
         raise LostProcess(
-            f"process {rank} of {size} lost the connection to another one ({reason}); start all of them again with --resume"
+            f"process {rank} of {size} lost the connection to another one ({reason}); start all of them again "
+            "with --resume"
         ) from error
     dist.destroy_process_group()  # not after an error: it would wait for processes that are gone
 

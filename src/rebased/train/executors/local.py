@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from rebased.ops.backend import gpu_count
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Executor, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.jobs import (
+    MAX_LOSSES,
+    Ended,
+    Executor,
+    Failed,
+    Job,
+    Outcome,
+    Prepare,
+    Stopping,
+    noop,
+    nothing,
+)
 from rebased.train.executors.worker import limit_threads, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import RunStart, Sink, StepReport
@@ -38,7 +49,9 @@ class LocalExecutor(Executor):
             answer = connection.recv()
         except EOFError:
             process.join()
-            raise ValueError(f"a worker process ended with exit code {process.exitcode} before it returned a result") from None
+            raise ValueError(
+                f"a worker process ended with exit code {process.exitcode} before it returned a result"
+            ) from None
         except BaseException:  # Ctrl-C
             process.terminate()
             raise

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from rebased.runs.record import lines_so_far
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Executor, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.jobs import (
+    MAX_LOSSES,
+    Ended,
+    Executor,
+    Failed,
+    Job,
+    Outcome,
+    Prepare,
+    Stopping,
+    noop,
+    nothing,
+)
 from rebased.train.executors.worker import limit_threads, one_line, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import Sink
@@ -24,7 +35,7 @@ class RayExecutor(Executor):
     """Trains runs as tasks of a Ray cluster, one CPU each, with an equal share of the GPUs if they are used."""
 
     def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
-        """Connect to the cluster at RAY_ADDRESS, or to one that runs on this machine; if there is none, start one here."""
+        """Connect to the cluster at RAY_ADDRESS, or to one on this machine; if there is none, start one here."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user asks for it
         try:
             import ray

@@ -28,20 +28,24 @@ class ContextParallel:
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         if not distributed.is_initialized():
-            raise ValueError("context parallelism needs a process group: start with torchrun and call init_process_group")
+            raise ValueError(
+                "context parallelism needs a process group: start with torchrun and call init_process_group"
+            )
         self.group = group
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         self._agreed = False
-        # The first process uses nothing of what it gathers. A compiler would therefore drop the gather from its backward
-        # pass, and the other processes would wait for ever. Disabled here and not by a decorator, which would import
-        # torch._dynamo together with this module.
+        # The first process uses nothing of what it gathers. A compiler would therefore drop the gather from its
+        # backward pass, and the other processes would wait for ever. Disabled here and not by a decorator, which would
+        # import torch._dynamo together with this module.
         self.gather_earlier: GatherEarlier = torch.compiler.disable(self._gather_earlier)
 
     def share(self, x: Tensor) -> Tensor:
         """This process's shard of x: [B,T] -> [B,T/size]."""
         T = x.shape[1]
         if T % self.size:
-            raise ValueError(f"{T} tokens cannot be divided equally among {self.size} processes; choose a multiple of {self.size}")
+            raise ValueError(
+                f"{T} tokens cannot be divided equally among {self.size} processes; choose a multiple of {self.size}"
+            )
         return x.chunk(self.size, dim=1)[self.rank]
 
     def hidden(self, model: LanguageModel, tokens: Tensor) -> Tensor:

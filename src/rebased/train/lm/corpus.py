@@ -1,4 +1,4 @@
-"""The prepared text of a run: checked before training, and described in the record so that a resumed run can compare."""
+"""The prepared text of a run: checked before training, and described in the record for a resumed run to compare."""
 
 import hashlib
 import logging

@@ -108,7 +108,7 @@ class LMStep:
         return torch.stack([nats.double(), torch.full_like(nats, labels, dtype=torch.float64), norm.double()])
 
     def _compute_flat(self, weight: Tensor, *tensors: Tensor) -> Tensor:
-        """`_compute` with the micro batches as a flat list of tensors, which is what a CUDA graph takes. Returns [2]."""
+        """`_compute` with the micro batches as a flat list of tensors, as a CUDA graph takes them. Returns [2]."""
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
         return torch.stack(self._compute([TextBatch(tokens, labels, None) for tokens, labels in pairs], weight))
 
@@ -130,7 +130,10 @@ class LMStep:
         return nats, norm.detach()
 
     def _weight(self, labels: int) -> Tensor | float:
-        """The weight of one label's loss. ddp and fsdp average gradients over processes, so it is multiplied by their number."""
+        """The weight of one label's loss: 1 / labels of all processes.
+
+        ddp and fsdp average gradients over processes, so there it is multiplied by their number.
+        """
         if self.world.size == 1:
             return 1 / max(1, labels)
         all_labels = self.world.total(torch.full((), float(labels), device=self.world.device))

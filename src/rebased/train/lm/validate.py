@@ -32,7 +32,7 @@ def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: in
     with torch.compiler.set_stance("force_eager"):
         for first in range(0, len(rows), batch_size * shares):
             local_rows = rows[first : first + batch_size * shares][share::shares]
-            # All processes must take part when sharded weights are gathered. One without rows computes an ignored batch.
+            # All processes must take part in gathering sharded weights: one without rows computes an ignored batch.
             batch = step.local_labels(windows.batch(local_rows if len(local_rows) else rows[:1]))
             if not len(local_rows):
                 batch = batch._replace(labels=torch.full_like(batch.labels, IGNORE))

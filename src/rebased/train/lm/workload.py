@@ -94,6 +94,7 @@ class LMWorkload(Workload):
 
     @property
     def rows_at_once(self) -> int:
+        """Sequences that this process computes at once."""
         return self.micro_batch or self.batch_share
 
     def save(self, path: Path) -> list[Path]:

@@ -50,7 +50,10 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     """
     tree = read_yaml(path)
     if misplaced := [key for key in SECTIONS if key in tree]:
-        raise ValueError(f"{path}: {misplaced[0]} is at the top level, as in the config of a run; in a sweep file it belongs under base")
+        raise ValueError(
+            f"{path}: {misplaced[0]} is at the top level, as in the config of a run; in a sweep file it "
+            "belongs under base"
+        )
     if isinstance(tree.get("base"), str):
         tree["base"] = read_yaml(path.parent / tree["base"])
     fixed: dict[str, Any] = {}
@@ -117,15 +120,17 @@ def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
         lengths = {key: len(values) for key, values in axis.items()}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            raise ValueError(f"{path}: the lists of grid.{name} are used together, so they must be equally long: {counts}")
+            raise ValueError(
+                f"{path}: the lists of grid.{name} are used together, so they must be equally long: {counts}"
+            )
         if not next(iter(lengths.values())):
             raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
         axis = [dict(zip(axis, values, strict=True)) for values in zip(*axis.values(), strict=True)]
     for entry in axis if isinstance(axis, list) else [axis]:
         if not isinstance(entry, dict) or not isinstance(axis, list):
             raise ValueError(
-                f"{path}: grid.{name} is not the path of a setting (such as train.lr), so its entries should be mappings "
-                f"of settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
+                f"{path}: grid.{name} is not the path of a setting (such as train.lr), so its entries should be "
+                f"mappings of settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
             )
         yield entry
 

@@ -17,7 +17,7 @@ class Watcher(Protocol):
         """The sink that receives the events of one run."""
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
-        """Called when a run is done, diverged or failed; `run` has the new status. `score` is None unless it is done."""
+        """Called when a run is done, diverged or failed, with its new status. `score` is None unless it is done."""
 
     def stopping(self, runs: int) -> None:
         """Called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
