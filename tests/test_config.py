@@ -110,7 +110,7 @@ BAD = {
     "train.precision=int3": "train.precision: should be 'auto', 'fp32', 'tf32' or 'bf16'; got 'int3'",
     "train=3": "train: should be a valid dictionary or instance of TrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
-    "train.protocol=held_out": "train.protocol held_out reports on a split of its own, and task.held_out is empty",
+    "train.protocol=held_out": "train.protocol held_out reports on the held-out split, but task.held_out is empty",
     "task.train.0.seq_len=33": "seq_len must be even, got 33",
     "task.train.0.kv_pairs=9": "use seq_len >= 36 or kv_pairs <= 8",
     "task.vocab_size=32": "vocab_size must exceed seq_len=32, got 32",
@@ -157,10 +157,10 @@ def test_each_mistake_has_a_line() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train:\n  lr: 1\n  lr: 2\n", r"is not valid YAML in line 3, column 3: the key 'lr' stands twice"),
+        ("train:\n  lr: 1\n  lr: 2\n", r"is not valid YAML in line 3, column 3: the key 'lr' is given twice"),
         ("train: {lr: 1", r"is not valid YAML in line 1, column 14"),
         ("a: !!python/object/apply:os.getcwd []", r"is not valid YAML in line 1, column 4"),
-        ("", "is empty; `rebased configs` lists configs that show"),
+        ("", "is empty; `rebased configs` lists examples of configs"),
         ("just words", r"should hold keys and values .*; it holds 'just words'"),
         ("a: \x00", r"is not valid YAML"),
         ("{[1, 2]: 3}", r"is not valid YAML"),

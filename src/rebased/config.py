@@ -1,4 +1,4 @@
-"""The base of every config: typed, frozen, strict about its keys; and how one is read from a YAML file."""
+"""The base class of all configs (typed, frozen, no unknown keys), and how a config is read from a YAML file."""
 
 import difflib
 import hashlib
@@ -13,18 +13,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """How to end an error about an unknown word: the nearest known one, or all of them."""
+    """The end of an error message about an unknown word: the most similar known word, or all of them."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 class Config(BaseModel):
-    """A config is finished before step 0 and never rewritten; a key it does not know is an error."""
+    """The base class of configs. Values are validated and cannot be changed; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     not_in_digest: ClassVar[tuple[str, ...]] = ()
-    """Keys, such as train.device, that say how a result is computed and not which one: no part of the digest."""
+    """Keys that the digest leaves out, such as train.device: they change how a result is computed, not which result."""
 
     added_later: ClassVar[tuple[str, ...]] = ()
     """Fields that were added after runs had been recorded. The digest leaves such a field out while it has its default,
@@ -36,7 +36,7 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_is_surely_a_mistake(cls, values: Any) -> Any:
+    def _reject_mistakes(cls, values: Any) -> Any:
         if isinstance(values, dict):
             for key, value in values.items():
                 if key not in cls.model_fields:
@@ -46,8 +46,7 @@ class Config(BaseModel):
         return values
 
     def digest(self) -> str:
-        """Twelve hex digits that name this config. Configs share them if, and only if, they are equal but for
-        `not_in_digest`."""
+        """Twelve hex digits that name this config: equal for configs that differ only in `not_in_digest`."""
         tree = self.model_dump(mode="json")
         _drop_added_defaults(self, tree)
         for dotted in self.not_in_digest:
@@ -57,12 +56,12 @@ class Config(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process a config travels as the data it is: the class of a mixer's part is made on the way."""
+        """Pickle a config as plain data: classes of mixer configs are created at run time and cannot be imported."""
         return type(self).model_validate, (self.model_dump(),)
 
 
 def check_added_later(cls: type[Config]) -> None:
-    """Refuse a config class whose `added_later` names a field that is not there, or one without a default."""
+    """Raise ValueError if `added_later` of a config class names an unknown field or a field without a default."""
     for key in cls.added_later:
         if key not in cls.model_fields:
             raise ValueError(f"{cls.__name__}.added_later names {key!r}, which is not one of its fields")
@@ -111,8 +110,11 @@ def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: Any, patch: Any, at: str = "") -> Any:
-    """`base` with what `patch` says instead. Mappings merge key by key; a mapping with numbers for keys changes single
-    entries of a list; the bare name of a mixer, `rebased`, is short for {name: rebased}. All else is replaced."""
+    """`base` with the changes of `patch`.
+
+    Mappings are merged key by key. A mapping whose keys are numbers changes single entries of a list. A mixer's name
+    alone, `rebased`, is short for {name: rebased}. Everything else is replaced. `at` is the path of `base`, for errors.
+    """
     if not isinstance(patch, dict):
         return patch
     if isinstance(base, list | tuple):
@@ -133,19 +135,19 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
 
 
 def explain(error: ValidationError) -> str:
-    """What pydantic found, in a line a mistake: the key's path, what is wrong with the value, what to do."""
-    return "\n".join(dict.fromkeys(_explain(error, ())))  # no line twice
+    """One line per mistake that pydantic found: the path of the key, what is wrong with its value, and the remedy."""
+    return "\n".join(dict.fromkeys(_explain(error, ())))  # without repeated lines
 
 
 def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[str]:
     for mistake in error.errors(include_url=False):
         path = (*parent, *mistake["loc"])
         cause = mistake.get("ctx", {}).get("error")
-        if isinstance(cause, ValidationError):  # of a part that was validated by itself, such as one mixer
+        if isinstance(cause, ValidationError):  # raised by a separate validation, such as that of a mixer
             yield from _explain(cause, path)
             continue
         key = ".".join(map(str, path))
-        if mistake["type"] in ("value_error", "assertion_error"):  # our own words, which name value and remedy
+        if mistake["type"] in ("value_error", "assertion_error"):  # our own messages name value and remedy
             yield f"{key}: {cause}" if key else str(cause)
         elif mistake["type"] == "missing":
             yield f"{key}: is missing; give it a value"
@@ -159,13 +161,13 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it."""
+    """A value as error messages show it: its repr, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 3e-3 is a number (YAML 1.1 wants 3.0e-3), and a key stands once."""
+    """A YAML loader that reads 3e-3 as a number (YAML 1.1 wants 3.0e-3) and rejects repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -173,7 +175,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands twice; remove one", key.start_mark
+                        None, None, f"the key {key.value!r} is given twice; remove one", key.start_mark
                     )
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
@@ -185,6 +187,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
+    """The value of a YAML text. Raises ValueError, which names `source`, if it is not valid YAML."""
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: no code is run
     except yaml.YAMLError as error:
@@ -194,13 +197,14 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ValueError if the file is empty or holds something else."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file: {error.reason} at byte {error.start}") from error
     tree = parse_yaml(text, str(path))
     if tree is None:
-        raise ValueError(f"{path} is empty; `rebased configs` lists configs that show what belongs there")
+        raise ValueError(f"{path} is empty; `rebased configs` lists examples of configs")
     if not isinstance(tree, dict):
         raise ValueError(f"{path} should hold keys and values (train: ...); it holds {short(tree)}")
     return tree

@@ -106,6 +106,6 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
     assert process.returncode == 130
     assert err == ""
     last = out.splitlines()[-1]
-    assert last.startswith("interrupted; finished shards are kept; go on with: rebased data prepare long.txt -o out")
+    assert last.startswith("interrupted; finished shards are kept; continue with: rebased data prepare long.txt -o out")
     assert rebased(*shlex.split(last.partition("rebased ")[2])) == 0
     assert Corpus("out", verify=True).splits["train"].text_bytes == 9_000_000

@@ -115,7 +115,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     assert process.returncode == 130
     assert err == ""
     assert out.splitlines()[-1] == (
-        "interrupted, saved; go on with: rebased demo --out out --seeds 1 --config tiny.yaml"
+        "interrupted, saved; continue with: rebased demo --out out --seeds 1 --config tiny.yaml"
     )
     assert not Path("out/report.html").exists()
     done = {model: epochs_of(lines) for model, lines in records().items()}

@@ -132,11 +132,11 @@ def test_a_run_knows_its_text_and_length(tmp_path: Path, capsys: pytest.CaptureF
     )
     line["corpus"] = {"tokenizer": "other.json", "vocab_size": 257, "vocabulary": "another"}
     (tmp_path / RECORD).write_text(json.dumps(line) + "\n")
-    assert "was trained with other.json, whose tokens are others; prepare" in refusal(capsys, "eval", str(tmp_path))
+    assert "was trained with other.json, which has other tokens; prepare" in refusal(capsys, "eval", str(tmp_path))
     line["config"] = {"data": {"folder": "elsewhere", "seq_len": 48}}
     (tmp_path / RECORD).write_text(json.dumps(line) + "\n")
     said = refusal(capsys, "eval", str(tmp_path))
-    assert "was trained on elsewhere, which is not here; name where it is now with --data" in said
+    assert "was trained on elsewhere, which does not exist here; give its present place with --data" in said
 
 
 def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +157,8 @@ def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eval", "run"], "does not say which text it belongs to; name a prepared folder with --data"),
-        (["eval", "nowhere", "--data", "text"], "nowhere is not there; give a run's folder"),
+        (["eval", "run"], "does not say which text it was trained on; name a prepared folder with --data"),
+        (["eval", "nowhere", "--data", "text"], "nowhere does not exist; give a run's folder"),
         (["eval", "text", "--data", "text"], "text is not a run's folder (no config.yaml)"),
         (["eval", "facts.jsonl", "--data", "text"], "not a safetensors file"),
         (["eval", "run", "--data", "run"], "run has no manifest.json"),

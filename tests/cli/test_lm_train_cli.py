@@ -94,16 +94,22 @@ BAD = [
     (["--config", "tiny.yaml", "--steps", "1"], "unknown option '--steps'; did you mean '--train.steps'?"),
     (
         ["--config", "tiny.yaml", "--data.folder", "data/stdlib"],
-        "data.folder data/stdlib is not there; make it with: rebased data prepare -o data/stdlib",
+        "data.folder data/stdlib does not exist; make it with: rebased data prepare -o data/stdlib",
     ),
     (
         ["--config", "tiny.yaml", "--model.vocab_size", "256"],
         "which has 257 tokens, and the model has model.vocab_size",
     ),
-    (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is beyond the model's 8 learned positions"),
-    (["--config", "tiny.yaml", "--data.seq_len", "9999"], "tokens to train on, which fill no window; make windows"),
-    (["--config", "tiny.yaml", "--train.warmup_steps", "5"], "warmup_steps 5 are more than the run's steps, 4"),
-    (["--config", "mqar/quick"], "task instead of data: it is for `rebased train`"),
+    (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is more than the model's 8 learned positions"),
+    (
+        ["--config", "tiny.yaml", "--data.seq_len", "9999"],
+        "tokens to train on, less than one window; choose a shorter data.seq_len",
+    ),
+    (
+        ["--config", "tiny.yaml", "--train.warmup_steps", "5"],
+        "warmup_steps 5 is more than the run's steps, 4; choose fewer",
+    ),
+    (["--config", "mqar/quick"], "task instead of data; train it with `rebased train`"),
     (["--config", "tiny.yaml", "--out", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["--config", "tiny.yaml", "--train.lr", "1e30", "--train.eps", "1e-30", "--out", "run"], "Try a lower rate"),
 ]
@@ -146,7 +152,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     assert (process.returncode, err) == (130, "")
     last = out.splitlines()[-1]
     assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
-    assert re.match(r"interrupted at step \d+, saved; go on with: rebased lm train --config", last)
+    assert re.match(r"interrupted at step \d+, saved; continue with: rebased lm train --config", last)
     again = shlex.split(last.partition("rebased lm train ")[2])
     step = int(re.findall(r"step (\d+)", last)[0])
     assert json.loads(Path("a run/checkpoint.json").read_text())["progress"]["step"] == step

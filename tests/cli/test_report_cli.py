@@ -72,7 +72,7 @@ def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
         (["empty"], "there is no record.jsonl and no bundle (*.jsonl.gz, *.jsonl.xz) in empty or below"),
         (["sweep", "-o", "page.pdf"], "-o page.pdf: the page is HTML, give a name ending in .html"),
         (["sweep", "-o", "notes.html"], "notes.html is not a page that rebased has written"),
-        (["sweep", "--bundle", "records.zip"], "records.zip: a bundle's name ends in .jsonl.xz or .jsonl.gz"),
+        (["sweep", "--bundle", "records.zip"], "records.zip: the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:

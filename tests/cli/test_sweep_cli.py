@@ -154,7 +154,7 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     assert rebased(*words) == 1  # without a word it is not tried again
     out = capsys.readouterr().out
     assert "2 runs: 1 done, 0 to train in out" in out
-    assert "1 failed before and is left alone; --retry-failed tries it again" in out
+    assert "1 failed before and is not repeated; --retry-failed tries it again" in out
     assert rebased(*words, "--retry-failed") == 0
     assert "2 of 2 runs done; out" in capsys.readouterr().out
     assert rebased(*words) == 0
@@ -287,7 +287,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     assert process.returncode == 130
     assert err == ""
     assert re.search(r"^stopping: (1 run is|2 runs are) being saved; Ctrl-C again ends", out, flags=re.MULTILINE)
-    last = "interrupted, saved; go on with: rebased sweep tiny.yaml --out out --workers 2 --import slow.py"
+    last = "interrupted, saved; continue with: rebased sweep tiny.yaml --out out --workers 2 --import slow.py"
     assert out.splitlines()[-1] == last
     done = {digest: epochs_of(lines) for digest, lines in records().items()}
     assert any(0 < len(epochs) < 30 for epochs in done.values())

@@ -134,7 +134,7 @@ BAD = [
     (["--config", "tiny.yaml", "--out", "."], ". is not empty and not a run's (no config.yaml)"),
     (
         ["--config", "lm/quick"],
-        "data instead of task: it is for `rebased lm train`",
+        "data instead of task; train it with `rebased lm train`",
     ),
     ([], "--config"),
 ]
@@ -210,7 +210,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     assert process.returncode == 130
     assert err == ""
     assert "stopping: 1 run is being saved; Ctrl-C again ends it at once" in out
-    assert re.match(r"interrupted at step \d+, saved; go on with: rebased train --config", last)
+    assert re.match(r"interrupted at step \d+, saved; continue with: rebased train --config", last)
     assert rebased(*shlex.split(last.partition("rebased ")[2])) == 0
     assert "from step 0" not in capsys.readouterr().out.splitlines()[0]
     assert epochs_of("a run") == list(range(1, EPOCHS + 1))

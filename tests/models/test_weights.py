@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load, save_file
-from tiny_run import tiny
 
 from rebased.models import LanguageModel
 from rebased.models.weights import load_model, save_model
+from tiny_run import tiny
 
 PER_HEAD = {"model": {"mixers": {1: {"norm_axis": "per_head"}}}}  # here q and k share the parameters of one norm
 

@@ -139,9 +139,9 @@ def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such file or folder"):
         collect([tmp_path / "nowhere"])
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"notes\.txt is no record; give folders"):
+    with pytest.raises(ValueError, match=r"notes\.txt is not a record; give folders"):
         collect([tmp_path / "notes.txt"])
-    with pytest.raises(ValueError, match=r"a bundle's name ends in \.jsonl\.xz or \.jsonl\.gz"):
+    with pytest.raises(ValueError, match=r"the name of a bundle must end in \.jsonl\.xz or \.jsonl\.gz"):
         write_bundle(RUNS, tmp_path / "records.zip")
 
 

@@ -105,14 +105,17 @@ BAD: list[tuple[Any, str]] = [
     ({"base": TINY, "grid": {}}, "grid is empty; give it an axis, such as train.seed: [42, 43]"),
     ({"base": TINY, "grid": {"train.lr": []}}, "grid.train.lr is empty"),
     ({"base": TINY, "grid": {"both": {"train.lr": [], "train.seed": []}}}, "grid.both is empty"),
-    ({"base": TINY, "grid": {"train.lr": 0.1}}, "grid.train.lr should list values of that setting, [0.1]; got 0.1"),
-    ({"base": TINY, "grid": {"both": {"train.lr": 0.1}}}, "grid.both is no setting's path"),
-    ({"base": TINY, "grid": {"both": 3}}, "grid.both is no setting's path"),
+    (
+        {"base": TINY, "grid": {"train.lr": 0.1}},
+        "grid.train.lr should be a list of values of that setting, [0.1]; got 0.1",
+    ),
+    ({"base": TINY, "grid": {"both": {"train.lr": 0.1}}}, "grid.both is not the path of a setting"),
+    ({"base": TINY, "grid": {"both": 3}}, "grid.both is not the path of a setting"),
     ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
-    (TINY, "task stands at the top, as in a run; in a sweep it belongs under base"),
+    (TINY, "task is at the top level, as in the config of a run; in a sweep file it belongs under base"),
     ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
     ({"base": TINY, "grid": {"trian.lr": [1]}}, "unknown key 'trian'; did you mean 'train'? (in every run"),
-    ({"base": TINY, "grid": {"lr": [1, 2]}}, "grid.lr is no setting's path (such as train.lr)"),
+    ({"base": TINY, "grid": {"lr": [1, 2]}}, "grid.lr is not the path of a setting (such as train.lr)"),
     (
         {"base": TINY, "grid": {"train.lr": [0.1, -1], "train.seed": [1, 2]}},
         "grid point train.lr=-1, train.seed=1 and 1 more: train.lr: should be greater than 0; got -1",
@@ -127,9 +130,9 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         {"base": TINY, "grid": {"both": {"train.lr": [0.1, 0.2], "train.seed": [1]}}},
-        "the lists of grid.both go together, so they must be equally long: train.lr has 2, train.seed has 1",
+        "the lists of grid.both are used together, so they must be equally long: train.lr has 2, train.seed has 1",
     ),
-    ({"base": TINY, "grid": {"train.lr": {"a": [1]}}}, "grid.train.lr should list values of that setting"),
+    ({"base": TINY, "grid": {"train.lr": {"a": [1]}}}, "grid.train.lr should be a list of values of that setting"),
     ({"base": "nowhere.yaml", "grid": {"train.lr": [1]}}, "nowhere.yaml"),
 ]
 

@@ -85,7 +85,9 @@ def prepare(
             )
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]
-        say(console, f"interrupted; finished shards are kept; go on with: rebased {shlex.join([*words, '--resume'])}")
+        say(
+            console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
+        )
         return INTERRUPTED
     console.print(describe(manifest, out))
     for remark in remarks(manifest):

@@ -1,4 +1,4 @@
-"""rebased demo: ReBased, Based and attention on one small MQAR, side by side on the CPU, and a page about them."""
+"""rebased demo: train ReBased, Based and attention on a small MQAR task on the CPU, and write a page about them."""
 
 import shlex
 from pathlib import Path
@@ -19,28 +19,28 @@ from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 
 MODELS = ("rebased", "based", "conv_attention")
 OUT = Path("runs") / "demo"
-SEEDS = 7  # a sign test needs six that agree to reach p < 0.05, so one may make no difference
+SEEDS = 7  # a sign test needs six seeds that agree to reach p < 0.05, so one seed may show no difference
 FIRST_SEED = 42  # the paper's
 
 
 def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> int:
-    """Train ReBased, Based and attention on the same small MQAR on the CPU, and write a page that compares them.
+    """Train ReBased, Based and attention on a small MQAR task on the CPU, and write a page that compares them.
 
-    Three minutes on two cores. Typed again it goes on where it was ended; runs that are done are not repeated.
+    This takes three minutes on two cores. The same command resumes it; runs that are done are not repeated.
 
     Parameters
     ----------
     out
         Folder for the runs and for report.html.
     seeds
-        How many runs of each model.
+        Number of runs per model.
     config
-        YAML file or name of a shipped config with another run than the demo's own. Its model.preset and train.seed are
+        YAML file or name of a shipped config to use instead of the demo's own. Its model.preset and train.seed are
         replaced.
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    console, page, command = Console(), out / "report.html", typed(out, seeds, config)
+    console, page, command = Console(), out / "report.html", command_line(out, seeds, config)
     check_replaceable(page)  # before minutes of training, not after
     configs = demo_configs(config, seeds)
     folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}
@@ -56,7 +56,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
         console.print(f"{AT_ONCE}: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
     if any(result is None or getattr(result, "status", None) == "interrupted" for result in results):
-        console.print(f"interrupted, saved; go on with: {command}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"interrupted, saved; continue with: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
     runs = [read_run(folder) for folder in folders.values()]
     write_page(demo_page(runs, command), page)
@@ -67,7 +67,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
 
 
 def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
-    """One run with each model and seed in turn: the same data and settings for all."""
+    """The runs of the demo by name: one per model and seed, all with the same data and settings."""
     path = find_config(path or "demo", "run")
     return {
         f"{model} seed {seed}": load_config(RunConfig, path, {"model.preset": model, "train.seed": str(seed)})
@@ -77,16 +77,18 @@ def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
 
 
 def is_done(folder: Path) -> bool:
+    """True if the record in the folder says that the run is done."""
     return (folder / RECORD).exists() and any(line.get("status") == "done" for line in read_record(folder)[-1:])
 
 
 def give_up(index: int, outcome: Outcome) -> None:
-    """A page about some of the models would compare nothing: when a run fails, the others are saved and it ends."""
+    """Raise ValueError if a run failed, which ends and saves the others: the page needs all models."""
     if isinstance(outcome, Failed):
         raise ValueError(outcome.error)
 
 
-def typed(out: Path, seeds: int, config: Path | None) -> str:
+def command_line(out: Path, seeds: int, config: Path | None) -> str:
+    """The command that starts or resumes this demo."""
     words = ["rebased", "demo"]
     words += ["--out", str(out)] if out != OUT else []
     words += ["--seeds", str(seeds)] if seeds != SEEDS else []

@@ -1,4 +1,4 @@
-"""What is said when a run is interrupted, and what to type then, for every command that trains."""
+"""Messages about interrupted runs, with the command that resumes them."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from pathlib import Path
 
 from rebased.runs.folder import CONFIG
 
-AT_ONCE = "ended at once; runs that were under way go on from their last checkpoints"
+AT_ONCE = "ended at once; resume the runs in progress from their last checkpoints with"
 
 
 def being_saved(runs: int) -> str:
-    """Said as soon as Ctrl-C has come: to save can take seconds."""
+    """The message after Ctrl-C, while `runs` runs are being saved, which can take seconds."""
     are, them = ("1 run is", "it") if runs == 1 else (f"{runs} runs are", "them")
-    return f"stopping: {are} being saved; Ctrl-C again ends {them} at once, to go on from the last checkpoint"
+    return f"stopping: {are} being saved; Ctrl-C again ends {them} at once, without saving"
 
 
 def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:
-    """After a second Ctrl-C, which does not wait until the run is saved."""
+    """The message after a second Ctrl-C, which does not wait until the run is saved."""
     if not (folder / CONFIG).exists():
         return "ended at once; nothing was written yet"
-    return f"ended at once; from the last checkpoint {go_on_with(verb, folder, imports)}"
+    return f"ended at once; to resume from the last checkpoint, {continue_with(verb, folder, imports)}"
 
 
-def go_on_with(verb: str, folder: Path, imports: Sequence[str]) -> str:
-    """`imports` are what --import named."""
+def continue_with(verb: str, folder: Path, imports: Sequence[str]) -> str:
+    """How to resume the run in a folder: "continue with: rebased ...". `imports` are the values of --import."""
     words = ["--config", str(folder / CONFIG), "--out", str(folder), "--resume"]
     words += [word for name in imports for word in ("--import", name)]
-    return f"go on with: rebased {verb} {shlex.join(words)}"
+    return f"continue with: rebased {verb} {shlex.join(words)}"

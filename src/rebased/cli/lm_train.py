@@ -1,4 +1,4 @@
-"""rebased lm train: one language model from a config file."""
+"""rebased lm train: train one language model, as a config file says."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
-from rebased.cli.interruption import ended_at_once, go_on_with
+from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
@@ -17,7 +17,7 @@ from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
 from rebased.train import RunResult, train
 from rebased.train.dashboards import dashboards
-from rebased.train.world import ToldElsewhere
+from rebased.train.world import ReportedElsewhere
 
 OPTIONS = (
     "--config",
@@ -50,9 +50,9 @@ def lm_train(
         YAML file with the sections data, model and train, or the name of a shipped one, such as lm/quick (`rebased
         configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-4 --model.n_layers 6
     out
-        Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
+        Folder for the run. Default: runs/NAME-DIGEST, with the name of the config file and the digest of the run.
     resume
-        Go on where the run in that folder was ended.
+        Continue the run in that folder from its last checkpoint.
     imports
         Python file or module with mixers of your own (@register_mixer). Can be given several times.
     tensorboard
@@ -70,10 +70,10 @@ def lm_train(
     try:
         with progress_sink(console) as sink:
             result = train(run, folder, resume=resume, sinks=[sink, *boards])
-    except KeyboardInterrupt:  # the second one
+    except KeyboardInterrupt:  # the second Ctrl-C
         console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
-    except ToldElsewhere:  # by the first of several processes
+    except ReportedElsewhere:
         return USER_ERROR
     if result.is_rank_zero:
         console.print(describe(result, imports), soft_wrap=True, highlight=False, markup=False)
@@ -81,8 +81,9 @@ def lm_train(
 
 
 def describe(result: RunResult, imports: tuple[str, ...]) -> str:
+    """How the run ended, in words."""
     if result.status == "interrupted":
-        return f"interrupted at step {result.step}, saved; {go_on_with('lm train', result.folder, imports)}"
+        return f"interrupted at step {result.step}, saved; {continue_with('lm train', result.folder, imports)}"
     begin = "this run is done already: " if result.status == "already_done" else ""
     end = read_record(result.folder)[-1]
     found = ", ".join(f"{split} perplexity {in_parts(end[split])}" for split in ("valid", "test") if split in end)
@@ -90,7 +91,7 @@ def describe(result: RunResult, imports: tuple[str, ...]) -> str:
 
 
 def in_parts(measured: dict[str, Any]) -> str:
-    """'16.451 (AR 3.672, non-AR 56.310)'"""
+    """The perplexities of all, AR and non-AR tokens in words: "16.451 (AR 3.672, non-AR 56.310)"."""
     values = (measured[part]["perplexity"] for part in ("all", "ar", "non_ar"))
     every, ar, non_ar = ("-" if value is None else f"{value:.3f}" for value in values)
     return f"{every} (AR {ar}, non-AR {non_ar})"

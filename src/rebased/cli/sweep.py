@@ -1,4 +1,4 @@
-"""rebased sweep: a grid of runs from one file, planned, trained side by side, resumed by typing it again."""
+"""rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, plan_table, sweep_board, words_for
+from rebased.cli.sweep_board import Tally, describe_plan, plan_table, sweep_board
 from rebased.cli.warn_once import each_warning_once
 from rebased.runs.record import lines_so_far
 from rebased.runs.shipped import find_config
@@ -46,36 +46,38 @@ def sweep(
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Train every run of a grid. Typed again, it goes on where it was ended; runs that are done are not repeated.
+    """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
-    The exit code is 1 where a run has failed, 130 where the sweep was interrupted.
+    The exit code is 1 if a run has failed and 130 if the sweep was interrupted.
 
     Parameters
     ----------
     file
         YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased configs` lists
-        them), or Python file with `configs = [...]`. Settings of every run can be changed on the command line,
-        --train.epochs 8, and so can an axis: --grid.train.seed "[42]"
+        them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, or an
+        axis of the grid: --grid.train.seed "[42]"
     out
-        Folder for the runs, each in a folder of its own named by its digest. Default: runs/ and the file's name.
+        Folder for the runs, one subfolder per run, named by its digest. Default: runs/ and the file's name.
     dry_run
         Print the plan and an estimate of the time, and stop.
     executor
-        local: processes of this machine, one a GPU or one a core. ray: the Ray cluster at RAY_ADDRESS, or one started
-        here; its nodes must share the file system with the folder.
+        local: processes of this machine, one per GPU or one per core. ray: the Ray cluster at RAY_ADDRESS, or one
+        started here; its nodes must share the file system with the folder.
     workers
-        Runs at once. More than there are GPUs: several share one.
+        Number of runs at once. If there are more than GPUs, several runs share a GPU.
     imports
         Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
         several times.
     retry_failed
-        Try runs again that failed before.
+        Also train the runs that failed before.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
     console, folder = Console(), out or Path("runs") / file.stem
     names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
-    names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]  # workers may be elsewhere
+    names = [
+        str(Path(name).absolute()) if name.endswith(".py") else name for name in names
+    ]  # workers may have another working directory
     check_folder(folder)
     with each_warning_once(console):
         points = read_points(file, imports, parse_overrides(settings, OPTIONS))
@@ -89,17 +91,17 @@ def sweep(
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
         if log.damaged:
-            many = f"{log.damaged} damaged line{'s' * (log.damaged > 1)}"
-            say(console, f"skipped {many} of {folder / LOG}: failures told there are forgotten, and tried again")
+            lines = f"{log.damaged} damaged line{'s' * (log.damaged > 1)}"
+            say(console, f"skipped {lines} of {folder / LOG}: runs that failed there are trained again")
         with console.status("timing a few steps of each model ..."):
             cost = estimate(runs, plan.runs, where)
-        for line in words_for(plan, runs, cost, where, retry_failed):
+        for line in describe_plan(plan, runs, cost, where, retry_failed):
             say(console, line)
         if dry_run:
             return 0
         log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers)
-        command = typed(file, settings, out, executor, workers, imports)
+        command = command_line(file, settings, out, executor, workers, imports)
         try:
             with sweep_board(console, tally) as board:
                 complete = train_runs(runs, log, where, board)
@@ -110,6 +112,7 @@ def sweep(
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> list[Point]:
+    """The points of a sweep file in YAML or Python, after the user's code has been imported."""
     for name in imports:
         import_user_code(name)
     if file.suffix != ".py":
@@ -121,22 +124,23 @@ def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str])
 
 
 def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command: str) -> int:
+    """Print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
     if cut := [run for run in plan.runs if any(line["type"] == OUT_OF_MEMORY for line in lines_so_far(run.folder))]:
-        many = f"{len(cut)} run{'s' * (len(cut) > 1)}"
-        say(console, f"out of GPU memory: {many} went on with fewer sequences at once, the same batch")
+        runs = f"{len(cut)} run{'s' * (len(cut) > 1)}"
+        say(console, f"out of GPU memory: {runs} continued with fewer sequences at once, the same batch")
     say(console, f"{tally.summary()}; {plan.folder}")
     if not complete:
-        say(console, f"interrupted, saved; go on with: {command}")
+        say(console, f"interrupted, saved; continue with: {command}")
         return INTERRUPTED
     if tally.failed:
-        say(console, f"try those that failed again with: {command} --retry-failed")
+        say(console, f"try the failed runs again with: {command} --retry-failed")
         return SOME_FAILED
     return 0
 
 
-def typed(
+def command_line(
     file: Path,
     settings: tuple[str, ...],
     out: Path | None,
@@ -144,6 +148,7 @@ def typed(
     workers: int | None,
     imports: tuple[str, ...],
 ) -> str:
+    """The command that starts or resumes this sweep."""
     words = ["rebased", "sweep", str(file), *settings]
     words += ["--out", str(out)] if out else []
     words += ["--executor", executor] if executor != "local" else []
@@ -153,4 +158,5 @@ def typed(
 
 
 def say(console: Console, text: str) -> None:
+    """Print a line as it is, without wrapping or colours."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""How a sweep looks: its plan, then in a terminal a table that lives, in a log a line a run."""
+"""How a sweep is shown: its plan, then its progress, as a live table in a terminal or as one line per run in a log."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +17,13 @@ from rebased.cli.progress import Status
 from rebased.runs.record import read_record
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
-from rebased.train.sweep import Estimate, Plan, PlannedRun, breakdown
+from rebased.train.sweep import Estimate, Plan, PlannedRun, Watcher, breakdown
 
-SHOWN = 8  # runs under way that a terminal shows
+SHOWN = 8  # runs in progress that the table lists
 
 
 def plan_table(plan: Plan) -> Table:
+    """A table of the plan: one row per model and task, with the numbers of runs by status."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in ("model", "task", "D"):
         table.add_column(name)
@@ -37,26 +38,28 @@ def plan_table(plan: Plan) -> Table:
 
 
 def count(runs: Iterable[PlannedRun], *statuses: str) -> int:
+    """The number of runs that have one of these statuses."""
     return sum(run.status in statuses for run in runs)
 
 
-def words_for(
+def describe_plan(
     plan: Plan, runs: Sequence[PlannedRun], cost: Estimate, executor: Executor, retry_failed: bool
 ) -> Iterator[str]:
+    """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
     merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
     total, done = len(plan.runs), plan.count("done", "diverged")
     yield f"{total} run{'s' * (total > 1)}{merged}: {done} done, {len(runs)} to train in {plan.folder}"
     failed = plan.count("failed")
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
-        yield f"{failed} failed before and {are} left alone; --retry-failed tries {them} again"
-    yield f"{executor.where}"
+        yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
+    yield executor.where
     if runs:
         yield f"about {duration(cost.total)}, {cost.basis}"
 
 
 def duration(seconds: float) -> str:
-    """'45 s', '12 min', '3.5 h', '12 days': as exact as an estimate deserves."""
+    """A time in words, rounded as an estimate should be: "45 s", "12 min", "3.5 h", "12 days"."""
     for limit, size, unit in ((90, 1, "s"), (5400, 60, "min"), (36_000, 3600, "h"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if limit == 36_000 else f"{seconds / size:.0f} {unit}"
@@ -65,33 +68,36 @@ def duration(seconds: float) -> str:
 
 
 class Tally:
-    """Where a sweep stands, in numbers."""
+    """The state of a sweep in numbers: the status and progress of each run, the best scores, the time left."""
 
     def __init__(self, plan: Plan, cost: Estimate, workers: int) -> None:
         self._cost, self._workers = cost.seconds, workers
         self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
-        self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of a run
-        self.progress: dict[str, str] = {}  # of the runs under way, in words
+        self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of each run when the sweep started
+        self.progress: dict[str, str] = {}  # of the runs in progress, in words
         self.best: dict[str, tuple[float, PlannedRun]] = {}
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._see(run, score_of(read_record(run.folder)[-1]))
+                self._compare_best(run, score_of(read_record(run.folder)[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
+        """The runs that failed."""
         return [run for run in self.runs.values() if run.status == "failed"]
 
     def count(self, *statuses: str) -> int:
+        """The number of runs that have one of these statuses."""
         return count(self.runs.values(), *statuses)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
+        """Note that a run has ended, with its new status."""
         self.runs[run.digest] = run
         self.fraction[run.digest] = 1.0
         self.progress.pop(run.digest, None)
-        self._see(run, score)
+        self._compare_best(run, score)
 
-    def _see(self, run: PlannedRun, score: float | None) -> None:
+    def _compare_best(self, run: PlannedRun, score: float | None) -> None:
         if score is None:
             return
         sign = 1 if run.config.metric == "accuracy" else -1
@@ -99,33 +105,37 @@ class Tally:
             self.best[run.model] = score, run
 
     def seconds_left(self) -> float:
-        """The estimate of what is left, corrected by how what is done compares with its estimate. That comparison says
-        little before each worker has done one run: until then the estimate has its part in it."""
+        """Seconds until the sweep is done: the estimate, corrected by the pace so far.
+
+        The pace is the time spent divided by the estimate for the same work. It says little until each worker has done
+        one run. Until then the original estimate is mixed in.
+        """
         done = sum(self._cost[digest] * fraction for digest, fraction in self.fraction.items())
         total, spent = sum(self._cost.values()), (time.monotonic() - self._started) * self._workers
-        believed = max(0.0, total * min(1.0, self._workers / max(1, len(self._cost))) - done)
-        pace = (spent + believed) / (done + believed) if done + believed > 0 else 1.0
+        prior = max(0.0, total * min(1.0, self._workers / max(1, len(self._cost))) - done)
+        pace = (spent + prior) / (done + prior) if done + prior > 0 else 1.0
         return (total - done) * pace / self._workers
 
     def summary(self) -> str:
+        """How many runs are done, diverged and failed, in words."""
         others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
         return ", ".join([f"{self.count('done')} of {len(self.runs)} runs done", *others])
 
 
 def score_of(end: dict[str, Any]) -> float | None:
-    """The accuracy or the perplexity that the last line of a record tells of."""
+    """The accuracy or perplexity in the last line of a record; None if it has neither."""
     if "accuracy" in end:
         return end["accuracy"]
     return end["valid"]["all"]["perplexity"] if "valid" in end else None
 
 
 def waiting(run: PlannedRun) -> PlannedRun:
-    """A run that is about to be trained: what it failed with before no longer counts."""
+    """The run with its earlier failure, if any, removed: it is about to be trained again."""
     return replace(run, status="begun", error=None) if run.status == "failed" else run
 
 
-class SweepBoard:
-    """What both looks share: they count, and are closed in the end."""
+class SweepBoard(Watcher):
+    """Shows the progress of a sweep. A context manager; subclasses decide how it looks."""
 
     def __init__(self, console: Console, tally: Tally) -> None:
         self._console, self._tally = console, tally
@@ -148,11 +158,12 @@ class SweepBoard:
 
 
 def sweep_board(console: Console, tally: Tally) -> SweepBoard:
+    """A live table for a terminal, else one line per run."""
     return LiveBoard(console, tally) if console.is_terminal else LineBoard(console, tally)
 
 
 class _Follower(Sink):
-    """Keeps how far one run is."""
+    """A sink that notes the progress of one run in the tally."""
 
     def __init__(self, tally: Tally, run: PlannedRun) -> None:
         self._tally, self._run, self._status = tally, run, Status()
@@ -171,7 +182,7 @@ class _Follower(Sink):
 
     def line(self, line: dict[str, Any]) -> None:
         train = self._run.config.train
-        if not self._steps:  # an executor that reads records and knows of no single steps
+        if not self._steps:  # the executor reads records, which do not have every step
             done, total = (line["epoch"], train.epochs) if line["type"] == "epoch" else (line["step"], train.steps)
             self._tally.fraction[self._run.digest] = done / total
         if line["type"] == "epoch":
@@ -184,6 +195,8 @@ class _Follower(Sink):
 
 
 class LineBoard(SweepBoard):
+    """Prints one line per run that has ended."""
+
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
         result = f"{run.config.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
@@ -195,13 +208,15 @@ class LineBoard(SweepBoard):
 
 
 class LiveBoard(SweepBoard):
+    """Shows a table that is updated four times per second, and the runs in progress below it."""
+
     def __init__(self, console: Console, tally: Tally) -> None:
         super().__init__(console, tally)
         self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int) -> None:
-        """Below the table, where one looks."""
+        """Show the message below the table."""
         self._stopping = Text(being_saved(runs), style="bold yellow")
         self._live.refresh()
 
@@ -212,7 +227,7 @@ class LiveBoard(SweepBoard):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The last picture stays: whatever has not ended by now does not run any more."""
+        """Leave the last table on the screen, without runs in progress: none is running any more."""
         self._stopping = Text()
         self._tally.progress.clear()
         self._live.stop()
@@ -240,13 +255,13 @@ class LiveBoard(SweepBoard):
                 if best
                 else "",
             )
-        under_way = [f"{words}: {tally.runs[digest]}" for digest, words in list(tally.progress.items())[:SHOWN]]
-        more = len(tally.progress) - len(under_way)
+        running_lines = [f"{words}: {tally.runs[digest]}" for digest, words in list(tally.progress.items())[:SHOWN]]
+        more = len(tally.progress) - len(running_lines)
         if more > 0:
-            under_way.append(f"and {more} more")
+            running_lines.append(f"and {more} more")
         head = tally.summary()
         if tally.progress:
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
         return Group(
-            table, Text("\n".join(["", *under_way]), no_wrap=True, overflow="ellipsis"), Text(head), self._stopping
+            table, Text("\n".join(["", *running_lines]), no_wrap=True, overflow="ellipsis"), Text(head), self._stopping
         )

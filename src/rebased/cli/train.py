@@ -1,4 +1,4 @@
-"""rebased train: one run from a config file."""
+"""rebased train: train one model on a synthetic task, as a config file says."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code
-from rebased.cli.interruption import ended_at_once, go_on_with
+from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
@@ -41,7 +41,7 @@ def train(
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
     wandb: str | None = None,
 ) -> int:
-    """Train one model as a config file says.
+    """Train one model on a synthetic task, as a config file says.
 
     Parameters
     ----------
@@ -50,9 +50,9 @@ def train(
         configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
         --model.mixers.1.n_heads 4
     out
-        Folder for the run. Default: runs/, and in it a folder with the config file's name and the run's digest.
+        Folder for the run. Default: runs/NAME-DIGEST, with the name of the config file and the digest of the run.
     resume
-        Go on where the run in that folder was ended.
+        Continue the run in that folder from its last checkpoint.
     imports
         Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given several
         times.
@@ -71,7 +71,7 @@ def train(
     try:
         with progress_sink(console) as sink:
             result = run_training(run, folder, resume=resume, sinks=[sink, *boards])
-    except KeyboardInterrupt:  # the second one
+    except KeyboardInterrupt:  # the second Ctrl-C
         console.print(ended_at_once("train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
     console.print(describe(result, run, imports), soft_wrap=True, highlight=False, markup=False)
@@ -79,10 +79,11 @@ def train(
 
 
 def describe(result: RunResult, run: RunConfig, imports: tuple[str, ...]) -> str:
+    """How the run ended, in words."""
     if result.status == "interrupted":
-        return f"interrupted at step {result.step}, saved; {go_on_with('train', result.folder, imports)}"
+        return f"interrupted at step {result.step}, saved; {continue_with('train', result.folder, imports)}"
     split = "test" if run.train.protocol == "paper" else "held-out"
     begin = "this run is done already: " if result.status == "already_done" else ""
     cuts = [line["micro_batch"] for line in read_record(result.folder) if line["type"] == OUT_OF_MEMORY]
-    note = f"out of GPU memory: went on with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
+    note = f"out of GPU memory: continued with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
     return f"{note}{begin}{split} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"

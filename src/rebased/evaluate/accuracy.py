@@ -16,6 +16,7 @@ class Counts(dict[Hashable, list[int]]):
     """[correct, total] by whatever labelled tokens are counted by. Each token weighs the same in every batch."""
 
     def add(self, key: Hashable, correct: int, total: int) -> None:
+        """Add `correct` of `total` tokens under `key`."""
         if not 0 <= correct <= total:
             raise ValueError(f"correct must lie between 0 and total, got correct={correct}, total={total}")
         known = self.setdefault(key, [0, 0])

@@ -41,6 +41,8 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(name: str) -> Callable[[Check], Check]:
+    """A decorator that adds a function to CHECKS under this name."""
+
     def add(function: Check) -> Check:
         CHECKS[name] = function
         return function
@@ -70,6 +72,7 @@ def run_check(name: str, case: Case) -> CheckResult:
 
 
 def require(condition: bool, message: str) -> None:
+    """Raise Broken with the message unless the condition holds."""
     if not condition:
         raise Broken(message)
 

@@ -1,4 +1,4 @@
-"""The page of `rebased demo`: what three small models recalled, said no louder than the runs allow."""
+"""The page of `rebased demo`: which of three small models learns to recall sooner, and what the runs cannot show."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -33,20 +33,22 @@ class Pair(NamedTuple):
 
     @property
     def seeds(self) -> int:
+        """The number of seeds that both models have."""
         return self.sooner + self.later + self.equal
 
     @property
     def p(self) -> float:
-        """Of a two-sided sign test: the probability that equally fast models differ in so many seeds."""
+        """The p value of a two-sided sign test: how probable so clear a result is if both models are equally fast."""
         return sign_test(self.sooner, self.later)
 
     @property
     def is_decided(self) -> bool:
+        """True if p is below SIGNIFICANT."""
         return self.p < SIGNIFICANT
 
 
 def demo_page(runs: Sequence[Run], command: str) -> Page:
-    """`command` is what was typed to make these runs and this page."""
+    """The page about these runs. `command` is the command that made the runs and this page."""
     models = list(by_model(runs))
     sections = [
         Section("The task", describe_task(runs[0])),
@@ -79,16 +81,17 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
         sections.append(Section("By number of pairs", slices.to_html()))
     caption = "Computed from the shapes of the models, for one sequence in fp32; both axes are logarithmic."
     sections += [
-        Section("What is remembered", figure(state_growth(runs), caption)),
-        Section("What it is too small to show", bullets(limits(runs))),
+        Section("Size of the state", figure(state_growth(runs), caption)),
+        Section("What this test cannot show", bullets(limits(runs))),
         Section("Do it again", how_to_redo(runs, command)),
     ]
-    lead = f"{listed(models)} on one small task of recall: same data, same settings."
-    data = {run.folder: run.lines for run in runs}  # the page can be computed anew from itself
+    lead = f"{listed(models)} on one small recall task: same data, same settings."
+    data = {run.folder: run.lines for run in runs}  # so that the page can be computed from itself
     return Page("How soon do they learn to recall?", lead, sections, describe_origin(runs), data)
 
 
 def describe_task(run: Run) -> str:
+    """The task and the settings that all models share, as HTML."""
     data, model, train = run.config.task, run.config.model, run.config.train
     counts = {mixer.arguments()["n_heads"] for mixer in model.mixers if "n_heads" in mixer.arguments()}
     heads = ", with one head" if counts == {1} else ""
@@ -101,12 +104,13 @@ def describe_task(run: Run) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
+    """The words as a list in a sentence: "a, b and c"."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def findings(runs: Sequence[Run]) -> list[str]:
-    """The verdict between the first two models; then one sentence per model, and per pair with a further model."""
+    """The verdict on the first two models; then a sentence per model, and a sentence per pair with a further model."""
     groups = by_model(runs)
     pairs = [compare(groups, *names) for names in combinations(groups, 2)]
     verdict = [f"{count(pair)}. {decide(pair)}" for pair in pairs[:1]]
@@ -115,7 +119,7 @@ def findings(runs: Sequence[Run]) -> list[str]:
 
 
 def describe_model(model: str, group: Sequence[Run]) -> str:
-    """How many of its runs reached MARK and when, and how much they recalled."""
+    """A sentence about a model: how many runs reached MARK, after how many epochs, and how much they recalled."""
     reached = sum(run.epochs_until(MARK) is not None for run in group)
     how_many = f"{reached} of {len(group)} runs" if len(group) > 1 else "its run" if reached else "none of its runs"
     epochs = f", after {epochs_spread(group, MARK)} epochs" if reached == len(group) else ""
@@ -124,7 +128,7 @@ def describe_model(model: str, group: Sequence[Run]) -> str:
 
 
 def compare(groups: Mapping[str, Sequence[Run]], a: str, b: str) -> Pair:
-    """How often each of two models was sooner, on the seeds that both have."""
+    """The comparison of models a and b: how often each was sooner, over the seeds that both have."""
     a_epochs, b_epochs = ({run.seed: run.epochs_until(MARK) or inf for run in groups[model]} for model in (a, b))
     seeds = a_epochs.keys() & b_epochs.keys()
     sooner = sum(a_epochs[seed] < b_epochs[seed] for seed in seeds)
@@ -134,7 +138,7 @@ def compare(groups: Mapping[str, Sequence[Run]], a: str, b: str) -> Pair:
 
 
 def count(pair: Pair) -> str:
-    """With how many seeds which model was sooner, in words."""
+    """A sentence with the counts of a pair."""
     if not pair.sooner:
         return f"{pair.one} and {pair.other} did not differ with any seed"
     text = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {pair.seeds} seeds"
@@ -143,7 +147,7 @@ def count(pair: Pair) -> str:
 
 
 def decide(pair: Pair) -> str:
-    """What follows from it, or that nothing does."""
+    """The conclusion from a pair, or a sentence that the runs do not decide."""
     p = f"(sign test, p {equals(pair.p)})"
     if pair.is_decided:
         return f"So {pair.one} learns this task sooner {p}."
@@ -152,17 +156,17 @@ def decide(pair: Pair) -> str:
 
 
 def describe_test(models: Sequence[str]) -> str:
-    """What is compared, and by which test."""
+    """Sentences about what is compared, and by which test."""
     others = "; other pairs are only counted" if len(models) > 2 else ""
     return (
         f"The demo asks one question: which of {listed(models[:2])} learns sooner? It is asked seed by seed, by the "
-        f"epochs until test accuracy {MARK:g}{others}. p is the probability that models which learn equally fast "
-        f"differ in so many seeds. Below {SIGNIFICANT:g} the question counts as decided."
+        f"epochs until test accuracy {MARK:g}{others}. p is the probability of so clear a result if both "
+        f"models learn equally fast. Below {SIGNIFICANT:g} the question counts as decided."
     )
 
 
 def limits(runs: Sequence[Run]) -> list[str]:
-    """What a reader may not conclude from so small a test."""
+    """What a reader must not conclude from a small test."""
     seeds = len({run.seed for run in runs})
     longest = max(run.seq_len for run in runs)
     return [
@@ -171,25 +175,29 @@ def limits(runs: Sequence[Run]) -> list[str]:
         f"How large a difference is. With {seeds} seeds per model, all at one learning rate, the number of epochs is "
         "uncertain. The paper has five seeds at each of four rates, and takes each model's best rate.",
         f"What happens in long sequences. Here they have {longest} tokens. The paper goes up to 2,048 tokens, 512 "
-        "pairs and a vocabulary of 8,192, and its differences grow with length: there a state of constant size must "
-        "forget.",
-        "Which model is better elsewhere. Task, width and learning rate were chosen so that there is something to see "
-        "within minutes on two cores.",
-        "Speed. Times are those of a CPU with runs side by side, and say nothing about a GPU or long sequences.",
-        "Accuracy is the best of all epochs on the test set, as in the paper. That flatters all models alike.",
+        "pairs and a vocabulary of 8,192, and its differences grow with length: there a state of constant size cannot "
+        "hold everything.",
+        "Which model is better on other tasks. Task, width and learning rate were chosen so that models differ after "
+        "minutes on two cores.",
+        "Speed. Times were measured on a CPU that trained several runs at once. They say nothing about a GPU or long "
+        "sequences.",
+        "Accuracy is the best of all epochs on the test set, as in the paper. That is too high for all models alike, "
+        "because the epoch is chosen on the same set.",
     ]
 
 
 def last_epoch(runs: Sequence[Run]) -> int:
+    """The largest number of epochs that a run was allowed."""
     return max(run.config.train.epochs for run in runs)
 
 
 def how_to_redo(runs: Sequence[Run], command: str) -> str:
+    """The commands that repeat the demo or one of its runs, as HTML."""
     single = f"rebased train --config {runs[0].folder}/config.yaml --out again"
     return (
-        paragraphs("All of it (runs that are done are not repeated; --out NEW_FOLDER starts afresh):")
+        paragraphs("The whole demo (runs that are done are not repeated; --out NEW_FOLDER trains all of them again):")
         + commands([command])
         + paragraphs("One run, from the folder of this page:")
         + commands([single])
-        + paragraphs("The records of all runs are inside this page, as JSON; the button at its end saves them.")
+        + paragraphs("This page contains the records of all runs as JSON; the button at its end saves them.")
     )

@@ -112,6 +112,7 @@ def difference_cell(run: Run | None, base: Run | None, mark: float) -> str:
 
 
 def epochs_cell(run: Run, mark: float) -> str:
+    """The epochs until accuracy `mark`: "7", or ">10" if it was not reached within 10 epochs."""
     reached = run.epochs_until(mark)
     return f">{len(run.epochs)}" if reached is None else str(reached)
 

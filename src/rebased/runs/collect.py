@@ -1,7 +1,7 @@
-"""Runs from wherever they lie: folders of runs and of sweeps, single records, compressed bundles of many.
+"""Collect runs from folders of runs and sweeps, from single records and from compressed bundles.
 
-A bundle is records end to end, each after a line of type "folder" that names the run's folder; `.xz` or `.gz` says how
-it is compressed. What is damaged is left out and counted, never guessed at.
+A bundle is a file of many records. Before each record there is a line of type "folder" with the name of the run's
+folder. The suffix `.xz` or `.gz` says how the bundle is compressed. Damaged lines are left out and counted.
 """
 
 import gzip
@@ -28,23 +28,25 @@ TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 @dataclass
 class Collection:
-    """The runs of one report, each digest once, and what was left out on the way."""
+    """The runs of one report, one per digest, and counts of what was left out."""
 
     runs: list[Run] = field(default_factory=list)  # on synthetic tasks
     lm_runs: list[Run] = field(default_factory=list)  # of language models
     files: int = 0
     damaged_lines: int = 0
-    damaged_files: list[str] = field(default_factory=list)  # the names of those that hold such lines, or end too soon
-    nameless: int = 0  # records whose first line is damaged: nobody can tell what they were
-    other: int = 0  # records of neither kind of run
-    repeated: int = 0  # records of runs that others tell of, too
-    failures: dict[str, str] = field(default_factory=dict)  # by digest: errors that sweeps have written down
-    asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps were asked for
+    damaged_files: list[str] = field(default_factory=list)  # names of files with damaged lines, or that end too early
+    nameless: int = 0  # records whose first line is damaged or missing
+    other: int = 0  # records of another kind of run
+    repeated: int = 0  # further records of runs that were found already
+    failures: dict[str, str] = field(default_factory=dict)  # errors that sweeps have logged, by digest
+    asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps have planned
 
 
 def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda done, total: None) -> Collection:
-    """Every run of both kinds in these files and folders, at any depth. `on_progress(done, total)` is called after each
-    file."""
+    """All runs in these files and folders, at any depth. Raises ValueError if there is none.
+
+    `on_progress(done, total)` is called after each file.
+    """
     files = [file for path in paths for file in record_files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
     found, runs = Collection(files=len(files)), dict[str, Run]()
@@ -66,7 +68,7 @@ def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lam
 
 
 def completeness(run: Run) -> tuple[bool, int, int]:
-    """A key to choose the best of several records of one run: done first, then the longest."""
+    """A sort key: of several records of one run, the greatest is kept. Done comes first, then the number of lines."""
     return run.status == "done", len(run.epochs), len(run.lines)
 
 
@@ -83,18 +85,18 @@ def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
 
 
 def record_files(path: Path) -> list[Path]:
-    """The records and bundles in a folder, at any depth; or the file itself."""
+    """The records and bundles in a folder, at any depth; for a file, the file itself."""
     if path.is_dir():
         return sorted(file for pattern in (RECORD, *BUNDLES) for file in path.rglob(pattern))
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder")
     if path.suffix not in OPENERS:
-        raise ValueError(f"{path} is no record; give folders, {RECORD} files, or bundles ({', '.join(BUNDLES)})")
+        raise ValueError(f"{path} is not a record; give folders, {RECORD} files, or bundles ({', '.join(BUNDLES)})")
     return [path]
 
 
 def read_file(path: Path, found: Collection) -> Iterator[Run]:
-    """The runs of one record or bundle; what is wrong with it is added to `found`."""
+    """The runs of one record or bundle. Damage is counted in `found`."""
     damaged = found.damaged_lines + found.nameless
     with OPENERS[path.suffix](path, "rb") as file:
         for name, lines in split_runs(whole_lines(file, found), path):
@@ -111,7 +113,7 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
 
 
 def read_sweep(path: Path, found: Collection) -> None:
-    """What a sweep's folder was asked for, and which of its runs failed."""
+    """Add to `found` which runs a sweep has planned and which of them failed."""
     damaged = found.damaged_lines
     with open(path, "rb") as file:
         for line in whole_lines(file, found):
@@ -128,7 +130,8 @@ def read_sweep(path: Path, found: Collection) -> None:
 
 
 def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
-    """Line by line, less those that are no record. A last line without its end is one that is being written."""
+    """The intact lines of a record. Others are counted as damaged, except an unfinished last line: it is being
+    written."""
     try:
         for text in file:
             if not text.endswith(b"\n"):
@@ -143,11 +146,11 @@ def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
             else:
                 found.damaged_lines += 1
     except TORN:
-        found.damaged_lines += 1  # how many more there were, a torn archive does not tell
+        found.damaged_lines += 1  # a torn archive does not tell how many more there were
 
 
 def is_whole(line: dict[str, Any]) -> bool:
-    """Whether it is what its type says; KeyError or TypeError say no, too."""
+    """True if the line has the fields of its type. A KeyError or TypeError also means that it has not."""
     if line["type"] in ("run", "resume"):
         code, machine = line["code"], line["machine"]
         return all(key in code for key in ("version", "commit", "dirty")) and all(key in machine for key in MACHINE)
@@ -155,6 +158,7 @@ def is_whole(line: dict[str, Any]) -> bool:
 
 
 def is_whole_epoch(line: dict[str, Any]) -> bool:
+    """True if the line of an epoch has all its numbers and they are finite."""
     try:
         splits = [line[split] for split in ("test", "held_out") if split == "test" or split in line]
         numbers = [line["epoch"], line["seconds"], line["test_seconds"], *(split["accuracy"] for split in splits)]
@@ -165,12 +169,12 @@ def is_whole_epoch(line: dict[str, Any]) -> bool:
 
 
 def optional_parts(split: dict[str, Any]) -> list[dict[str, float]]:
-    """Accuracies by parts that not every task has."""
+    """Accuracies by number of pairs and by slice, for tasks that have them."""
     return [split[kind] for kind in ("by_pairs", "slices") if kind in split]
 
 
 def is_synthetic(run: dict[str, Any]) -> bool:
-    """Whether a record's first line is of a synthetic task's run, with what tables and figures take from it."""
+    """True if a record's first line is that of a run on a synthetic task, with all that tables and figures need."""
     try:
         config = run["config"]
         named = all(mixer["name"] for mixer in config["model"]["mixers"]) and config["train"]["protocol"]
@@ -182,7 +186,7 @@ def is_synthetic(run: dict[str, Any]) -> bool:
 
 
 def is_text(run: dict[str, Any]) -> bool:
-    """Whether it is the first line of a language model's run, with what is compared of it."""
+    """True if a record's first line is that of a language model's run, with all that tables and figures need."""
     try:
         config = run["config"]
         known = all(mixer["name"] for mixer in config["model"]["mixers"]) and run["corpus"]["sha256"]
@@ -192,7 +196,7 @@ def is_text(run: dict[str, Any]) -> bool:
 
 
 def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(folder name, lines) of each run. A record of its own has no line that names its folder: it lies in it."""
+    """(folder name, lines) of each run. A single record has no "folder" line: the file's own folder is used."""
     name, run = path.parent.name, list[dict[str, Any]]()
     began = False
     for line in lines:
@@ -208,12 +212,13 @@ def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[st
 
 
 def check_bundle_name(path: Path) -> None:
+    """Raise ValueError if the name of a bundle has the wrong suffix."""
     if path.suffixes[-2:] not in ([".jsonl", ".xz"], [".jsonl", ".gz"]):
-        raise ValueError(f"{path}: a bundle's name ends in .jsonl.xz or .jsonl.gz")
+        raise ValueError(f"{path}: the name of a bundle must end in .jsonl.xz or .jsonl.gz")
 
 
 def write_bundle(runs: Sequence[Run], path: Path) -> None:
-    """All runs in one compressed file, which `collect` reads like their folders."""
+    """Write the records of all runs into one compressed file, which `collect` can read."""
     check_bundle_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (line for run in runs for line in ({"type": "folder", "folder": run.folder}, *run.lines))

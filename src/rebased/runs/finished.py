@@ -1,4 +1,4 @@
-"""A run as its record tells it: what tables and figures are computed from."""
+"""A run as its record describes it. Tables and figures are computed from this."""
 
 import json
 from collections.abc import Sequence
@@ -18,59 +18,69 @@ from rebased.tasks import DEFAULT_TASK
 
 @dataclass(frozen=True)
 class Run:
-    folder: str  # its name alone: where on a machine it stands is nobody's business
+    """The record of a run and what can be read from it."""
+
+    folder: str  # its name without its path, which would say something about the machine
     lines: list[dict[str, Any]]
 
     @cached_property
     def config(self) -> RunConfig:
+        """The config of a run on a synthetic task. Raises ValueError if this code does not know its settings."""
         return RunConfig.model_validate(self.lines[0]["config"])
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config as it was written, which other code than today's, or mixers of a user's own, may have made."""
+        """The config as the record has it. It may have been written by other code or name a user's own mixers."""
         return self.lines[0]["config"]
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
+        """The lines of its epochs."""
         return [line for line in self.lines if line["type"] == "epoch"]
 
     @property
     def digest(self) -> str:
+        """The digest of its config."""
         return self.lines[0]["digest"]
 
     @property
     def task(self) -> str:
-        """The name of its task, which records from before there were several do not say."""
+        """The name of its task. Old records do not name it; there was only one."""
         return self.settings["task"].get("name", DEFAULT_TASK)
 
     @cached_property
     def model(self) -> str:
+        """The kind of its model, such as "ReBased"."""
         return kind_of(self.settings["model"])
 
     @property
     def d_model(self) -> int:
+        """The width of its model."""
         return self.settings["model"]["d_model"]
 
     @property
     def lr(self) -> float:
+        """Its learning rate."""
         return self.settings["train"]["lr"]
 
     @property
     def seed(self) -> int:
+        """The seed of its training."""
         return self.settings["train"]["seed"]
 
     @property
     def parameters(self) -> int:
+        """The number of its model's parameters."""
         return self.lines[0]["parameters"]
 
     @property
     def status(self) -> str:
-        """done, diverged or failed, as its last line says; unfinished where it says nothing."""
+        """done or diverged, as its last line says; unfinished if that line is not the end."""
         return self.lines[-1]["status"] if self.lines[-1]["type"] == "end" else "unfinished"
 
     @property
     def accuracies(self) -> list[float]:
-        """On the test split, epoch by epoch."""
+        """The accuracy on the test split, one per epoch."""
         return [line["test"]["accuracy"] for line in self.epochs]
 
     def epochs_until(self, mark: float) -> int | None:
@@ -79,49 +89,54 @@ class Run:
 
     @property
     def reported(self) -> Reported:
+        """Its result by the protocol of its config."""
         return reported(self.epochs, self.settings["train"]["protocol"])
 
     @cached_property
     def best(self) -> Reported:
-        """The best epoch on the test split, as in the paper; a run that diverged before its first end has 0."""
+        """The best epoch on the test split, as in the paper; accuracy 0 if the run diverged in its first epoch."""
         return reported(self.epochs, "paper") if self.epochs else Reported(0.0, 0)
 
     @property
     def best_epoch(self) -> dict[str, Any] | None:
-        """That epoch's line; a record may lack others."""
+        """The line of the epoch `best`; None if the record has no epoch."""
         return next((line for line in self.epochs if line["epoch"] == self.best.epoch), None)
 
     @cached_property
     def held_out(self) -> float | None:
-        """That same epoch's accuracy on the split that nothing was chosen on; None where there is no such split."""
+        """The accuracy of the epoch `best` on the held-out split; None if the task has no such split."""
         if not self.settings["task"].get("held_out"):
             return None
         return reported(self.epochs, "held_out").accuracy if self.epochs else 0.0
 
     @property
     def seconds(self) -> float:
+        """Seconds of training and testing, over all epochs."""
         return sum(line["seconds"] + line["test_seconds"] for line in self.epochs)
 
     @property
     def seq_len(self) -> int:
-        """The longest sequence it was tested on."""
+        """The length of the longest sequence it was tested on."""
         return max(segment["seq_len"] for segment in self.settings["task"]["test"])
 
     @property
     def code(self) -> str:
-        """The version of the code that it ended with."""
+        """The version and commit of the code that last worked on it."""
         code = [line for line in self.lines if line["type"] in ("run", "resume")][-1]["code"]
         commit = f" {code['commit'][:10]}" if code["commit"] else ""
         return f"{code['version']}{commit}{' + changes' if code['dirty'] else ''}"
 
     @property
     def device(self) -> str:
+        """The name of the GPU or CPU that it began on."""
         machine = self.lines[0]["machine"]
         return machine["gpu"] or machine["cpu"]
 
     def state_bytes(self, seq_len: int) -> int | None:
-        """What the model remembers of one sequence after so many tokens, in fp32; None where a mixer has no state, or
-        is not known here."""
+        """Bytes of the model's state for one sequence after seq_len tokens, in fp32.
+
+        None if a mixer has no state or is unknown to this code.
+        """
         return _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
 
 
@@ -137,15 +152,16 @@ def _state_bytes(model: str, seq_len: int) -> int | None:
 def _shape(model: str) -> LanguageModel | None:
     try:
         config = LMConfig.model_validate(json.loads(model))
-    except ValueError:  # a mixer of the user's own, or a setting of other code
+    except ValueError:  # a user's own mixer, or a setting that this code does not know
         return None
     return shape_of(config)
 
 
 def read_run(folder: Path) -> Run:
+    """The run in a folder. Raises ValueError if it has no finished epoch yet."""
     lines = read_record(folder)
     if not any(line["type"] == "epoch" for line in lines):
-        raise ValueError(f"{folder} has no epoch in its record yet; train it first, or go on with --resume")
+        raise ValueError(f"{folder} has no epoch in its record yet; train it first, or continue it with --resume")
     return Run(folder.name, lines)
 
 

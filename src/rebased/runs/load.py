@@ -30,21 +30,23 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     not trained on text, or the text was made with another tokenizer than the model's.
     """
     if not path.exists():
-        raise ValueError(f"{path} is not there; give a run's folder or its model.safetensors")
+        raise ValueError(f"{path} does not exist; give a run's folder or its model.safetensors")
     if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
         raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
     run = _run_line(path)
     if run and "corpus" not in run:
         raise ValueError(
-            f"{path} was not trained on text: it is a run of `rebased train`; measure one of `rebased lm train`"
+            f"{path} was not trained on text: it is a run of `rebased train`; give a run of `rebased lm train`"
         )
     trained_on = run.get("config", {}).get("data", {})
     model = load_model(path, device)
     folder = data or trained_on.get("folder")
     if folder is None:
-        raise ValueError(f"{path} does not say which text it belongs to; name a prepared folder with --data")
+        raise ValueError(f"{path} does not say which text it was trained on; name a prepared folder with --data")
     if data is None and not Path(folder).exists():
-        raise ValueError(f"{path} was trained on {folder}, which is not here; name where it is now with --data")
+        raise ValueError(
+            f"{path} was trained on {folder}, which does not exist here; give its present place with --data"
+        )
     corpus = Corpus(folder)
     _check_tokenizer(model, corpus, run.get("corpus"))
     seq_len = int(trained_on.get("seq_len", model.config.max_len))
@@ -70,6 +72,6 @@ def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str,
     if trained_on is not None and trained_on["vocab_size"] != size:
         raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
     if trained_on is not None and trained_on.get("vocabulary", corpus.vocabulary) != corpus.vocabulary:
-        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, whose tokens are others; {remedy}")
+        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, which has other tokens; {remedy}")
     if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
         raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")

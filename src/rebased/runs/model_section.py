@@ -1,4 +1,4 @@
-"""The model section of a run's config: a preset and what is said beside it, made into a whole LMConfig."""
+"""The model section of a run's config: a preset and changes to it become a complete LMConfig."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +9,10 @@ from rebased.models.presets import check_heads, preset_to_change
 
 
 def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, int]) -> LMConfig:
-    """{preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}} -> the whole LMConfig, which `build` makes.
+    """The complete LMConfig of a model section such as {preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}}.
 
-    `sizes` are what the rest of the run asks of the model (vocab_size, max_len), unless the section says otherwise.
+    `build` validates the merged fields. `sizes` are the vocab_size and max_len that the rest of the run needs; the
+    section may override them.
     """
     if not isinstance(value, dict):
         return build(value)
@@ -26,15 +27,18 @@ def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, 
         typed = LMConfig.model_validate(given)
         base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in given})
     fields = base.model_dump()
-    _share_width_anew(fields["mixers"], patch.get("mixers"))
+    _reset_value_width(fields["mixers"], patch.get("mixers"))
     model = build(merge(fields, patch))
     if "preset" in value:
         check_heads(model)
     return model
 
 
-def _share_width_anew(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
-    """Other heads than a preset's are d_model // n_heads wide, unless the change says how wide."""
+def _reset_value_width(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
+    """Reset value_width of each mixer whose n_heads changes: its default, d_model // n_heads, then applies.
+
+    A change that names value_width is merged later and wins.
+    """
     if isinstance(changes, dict):
         for i, mixer in enumerate(mixers):
             change = changes.get(i, changes.get(str(i)))

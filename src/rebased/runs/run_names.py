@@ -1,7 +1,7 @@
-"""What runs are called: a task by its sizes, a model by its mixers, each with what else sets it apart.
+"""Names of runs in tables: a task is named by its sizes, a model by its mixers.
 
-Names are made of settings as a record keeps them, which other code than today's, or mixers of a user's own, may have
-made; and of many runs at once: what all have in common tells none apart.
+Settings in which runs of the same name differ are added to the name. So names are made for many runs at once. They are
+made of the settings in a record, which may have been written by other code or name a user's own mixers.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from rebased.runs.synthetic_config import RunConfig, TrainConfig
 from rebased.tasks import DEFAULT_TASK, Task, task_class
 from rebased.tasks import task_names as registered_tasks
 
-PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table 4 call these patterns of mixers
+PAPER_NAMES: dict[tuple[str, ...], str] = {  # patterns of mixers by their names in the paper's Table 4
     ("short_conv", "rebased"): "ReBased",
     ("short_conv", "based"): "Based",
     ("short_conv", "attention"): "ConvAttention",
@@ -27,24 +27,26 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # as the heads of the paper's Table
 }
 KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
 
-# Settings that name no model: axes of their own, how the work was done, or what follows from the task.
+# Settings that are never part of a model's name: axes of tables, execution settings, and what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
 EXECUTION = tuple(dict.fromkeys((*RunConfig.execution, *TextRunConfig.execution, "train.protocol", "backend")))
-DEFAULTS = TrainConfig().model_dump(mode="json")  # of settings that a record written by older code may lack
+DEFAULTS = TrainConfig().model_dump(mode="json")  # for settings that a record of older code may lack
 PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 
 
 class ModelName(NamedTuple):
-    kind: str  # "ReBased": by its mixers
-    apart: str = ""  # "n_heads 2": in what it differs from others of its kind
+    """The name of a run's model."""
+
+    kind: str  # by its mixers: "ReBased"
+    differences: str = ""  # from other models of its kind: "n_heads 2"
 
     def __str__(self) -> str:
-        return f"{self.kind} ({self.apart})" if self.apart else self.kind
+        return f"{self.kind} ({self.differences})" if self.differences else self.kind
 
 
 def kind_of(model: dict[str, Any]) -> str:
-    """The paper's name for a pattern of mixers, where it has one."""
+    """The paper's name for a model's mixers, such as "ReBased"; else the names of the mixers, joined by " + "."""
     mixers = model["mixers"]
     pattern = tuple(mixer["name"] for mixer in mixers)
     name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
@@ -63,16 +65,21 @@ def flatten(tree: Any, at: str = "") -> dict[str, Any]:
 
 
 def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """What each run is trained on: "T = 256, 64 pairs" on MQAR, "copying, T = 64" on another task, "enwik8, T = 2048"
-    on text. Tasks that differ in more than that get it in parentheses."""
+    """The name of each run's task, such as "T = 256, 64 pairs" (MQAR), "copying, T = 64" or "enwik8, T = 2048" (text).
+
+    Other settings in which tasks of the same name differ are added in parentheses.
+    """
     sizes = [sizes_of(run["task"]) if "task" in run else text_name(run["data"]) for run in runs]
     settings = [task_settings(run["task"]) if "task" in run else run["data"] for run in runs]
-    apart = tell_apart(sizes, settings, [()] * len(runs))
-    return [f"{size} ({more})" if more else size for size, more in zip(sizes, apart, strict=True)]
+    added = differences(sizes, settings, [()] * len(runs))
+    return [f"{size} ({more})" if more else size for size, more in zip(sizes, added, strict=True)]
 
 
 def task_settings(task: dict[str, Any]) -> dict[str, Any]:
-    """Segments as two settings: how many examples, and of what. Held-out data change neither training nor choice."""
+    """The settings that distinguish tasks. The segments of a split become two: examples in all, and sizes in words.
+
+    The held-out split is left out, because it changes neither training nor the choice of an epoch.
+    """
     leaves = {key: value for key, value in task.items() if key not in (*PARTS, "name", "held_out", "held_out_seed")}
     for part in PARTS:
         segments = task[part]
@@ -82,12 +89,12 @@ def task_settings(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_name(data: dict[str, Any]) -> str:
-    """The name of a prepared folder, and the length of windows: "enwik8, T = 2048"."""
+    """The name of a prepared folder and the length of windows: "enwik8, T = 2048"."""
     return f"{Path(data['folder']).name}, T = {data['seq_len']}"
 
 
 def sizes_of(task: dict[str, Any]) -> str:
-    """A task by its sizes: "T = 256, 64 pairs"."""
+    """The sizes of a task's sequences: "T = 256, 64 pairs"; training → test if they differ."""
     name = task.get("name", DEFAULT_TASK)
     trained, tested = (describe_segments(task[part], words_of(task)) for part in PARTS)
     sizes = trained if trained == tested else f"{trained} → {tested}"
@@ -95,7 +102,7 @@ def sizes_of(task: dict[str, Any]) -> str:
 
 
 def words_of(task: dict[str, Any]) -> Mapping[str, str]:
-    """How a task writes its segment fields; of a task that is not known here, as every task does."""
+    """How the fields of a task's segments are written; for an unknown task, those that every task has."""
     name = task.get("name", DEFAULT_TASK)
     return (task_class(name) if name in registered_tasks() else Task).segment_words
 
@@ -107,7 +114,7 @@ def describe_segments(segments: Sequence[dict[str, Any]], words: Mapping[str, st
 
 
 def span(values: set[Any]) -> str:
-    """One value, or from which to which: "4" or "4–16". Values that have no order are listed."""
+    """One value "4", or a range "4–16". Values that are not numbers are listed."""
     if len(values) == 1:
         return str(*values)
     if all(isinstance(value, int | float) for value in values):
@@ -116,28 +123,30 @@ def span(values: set[Any]) -> str:
 
 
 def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:
-    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" where runs of one task and width differ so."""
+    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" if runs of one task and width differ in it."""
     kinds = [kind_of(run["model"]) for run in runs]
     places = [(task, run["model"]["d_model"]) for run, task in zip(runs, tasks, strict=True)]
-    apart = tell_apart(kinds, [own_settings(run) for run in runs], places)
-    return [ModelName(*name) for name in zip(kinds, apart, strict=True)]
+    added = differences(kinds, [distinguishing_settings(run) for run in runs], places)
+    return [ModelName(*name) for name in zip(kinds, added, strict=True)]
 
 
-def own_settings(run: dict[str, Any]) -> dict[str, Any]:
-    """What a model and its training could be told apart by."""
+def distinguishing_settings(run: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model and its training that can distinguish it from others."""
     model = run["model"]
     train = DEFAULTS | run["train"] if "task" in run else run["train"]
     leaves = flatten({"model": model, "train": train})
-    for i, mixer in enumerate(model["mixers"]):  # the default written out, or not
+    for i, mixer in enumerate(model["mixers"]):  # a default that is written out counts as the default
         if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):
             leaves[f"model.mixers.{i}.value_width"] = None
     ignored = (*AXES, *EXECUTION, *FOLLOWS)
     return {path: leaf for path, leaf in leaves.items() if not path.endswith(ignored)}
 
 
-def tell_apart(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
-    """For each run those settings in which runs of its name and place differ, "n_heads 2, epochs 8". A setting that
-    only some records have is not compared: other code wrote them, which is said elsewhere."""
+def differences(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
+    """For each run the settings in which runs of the same name and place differ: "n_heads 2, epochs 8".
+
+    A setting that only some records have is not compared: those records were written by other code.
+    """
     added: dict[str, dict[str, None]] = {}
     seen: dict[tuple[str, Hashable], dict[str, Any]] = {}
     for name, leaves, place in zip(names, settings, places, strict=True):
@@ -151,6 +160,6 @@ def tell_apart(names: Sequence[str], settings: Sequence[dict[str, Any]], places:
 
 
 def shorten(path: str, paths: Iterable[str]) -> str:
-    """The last word of a path, or all of it where another path ends alike."""
+    """The last word of a path, or the whole path if another one ends with the same word."""
     last = path.rsplit(".", 1)[-1]
     return path if Counter(other.rsplit(".", 1)[-1] for other in paths)[last] > 1 else last

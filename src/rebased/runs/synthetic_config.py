@@ -1,4 +1,4 @@
-"""A run as data: the task, the model and how the one is trained on the other."""
+"""The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
 from typing import Any, ClassVar, Literal
 
@@ -20,12 +20,12 @@ from rebased.tasks import AnyTask, TaskData
 
 
 class TrainConfig(Config):
-    """The paper's settings by default."""
+    """How a model is trained on a synthetic task. Defaults are the paper's settings."""
 
     protocol: Protocol = "paper"
     seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of examples")
     epochs: int = Field(64, ge=1)
-    batch_size: int = Field(512, ge=1, description="sequences a step, however many are computed at once")
+    batch_size: int = Field(512, ge=1, description="sequences per step, however many are computed at once")
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False, description="of every parameter, as in the paper")
@@ -40,12 +40,12 @@ class TrainConfig(Config):
 
     @field_serializer("compile")
     def _as_digests_know_it(self, compile: str) -> bool | str:
-        """This setting was once a flag, and the digests of known runs were made with it."""
+        """The value as a flag (False, True) where it was one when the digests of known runs were computed."""
         return {"none": False, "model": True}.get(compile, compile)
 
 
 class RunConfig(BaseRunConfig):
-    """A run on a synthetic task. Its execution settings are a part of its digest."""
+    """A run on a synthetic task. Its execution settings are part of its digest."""
 
     execution: ClassVar[tuple[str, ...]] = (
         "train.device",
@@ -65,13 +65,13 @@ class RunConfig(BaseRunConfig):
     @classmethod
     def _is_of_this_kind(cls, values: Any) -> Any:
         if isinstance(values, dict) and "data" in values and "task" not in values:
-            raise ValueError("it has a section data instead of task: it is for `rebased lm train`")
+            raise ValueError("it has a section data instead of task; train it with `rebased lm train`")
         return values
 
     @field_validator("model", mode="wrap")
     @classmethod
     def _finish_model(cls, value: Any, build: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-        if "task" not in info.data:  # it has an error of its own, which is the one to show
+        if "task" not in info.data:  # the task is invalid: only that error is shown
             return LMConfig()
         task = info.data["task"]
         return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
@@ -91,7 +91,7 @@ class RunConfig(BaseRunConfig):
         if self.train.protocol == "held_out" and not self.task.held_out:
             segment = ", ".join(f"{key}: {value}" for key, value in self.task.test[0])
             raise ValueError(
-                "train.protocol held_out reports on a split of its own, and task.held_out is empty; give it segments, "
+                "train.protocol held_out reports on the held-out split, but task.held_out is empty; give it segments, "
                 f"such as [{{{segment}}}]"
             )
         return self

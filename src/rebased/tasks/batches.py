@@ -10,6 +10,8 @@ from rebased.tasks.seeds import mix_seed
 
 
 class Batch(NamedTuple):
+    """The examples of one training step."""
+
     segment: int  # the examples of one batch share their length, so they come from one segment
     rows: Tensor  # [<= batch_size] int64 on the CPU: which of the segment's examples
 

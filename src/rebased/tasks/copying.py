@@ -54,6 +54,7 @@ class Copying(Task):
 
     @property
     def n_letters(self) -> int:
+        """The number of different letters."""
         return self.vocab_size - FIRST_LETTER
 
     def count(self) -> int:

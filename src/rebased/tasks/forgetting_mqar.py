@@ -47,6 +47,7 @@ class ForgettingMQAR(MQAR):
 
     @property
     def n_slots(self) -> int:
+        """The number of positions at which a key can be asked for."""
         return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
 
     def count(self) -> int:

@@ -63,10 +63,12 @@ class MQAR(Task):
 
     @property
     def first_value(self) -> int:
+        """The smallest token that is a value; keys are 1 .. first_value - 1."""
         return self.vocab_size // 2
 
     @property
     def n_slots(self) -> int:
+        """The number of positions at which a key can be asked for."""
         return (self.seq_len - 2 * self.kv_pairs) // 2
 
     def count(self) -> int:

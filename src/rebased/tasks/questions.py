@@ -20,6 +20,7 @@ class Questions(NamedTuple):
         return Questions(*(part.index_select(0, rows) for part in self))
 
     def split(self, rows: int) -> list["Questions"]:
+        """The questions in groups of `rows` rows; the last group may be smaller."""
         return [Questions(*parts) for parts in zip(*(part.split(rows) for part in self), strict=True)]
 
 

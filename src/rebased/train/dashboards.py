@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases: the lines of the record, sent on as they are written."""
+"""Sinks that send the numbers of a record to TensorBoard or Weights & Biases."""
 
 import re
 from importlib import import_module
@@ -11,7 +11,7 @@ MEASURED = ("loss", "perplexity", "grad_norm", "lr", "tokens_per_second", "mfu")
 
 
 class TensorBoard(Sink):
-    """Event files in a folder of the run. Of a run that is resumed, what was written twice is shown once."""
+    """Writes TensorBoard event files. A resumed run replaces what was written after its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class TensorBoard(Sink):
 
 
 class WeightsAndBiases(Sink):
-    """A run in a W&B project, under the name of its folder. WANDB_MODE=offline keeps it on this machine."""
+    """Logs to a project of Weights & Biases; the run has the name of its folder. WANDB_MODE=offline sends nothing."""
 
     def __init__(self, project: str, folder: Path) -> None:
         self._project, self._folder = project, folder
@@ -39,9 +39,11 @@ class WeightsAndBiases(Sink):
 
     def start(self, run: RunStart) -> None:
         name, config = self._folder.name, run.config.model_dump(mode="json")
-        known = re.sub(r"[^\w-]", "-", f"{name[-100:]}-{run.config.digest()}")  # the same run twice is two runs there
+        run_id = re.sub(
+            r"[^\w-]", "-", f"{name[-100:]}-{run.config.digest()}"
+        )  # same config, other folder: another run
         self._run = self._wandb.init(
-            project=self._project, name=name, id=known, resume="allow", config=config, dir=self._folder
+            project=self._project, name=name, id=run_id, resume="allow", config=config, dir=self._folder
         )
 
     def line(self, line: dict[str, Any]) -> None:
@@ -54,7 +56,7 @@ class WeightsAndBiases(Sink):
 
 
 def scalars(line: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a line of the record that a dashboard draws, under names such as train/loss."""
+    """The numbers in a line of the record that dashboards draw, by names such as "train/loss"."""
     splits = {"step": ("train",), "eval": ("valid",), "epoch": ("train", "test", "held_out")}.get(line["type"], ())
     found: dict[str, float] = {}
     for split in splits:
@@ -65,7 +67,7 @@ def scalars(line: dict[str, Any]) -> dict[str, float]:
 
 
 def dashboards(folder: Path, *, tensorboard: bool, wandb: str | None) -> list[Sink]:
-    """The dashboards that a user has asked for: event files in the run's folder, a project of Weights & Biases."""
+    """The sinks that a user asked for: `wandb` is the name of a project of Weights & Biases."""
     sinks: list[Sink] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
     return [*sinks, WeightsAndBiases(wandb, folder)] if wandb else sinks
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run between two steps, not within one."""
+"""Ctrl-C and SIGTERM stop a run between two steps, never within a step."""
 
 import signal
 import threading
@@ -9,20 +9,21 @@ from typing import Protocol
 
 
 class Stopped(Exception):
-    """Raised where a run can be left because it was asked to end: what it had to save is saved."""
+    """Raised to leave a run that was asked to stop, after it has been saved."""
 
 
 class Listener(Protocol):
-    """A sink, of whichever kind of run."""
+    """An object that is told when a run stops, such as a sink."""
 
-    def stopping(self) -> None: ...
+    def stopping(self) -> None:
+        """Called once, before the run is saved."""
 
 
 class StopRequest:
-    """Whether somebody has asked the run to end. The second time of asking it ends at once."""
+    """A signal handler that remembers the first signal. The second signal raises KeyboardInterrupt."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.asked, self._untold = False, listeners
+        self.asked, self._waiting = False, listeners
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -30,18 +31,20 @@ class StopRequest:
         self.asked = True
 
     def check(self) -> bool:
-        """Whether to stop here; before that is done, which can take a while, listeners hear of it. Not from within the
-        signal's handler: what they write may just be under way."""
+        """True if the run should stop here. The first time, `stopping` of each listener is called.
+
+        Listeners are not called from the signal handler itself, because it may interrupt their own output.
+        """
         if self.asked:
-            untold, self._untold = self._untold, ()
-            for listener in untold:
+            listeners, self._waiting = self._waiting, ()
+            for listener in listeners:
                 listener.stopping()
         return self.asked
 
 
 @contextmanager
 def stop_request(listeners: Sequence[Listener] = ()) -> Iterator[StopRequest]:
-    """Listeners hear of it when the run checks it."""
+    """A StopRequest that handles SIGINT and SIGTERM within the context. Its `check` notifies the listeners."""
     request = StopRequest(listeners)
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request

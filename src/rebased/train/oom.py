@@ -1,32 +1,36 @@
-"""When the GPU's memory is too small: fewer sequences at once, the same batch."""
+"""Out of GPU memory: the same batch is computed with fewer sequences at once."""
 
 import torch
 from torch.optim import Optimizer
 
-OUT_OF_MEMORY = "out_of_memory"  # the type of the line that a run's record has about it
+OUT_OF_MEMORY = "out_of_memory"  # type of the record's line that reports it
 
 
 def half(rows: int) -> int:
+    """Half the number of sequences, rounded down. Raises ValueError, with the remedy, if it is 1 already."""
     if rows == 1:
         raise ValueError(
             "the GPU's memory is too small for one sequence at a time; use shorter sequences (seq_len), a smaller "
-            "model.d_model, or a GPU with more memory or less else on it"
+            "model.d_model, or a GPU with more free memory"
         )
     return rows // 2
 
 
 def forget_unused(device: torch.device) -> None:
-    """Give back what torch keeps for later, in pieces that may be too small for what comes now."""
+    """Release the GPU memory that torch caches. The cached blocks may be too small for what is allocated next."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def update(optimiser: Optimizer) -> None:
-    """A step of the optimiser, which cannot be taken again when memory runs out halfway: some weights have changed."""
+    """Take a step of the optimiser. Raises ValueError if memory runs out.
+
+    Such a step cannot be repeated with fewer sequences: some weights have changed already.
+    """
     try:
         optimiser.step()
     except torch.OutOfMemoryError as error:
         raise ValueError(
             "the GPU's memory is too small for the optimiser's state; use a smaller model.d_model, or a GPU with more "
-            "memory or less else on it"
+            "free memory"
         ) from error

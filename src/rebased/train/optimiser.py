@@ -12,13 +12,20 @@ class AdamWSettings(Protocol):
     """The settings of AdamW in a run's section `train`."""
 
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float:
+        """The learning rate."""
+
     @property
-    def betas(self) -> tuple[float, float]: ...
+    def betas(self) -> tuple[float, float]:
+        """The decay rates of the two moments."""
+
     @property
-    def eps(self) -> float: ...
+    def eps(self) -> float:
+        """The number added to the denominator."""
+
     @property
-    def weight_decay(self) -> float: ...
+    def weight_decay(self) -> float:
+        """The weight decay."""
 
 
 def parameter_groups(

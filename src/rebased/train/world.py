@@ -1,4 +1,4 @@
-"""The processes that share a run: one, or those that torchrun has started."""
+"""The processes that train a run together: one, or those that torchrun has started."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,21 +16,26 @@ from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.lm_config import TextRunConfig
 
 PATIENCE = timedelta(minutes=10)
-"""How long a process waits for another one. Then it ends, with an error, rather than hang for ever."""
+"""How long a process waits for another one before it ends with an error."""
 
 Answer = TypeVar("Answer")
 
 
-class ToldElsewhere(ValueError):
-    """An error that the first process raises too, and tells: one message is enough."""
+class ReportedElsewhere(ValueError):
+    """An error that another process of this run raises and prints. This process ends without printing it again."""
 
 
 class LostProcess(OSError):
-    """Another process of this run is no longer there."""
+    """The connection to another process of this run is lost."""
 
 
 @dataclass(frozen=True)
 class World:
+    """This process among those that train the run together, and the device it computes on.
+
+    Methods that communicate are called by all processes in the same order. With `size` 1 nothing is communicated.
+    """
+
     rank: int
     size: int
     device: torch.device
@@ -41,30 +46,34 @@ class World:
         return self.rank == 0
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """The sum of `tensor` over all processes, computed in place. Any shape, on `device`."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds in one of the processes: all of them get the same answer."""
+        """True in every process if `flag` is True in at least one of them."""
         if self.size == 1:
             return flag
         return bool(self.total(torch.tensor(int(flag), device=self.device)).item())
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process says, in the order of their ranks."""
+        """The values that the processes passed, in the order of their ranks. Values must be picklable."""
         values = [value]
         if self.size > 1:
             values = [None] * self.size
             dist.all_gather_object(values, value)
         return values
 
-    def together(self, act: Callable[[], Answer]) -> Answer:
-        """Every process acts; where one of them fails on bad input or a bad disk, all of them end with its error."""
+    def together(self, function: Callable[[], Answer]) -> Answer:
+        """The return value of `function`, which every process calls. If it fails in one process, it fails in all.
+
+        A ValueError or OSError is raised by the first process in which it happened. The other processes raise
+        ReportedElsewhere with the same text, so that none of them waits for one that has ended.
+        """
         answer, error = None, None
         try:
-            answer = act()
+            answer = function()
         except (ValueError, OSError) as caught:
             if self.size == 1:
                 raise
@@ -73,36 +82,42 @@ class World:
         first = next((i for i, each in enumerate(errors) if each is not None), None)
         if first is None:
             return answer  # type: ignore[return-value]
-        raise errors[first] if first == self.rank else ToldElsewhere(str(errors[first]))
+        raise errors[first] if first == self.rank else ReportedElsewhere(str(errors[first]))
 
 
 def started_processes() -> int:
-    """As torchrun tells each of them."""
+    """The number of processes that torchrun has started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def why_not_shared(config: TextRunConfig, size: int) -> str | None:
-    """What keeps so many processes from sharing this run, if anything does."""
+    """An error message if `size` processes cannot train this run together; None if they can."""
     train, T = config.train, config.data.seq_len
     if train.parallel == "none":
         return f"torchrun started {size} processes and train.parallel is none; set it to ddp, fsdp or context"
     if train.parallel == "context":
-        return f"data.seq_len {T} cannot be shared by {size} processes; choose a multiple" if T % size else None
+        return (
+            f"data.seq_len {T} cannot be divided among {size} processes; choose a multiple of {size}"
+            if T % size
+            else None
+        )
     if train.batch_size % size:
-        return f"train.batch_size {train.batch_size} cannot be shared by {size} processes; choose a multiple"
+        return (
+            f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of {size}"
+        )
     return None
 
 
 @contextmanager
 def join_world(config: BaseRunConfig) -> Iterator[World]:
-    """The world of this process. On a GPU each process has a card of its own and they talk through NCCL, else gloo."""
+    """The World of this process. On GPUs each process uses one of its own, and the backend is NCCL; on CPUs gloo."""
     size, rank = started_processes(), int(os.environ.get("RANK", "0"))
     device = choose_device(config.train.device)
     if size == 1 or not isinstance(config, TextRunConfig):
         yield World(0, 1, device)
         return
     if message := why_not_shared(config, size):
-        raise ValueError(message) if rank == 0 else ToldElsewhere(message)
+        raise ValueError(message) if rank == 0 else ReportedElsewhere(message)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
         torch.cuda.set_device(device)
@@ -114,9 +129,10 @@ def join_world(config: BaseRunConfig) -> Iterator[World]:
             raise
         reason = str(error).splitlines()[0]
         raise LostProcess(
-            f"process {rank} of {size} lost another one ({reason}); start all of them again with --resume"
+            f"process {rank} of {size} lost the connection to another one ({reason}); start all of them again "
+            "with --resume"
         ) from error
-    dist.destroy_process_group()  # not after an error: the others may never come
+    dist.destroy_process_group()  # not after an error: it would wait for processes that are gone
 
 
 def _is_lost_connection(error: Exception) -> bool:

@@ -42,7 +42,7 @@ def test_many_processes_are_one(results: list[dict[str, Any]], name: str, labell
 def test_what_cannot_be_shared_is_named(results: list[dict[str, Any]]) -> None:
     for result in results:
         errors = result["errors"]
-        assert f"25 tokens cannot be shared equally by {SIZE} processes" in errors["length"]
+        assert f"25 tokens cannot be divided equally among {SIZE} processes" in errors["length"]
         assert "mixer 'mamba' has no forward_shard" in errors["mixer"]
         assert "were given different tokens" in errors["data"]
 

@@ -12,7 +12,7 @@ from rebased.models.weights import load_model
 from rebased.runs.lm_config import TextRunConfig
 from rebased.runs.record import read_record
 from rebased.train import train
-from rebased.train.world import ToldElsewhere
+from rebased.train.world import ReportedElsewhere
 from tiny_lm_run import AtStep, losses, run, start_world, tiny, wait, write_text
 from tolerances import TRAINED, assert_same_weights
 
@@ -101,7 +101,7 @@ def lose_one(config: TextRunConfig, folder: Path, told: Path) -> None:
 def test_a_process_that_is_killed_does_not_leave_the_other_waiting(text: Path, tmp_path: Path) -> None:
     config, told = config_of(text, "ddp"), tmp_path / "told"
     assert wait(start_world(2, lose_one, config, tmp_path / "run", told)) == [3, -signal.SIGKILL]
-    assert "process 0 of 2 lost another one" in told.read_text()
+    assert "process 0 of 2 lost the connection to another one" in told.read_text()
     assert "start all of them again with --resume" in told.read_text()
 
 
@@ -109,7 +109,7 @@ def refuse(config: TextRunConfig, folder: Path) -> None:
     """An error that one process finds is raised in all of them, and told by one."""
     with pytest.raises(ValueError, match="is not empty and not a run's") as caught:
         train(config, folder)
-    assert isinstance(caught.value, ToldElsewhere) == (os.environ["RANK"] == "1")
+    assert isinstance(caught.value, ReportedElsewhere) == (os.environ["RANK"] == "1")
 
 
 def test_a_mistake_ends_all_processes(text: Path, tmp_path: Path) -> None:
@@ -121,10 +121,13 @@ def test_a_mistake_ends_all_processes(text: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"train": {"parallel": "none"}}, "torchrun started 2 processes and train.parallel is none; set it to ddp"),
-        ({"train": {"batch_size": 3}}, "train.batch_size 3 cannot be shared by 2 processes; choose a multiple"),
+        (
+            {"train": {"batch_size": 3}},
+            "train.batch_size 3 cannot be divided among 2 processes; choose a multiple of 2",
+        ),
         (
             {"train": {"parallel": "context"}, "data": {"seq_len": 15}},
-            "data.seq_len 15 cannot be shared by 2 processes; choose a multiple",
+            "data.seq_len 15 cannot be divided among 2 processes; choose a multiple of 2",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import TextRunConfig
-from rebased.runs.run_names import ModelName, flatten, kind_of, tell_apart
+from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
 SPLITS = ("test", "valid")  # the first that all runs were measured on is reported
@@ -121,7 +121,7 @@ def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str]) -> Languag
 def names(runs: Sequence[Run]) -> list[str]:
     """One name per run: the paper's, with the settings in which models of one name differ."""
     kinds = [kind_of(run.settings["model"]) for run in runs]
-    apart = tell_apart(kinds, [naming_settings(run) for run in runs], [()] * len(runs))
+    apart = differences(kinds, [naming_settings(run) for run in runs], [()] * len(runs))
     return [str(ModelName(*name)) for name in zip(kinds, apart, strict=True)]
 
 

@@ -51,11 +51,11 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
     if wanted is not None and wanted not in counts:
         raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, [*counts, *named])}")
     kind = wanted or max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
-    alike = {model.apart: model for model in results.models if model.kind == kind}
+    alike = {model.differences: model for model in results.models if model.kind == kind}
     departures = {model: len(deviations(results.any_cell(model).any_run)) for model in alike.values()}
     usual = min(departures, key=lambda model: departures[model])
     return {
-        model: usual if model.kind == kind else alike.get(model.apart, usual)
+        model: usual if model.kind == kind else alike.get(model.differences, usual)
         for model in results.models
         if model != usual
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from rebased.report.synthetic.cells import Results
 from rebased.runs.finished import Run
-from rebased.runs.run_names import ModelName, own_settings
+from rebased.runs.run_names import ModelName, distinguishing_settings
 
 Confounds = dict[str, Counter[str]]
 """By setting with several values: how many runs have each value."""
@@ -30,7 +30,7 @@ def training_confounds(results: Results) -> Confounds:
 
 def settings_in(name: ModelName) -> set[str]:
     """The settings that a name states: 'n_heads 2, train.eps 1e-8' -> {'n_heads', 'eps'}"""
-    return {part.split(" ")[0].rpartition(".")[2] for part in name.apart.split(", ")}
+    return {part.split(" ")[0].rpartition(".")[2] for part in name.differences.split(", ")}
 
 
 def execution_confounds(results: Results) -> Confounds:
@@ -40,7 +40,7 @@ def execution_confounds(results: Results) -> Confounds:
 
 def training_settings(run: Run) -> dict[str, Any]:
     """The training settings of a run, without the learning rate, the seed and execution settings."""
-    settings = own_settings(run.settings)
+    settings = distinguishing_settings(run.settings)
     return {path.removeprefix(TRAIN): leaf for path, leaf in settings.items() if path.startswith(TRAIN)}
 
 

@@ -220,7 +220,7 @@ def in_panels(results: Results, where: Callable[[Cell], str]) -> dict[str, list[
     panels: dict[str, list[Cell]] = {}
     order = {task: place for place, task in enumerate(results.tasks)}
     for cell in sorted(results.cells, key=lambda cell: (order[cell.task], cell.d_model)):
-        apart = f", {cell.model.apart}" if crowded(results) and cell.model.apart else ""
+        apart = f", {cell.model.differences}" if crowded(results) and cell.model.differences else ""
         panels.setdefault(f"{where(cell)}{apart}", []).append(cell)
     return panels
 

@@ -1,4 +1,4 @@
-"""Many runs at once: in processes of this machine, or on a Ray cluster. A run that is ended there goes on there."""
+"""Executors train many runs at once, in processes of this machine or on a Ray cluster."""
 
 from rebased.train.executors.jobs import Executor, Failed, Job, Outcome
 from rebased.train.executors.local import LocalExecutor

@@ -1,4 +1,4 @@
-"""What an executor is given, what it gives back, and how it is asked."""
+"""The interface of an executor: jobs go in, outcomes come out."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,54 +10,61 @@ from rebased.train.sinks import Sink
 
 
 class Job(NamedTuple):
+    """A run to train or resume."""
+
     config: BaseRunConfig
     folder: Path
-    sink: Sink  # hears of the run in the process that called
+    sink: Sink  # receives the run's events in the calling process
 
 
 class Failed(NamedTuple):
-    error: str  # in one line
+    """The outcome of a run that ended with an error."""
+
+    error: str  # one line
 
 
 Outcome = RunResult | Failed
 Ended = Callable[[int, Outcome], None]
-"""Called once for every job that has ended, with its place among the jobs; what it raises ends the others too."""
+"""`ended(index, outcome)` is called once per job that has ended. If it raises, the other jobs are ended too."""
 
 Stopping = Callable[[int], None]
-"""Called once when Ctrl-C or SIGTERM has come, with the number of runs that are being saved: it can take seconds."""
+"""`stopping(runs)` is called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
 
 Prepare = Callable[[], None]
-"""Called in each worker before anything else: makes known the mixers that configs name. It must be picklable."""
+"""Called first in each worker: registers the mixers and tasks that configs name. It must be picklable."""
 
 MAX_LOSSES = 3
-"""So often may the process of a run be lost, killed from outside or by its own fault, before the run counts as failed.
-Each time it goes on from its checkpoint."""
+"""A run has failed when its process has died this many times, for whatever reason. Before that it is resumed from its
+checkpoint each time."""
 
 
 def nothing() -> None:
-    """What there is to prepare where all mixers are this package's own."""
+    """The default `Prepare`: does nothing."""
 
 
 def noop(runs: int) -> None:
-    """For those who need not know that runs are being saved."""
+    """The default `Stopping`: does nothing."""
 
 
 class Executor(Protocol):
+    """Trains jobs in worker processes, several at once."""
+
     workers: int  # runs at once
 
     @property
     def where(self) -> str:
-        """In words, for those who read a plan."""
+        """Where runs are trained, in words: "2 processes of this machine, one CPU thread each"."""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns where a run would be trained."""
+        """The return value of `function(*arguments)`, called in a worker process. What it raises is raised here."""
 
     def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
-        """Train or resume every job; the outcomes in the order of the jobs.
+        """Train or resume every job. Returns one outcome per job, in the order of the jobs.
 
-        A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs under way: their results have the
-        status "interrupted", and those that had not begun are None. A second one ends them where they are, and raises
-        KeyboardInterrupt: they go on from their last checkpoints.
+        A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs in progress: they return with status
+        "interrupted". Jobs that had not begun have the outcome None. A second Ctrl-C kills the runs and raises
+        KeyboardInterrupt; they can be resumed from their last checkpoints.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the executor holds. No run is in progress when it is called."""

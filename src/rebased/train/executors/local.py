@@ -1,4 +1,4 @@
-"""Runs side by side on this machine, a process each: one a GPU, or one a core."""
+"""An executor that trains runs in processes of this machine: by default one per GPU, or one per CPU core."""
 
 import contextlib
 import multiprocessing
@@ -12,15 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from rebased.ops.backend import gpu_count
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.jobs import (
+    MAX_LOSSES,
+    Ended,
+    Executor,
+    Failed,
+    Job,
+    Outcome,
+    Prepare,
+    Stopping,
+    noop,
+    nothing,
+)
 from rebased.train.executors.worker import limit_threads, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import RunStart, Sink, StepReport
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
+    """Trains each run in a process of its own on this machine. Workers beyond the number of GPUs share them evenly."""
+
     def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
-        """`workers` runs at once; if there are more than GPUs, they share them evenly."""
+        """`workers` is the number of runs at once; the default is one per GPU if `uses_gpu`, else one per CPU core."""
         self.gpus = gpu_count() if uses_gpu else 0
         self.workers = workers or self.gpus or usable_cores()
         self.prepare = prepare
@@ -36,7 +49,9 @@ class LocalExecutor:
             answer = connection.recv()
         except EOFError:
             process.join()
-            raise ValueError(f"a process ended with exit code {process.exitcode} before it had answered") from None
+            raise ValueError(
+                f"a worker process ended with exit code {process.exitcode} before it returned a result"
+            ) from None
         except BaseException:  # Ctrl-C
             process.terminate()
             raise
@@ -83,16 +98,16 @@ class LocalExecutor:
                             finish(index, content)
                         else:
                             getattr(jobs[index].sink, event)(content)
-            except KeyboardInterrupt:  # the second time of asking
+            except KeyboardInterrupt:  # the second Ctrl-C
                 _kill(running)
                 raise
-            finally:  # whatever happened, nothing goes on behind the caller's back
+            finally:  # no process outlives this call
                 _ask_to_stop(running)
                 _join(running)
         return outcomes
 
     def close(self) -> None:
-        """Every process ends with its run."""
+        """Does nothing: every process ends with its run."""
 
     def _start(self, job: Job, index: int, slot: int) -> "_Running":
         process, connection = self._process(slot, _work, self.prepare, job.config.model_dump(), job.folder)
@@ -101,22 +116,24 @@ class LocalExecutor:
     def _process(
         self, slot: int, function: Callable[..., None], *arguments: Any
     ) -> tuple[ForkServerProcess, Connection]:
-        """A process that calls the function with the arguments and, last, the end of a pipe that it may write to."""
-        context = multiprocessing.get_context("forkserver")  # a server imports torch once and forks each run at once
-        context.set_forkserver_preload([__name__, "torch._dynamo"])  # which the optimiser imports
+        """A started process and the reading end of its pipe. The process calls `function(*arguments, writing end)`."""
+        context = multiprocessing.get_context("forkserver")  # one server imports torch once, then forks quickly
+        context.set_forkserver_preload([__name__, "torch._dynamo"])  # optimisers import torch._dynamo
         _start_server()
-        ours, theirs = context.Pipe(duplex=False)
+        reader, writer = context.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
-        process = context.Process(target=_begin, args=(gpu, function, *arguments, theirs))
+        process = context.Process(target=_begin, args=(gpu, function, *arguments, writer))
         process.start()
-        theirs.close()  # so that the pipe ends when the process does
-        return process, ours
+        writer.close()  # so that the pipe ends when the process does
+        return process, reader
 
 
 def _start_server() -> None:
-    """If it does not run yet. Ctrl-C in a terminal reaches every process there, and while the server still imports
-    torch it would die of it, aloud; so it never hears it."""
-    resource_tracker.ensure_running()  # which the server needs, and which unblocks the signal on its way
+    """Start the fork server, if it is not running yet, with SIGINT blocked.
+
+    Ctrl-C in a terminal reaches every process there. A server that is still importing torch would die with a traceback.
+    """
+    resource_tracker.ensure_running()  # the server needs it; starting it unblocks SIGINT, so it comes first
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -125,40 +142,42 @@ def _start_server() -> None:
 
 
 def usable_cores() -> int:
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpu(index: int) -> str:
-    """The name of the GPU that torch counts as this one, among those that the user has left visible."""
+    """The name of torch's GPU number `index`: an entry of CUDA_VISIBLE_DEVICES if that is set, else the number."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     return listed.split(",")[index] if listed else str(index)
 
 
 class _Running:
-    """A process that trains, and the pipe through which it tells of it."""
+    """A process that trains a run, and the pipe through which it sends events."""
 
     def __init__(self, index: int, slot: int, process: ForkServerProcess, connection: Connection) -> None:
         self.index, self.slot, self.process, self.connection = index, slot, process, connection
-        self.asked = False  # to stop; asked twice, a run ends without saving
+        self.asked = False  # to stop; a run that is asked twice ends without saving
 
 
 def _ask_to_stop(running: dict[Connection, _Running]) -> bool:
-    """Whether there was anyone to ask who had not been asked before."""
+    """Ask every run to stop that has not been asked before. Returns True if there was one."""
     unasked = [started for started in running.values() if not started.asked]
     for started in unasked:
-        started.process.terminate()  # SIGTERM, upon which a run saves itself
+        started.process.terminate()  # SIGTERM: the run saves itself and ends
         started.asked = True
     return bool(unasked)
 
 
 def _kill(running: dict[Connection, _Running]) -> None:
-    """At once, as a power cut would: checkpoints and records are made to outlive that."""
+    """Kill the processes at once. Records and the last checkpoints survive that, as they survive a power cut."""
     for started in running.values():
         started.asked = True
         started.process.kill()
 
 
 def _join(running: dict[Connection, _Running]) -> None:
+    """Wait for all processes. Ctrl-C kills them."""
     try:
         for started in running.values():
             started.process.join()
@@ -170,7 +189,7 @@ def _join(running: dict[Connection, _Running]) -> None:
 def _died(job: Job, process: ForkServerProcess) -> Failed:
     return Failed(
         f"the process that trained {job.folder} ended {MAX_LOSSES} times, the last time with exit code "
-        f"{process.exitcode} (-9 often means too little memory); run the same command again to go on"
+        f"{process.exitcode} (-9 often means too little memory); run the same command again to resume"
     )
 
 
@@ -197,11 +216,11 @@ class _Relay(Sink):
 
 
 def _begin(gpu: int | None, function: Callable[..., None], *arguments: Any) -> None:
-    os.setpgrp()  # Ctrl-C in a terminal reaches the caller alone, which asks every run to stop, once
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as any process has it
-    if gpu is not None:  # before anything has asked CUDA what there is
+    os.setpgrp()  # Ctrl-C in a terminal now reaches the caller alone, which asks every run to stop once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocked it
+    if gpu is not None:  # must be set before CUDA is initialised
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(gpu)
-    with contextlib.suppress(BrokenPipeError):  # the caller was killed: end too; the last checkpoint is there
+    with contextlib.suppress(BrokenPipeError):  # the caller was killed: end too; the last checkpoint stays
         function(*arguments)
 
 

@@ -1,7 +1,7 @@
-"""Runs on a Ray cluster, whose nodes share the file system that the runs' folders lie on.
+"""An executor that trains runs on a Ray cluster. All nodes must share the file system with the runs' folders.
 
-Records and checkpoints are read and written there, so a run that has lost its node goes on from its checkpoint on
-another, and what this process knows of a run it reads off the run's record.
+Workers write records and checkpoints to that file system. So a run that loses its node is resumed on another one from
+its checkpoint, and this process follows a run by reading its record.
 """
 
 import logging
@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from rebased.runs.record import lines_so_far
-from rebased.train.executors.jobs import MAX_LOSSES, Ended, Failed, Job, Outcome, Prepare, Stopping, noop, nothing
+from rebased.train.executors.jobs import (
+    MAX_LOSSES,
+    Ended,
+    Executor,
+    Failed,
+    Job,
+    Outcome,
+    Prepare,
+    Stopping,
+    noop,
+    nothing,
+)
 from rebased.train.executors.worker import limit_threads, one_line, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import Sink
@@ -20,22 +31,24 @@ from rebased.train.sinks import Sink
 INSTALL = "pip install 'rebased[sweep]'"
 
 
-class RayExecutor:
+class RayExecutor(Executor):
+    """Trains runs as tasks of a Ray cluster, one CPU each, with an equal share of the GPUs if they are used."""
+
     def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
-        """Connects to the cluster that RAY_ADDRESS names or that runs on this machine; else starts one here."""
+        """Connect to the cluster at RAY_ADDRESS, or to one on this machine; if there is none, start one here."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user asks for it
         try:
             import ray
         except ImportError as error:
             raise ValueError(f"--executor ray needs Ray, which is not installed: {INSTALL}") from error
-        self._ray: Any = ray  # its own types know neither options in a dict nor references as keys
+        self._ray: Any = ray  # Ray's types allow neither options in a dict nor references as keys
         self.prepare = prepare
         self._owner = not ray.is_initialized()
         if self._owner:
             quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             address = os.environ.get("RAY_ADDRESS")
             try:
-                knock(address or "")
+                check_address(address or "")
                 ray.init(address=address, logging_level=logging.ERROR, **({} if address else quiet))
             except (OSError, RuntimeError) as error:
                 raise ValueError(
@@ -46,7 +59,7 @@ class RayExecutor:
         self.gpus, cpus = int(resources.get("GPU", 0)) if uses_gpu else 0, int(resources.get("CPU", 1))
         self.workers = workers or self.gpus or cpus
         self.nodes = len([node for node in ray.nodes() if node["Alive"]])
-        # Ray counts GPUs in fractions: where there are more workers than GPUs, each asks for its part of one.
+        # Ray counts GPUs in fractions: if there are more workers than GPUs, each worker requests a fraction of one.
         share = min(1.0, 1 / -(-self.workers // self.gpus)) if self.gpus else 0.0
         self._options = {"num_cpus": 1, "num_gpus": share, "max_retries": MAX_LOSSES - 1}
 
@@ -63,7 +76,7 @@ class RayExecutor:
         ray = self._ray
         remote = ray.remote(**self._options)(work)
         outcomes: list[Outcome | None] = [None] * len(jobs)
-        waiting, running = list(range(len(jobs))), dict[Any, _Followed]()  # a task's reference: what it trains
+        waiting, running = list(range(len(jobs))), dict[Any, _Followed]()  # by the reference of the Ray task
         with stop_request() as stop:
             try:
                 while running or (waiting and not stop.asked):
@@ -83,7 +96,7 @@ class RayExecutor:
                         if outcome is not None:
                             outcomes[index] = outcome
                             ended(index, outcome)
-            except KeyboardInterrupt:  # the second time of asking
+            except KeyboardInterrupt:  # the second Ctrl-C
                 for task in running:
                     ray.cancel(task, force=True)
                 running.clear()
@@ -99,7 +112,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _outcome(self, task: Any, job: Job) -> Outcome | None:
-        """None: it was cancelled before it had begun."""
+        """The outcome of a task that has ended; None if it was cancelled before it began."""
         exceptions = self._ray.exceptions
         try:
             outcome: Outcome = self._ray.get(task)
@@ -110,36 +123,40 @@ class RayExecutor:
             return Failed(f"Ray lost the process that trained {job.folder} {MAX_LOSSES} times: {one_line(str(error))}")
 
     def _ask_to_stop(self, running: dict[Any, "_Followed"]) -> bool:
-        """Whether there was anyone to ask who had not been asked before: asked twice, a run ends without saving."""
+        """Ask every run to stop that has not been asked before. Returns True if there was one.
+
+        A run that is asked twice ends without saving.
+        """
         unasked = {task: followed for task, followed in running.items() if not followed.asked}
         for task, followed in unasked.items():
-            self._ray.cancel(task)  # reaches a run as Ctrl-C, upon which it saves itself
+            self._ray.cancel(task)  # arrives as Ctrl-C: the run saves itself and ends
             followed.asked = True
         return bool(unasked)
 
 
-def knock(address: str) -> None:
-    """Raise an OSError where nobody listens. Ray itself would wait for minutes."""
+def check_address(address: str) -> None:
+    """Raise OSError if nothing listens at host:port. Ray itself would wait for minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdecimal():  # not "auto" or "local"
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class _Followed:
-    """A run elsewhere, followed by its record."""
+    """A run on the cluster. Its record tells how far it is."""
 
     def __init__(self, index: int, folder: Path, sink: Sink) -> None:
         self.index, self.folder, self.sink, self.asked = index, folder, sink, False
-        self._told = self._newest()
+        self._last_sent = self._newest()
 
     def emit(self) -> None:
+        """Send the newest line of the record to the sink, if it was not sent before."""
         newest = self._newest()
-        if newest and newest != self._told:
+        if newest and newest != self._last_sent:
             (self.sink.end if newest["type"] == "end" else self.sink.line)(newest)
-            self._told = newest
+            self._last_sent = newest
 
     def _newest(self) -> dict[str, Any] | None:
-        """The last line that tells how far the run is: it says all that a table shows."""
+        """The last line that tells how far the run is; None if there is none yet."""
         lines = [line for line in lines_so_far(self.folder) if line["type"] in ("epoch", "step", "eval", "end")]
         return lines[-1] if lines else None
 

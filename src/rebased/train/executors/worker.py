@@ -1,4 +1,4 @@
-"""What happens in a worker's process: one run, alone with one thread, and never an exception on the way out."""
+"""The code of a worker process: it trains one run in one thread. Errors become an outcome."""
 
 import time
 from collections.abc import Sequence
@@ -13,17 +13,24 @@ from rebased.train.executors.jobs import Failed, Outcome, Prepare
 from rebased.train.lifecycle import train
 from rebased.train.sinks import Sink
 
-PATIENCE = 30.0  # seconds for the process that had the run before to notice that it is no longer wanted
+PATIENCE = 30.0  # seconds to wait until the previous process of the same run has released its folder
 
 
 def limit_threads() -> None:
-    """One thread a run: small models use several cores far better side by side, and results do not depend on them."""
+    """Let torch use one thread.
+
+    Several small runs use the cores far better side by side than one after the other, and results do not depend on the
+    number of cores.
+    """
     torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # on ARM its small batched products take up to 60 times as long
+    torch.backends.mkldnn.set_flags(False)  # on ARM oneDNN is up to 60 times slower for small batched products
 
 
 def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence[Sink] = ()) -> Outcome:
-    """Train or resume one run. The config comes as data: its classes may be known only after `prepare`."""
+    """Train or resume one run. Returns its result, or Failed with the error.
+
+    `config` is plain data, because its classes may be unknown before `prepare` has been called.
+    """
     limit_threads()
     try:
         prepare()
@@ -36,7 +43,7 @@ def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the caller is gone
         raise
     except (ValueError, OSError) as error:  # these name the value and the remedy
         return Failed(one_line(str(error)))
@@ -45,4 +52,5 @@ def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence
 
 
 def one_line(text: str) -> str:
+    """The text with all white space, line breaks included, replaced by single spaces."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The tensors of a language model's checkpoint, written by all processes and read by any number of them."""
+"""The tensors of a language model's checkpoint. All processes write it together; any number of them can read it."""
 
 import pickle
 import warnings
@@ -17,19 +17,19 @@ from rebased.train.world import World
 
 
 def save_tensors(path: Path, model: LanguageModel, optimiser: AdamW, world: World) -> list[Path]:
-    """Write weights and moments into a folder. Returns the files that this process wrote."""
+    """Write weights and AdamW moments into the folder `path`. Returns the files that this process wrote."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process needs no others
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process needs no process group
         try:
             dcp.save(_tensors(model, optimiser), storage_writer=dcp.FileSystemWriter(path), no_dist=world.size == 1)
-        except dcp.CheckpointException as error:  # wraps what happened in each process
+        except dcp.CheckpointException as error:  # wraps the errors of all processes: raise the first
             raise next(iter(error.failures.values()))[0] if error.failures else error from error
-    own = sorted(path.glob(f"__{world.rank}_*"))
-    return [*own, path / ".metadata"] if world.is_rank_zero else own
+    written = sorted(path.glob(f"__{world.rank}_*"))
+    return [*written, path / ".metadata"] if world.is_rank_zero else written
 
 
 def load_tensors(path: Path, model: LanguageModel, optimiser: AdamW, world: World) -> None:
-    """Restore weights and moments from such a folder."""
+    """Restore in place, from the folder `path`, what `save_tensors` wrote. Raises ValueError if shapes differ."""
     state = _tensors(model, optimiser)
     world.together(lambda: _check_shapes(path, state))
     with warnings.catch_warnings():
@@ -38,8 +38,11 @@ def load_tensors(path: Path, model: LanguageModel, optimiser: AdamW, world: Worl
 
 
 class SafeReader(dcp.FileSystemReader):
-    """torch reads the tensors without trusting them, but the table of contents with pickle; here it may name nothing
-    but the classes that a table of contents is made of."""
+    """Reads a checkpoint without trusting it.
+
+    torch reads the tensors safely, but the table of contents with pickle. Here that pickle may name only the classes
+    that a table of contents consists of.
+    """
 
     def read_metadata(self, *_: Any, **__: Any) -> dcp.Metadata:
         with open(Path(self.path) / ".metadata", "rb") as file:
@@ -62,23 +65,26 @@ _NAMES = frozenset(
         ("torch.serialization", "_get_layout"),
         ("collections", "OrderedDict"),
         ("pathlib", "PosixPath"),
-        ("pathlib._local", "PosixPath"),  # where Python 3.13 keeps it
+        ("pathlib._local", "PosixPath"),  # its module in Python 3.13
     }
 )
 
 
 class _Unpickler(pickle.Unpickler):
-    """Names are compared whole: by a dotted one, `os.system`, a pickle gets at whatever a module has imported."""
+    """Allows the classes of _NAMES and torch's dtypes.
+
+    Names are compared as a whole: a dotted name such as `os.system` would reach whatever a module has imported.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
         if is_dtype or (module, name) in _NAMES:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint")
 
 
 def _tensors(model: LanguageModel, optimiser: AdamW) -> dict[str, Tensor]:
-    """Everything that a step changes, by name: the same names however the weights are spread."""
+    """Everything that a step changes, by name. The names are the same for any number of processes."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     state = {f"model.{name}": tensor.detach() for name, tensor in named.items() if name in model.state_dict()}
     for name, parameter in model.named_parameters():
@@ -90,17 +96,17 @@ def _tensors(model: LanguageModel, optimiser: AdamW) -> dict[str, Tensor]:
 def _check_shapes(path: Path, state: dict[str, Tensor]) -> None:
     try:
         saved = SafeReader(path).read_metadata().state_dict_metadata
-        there = {
+        in_file = {
             name: list(about.size) for name, about in saved.items() if isinstance(about, dcp.TensorStorageMetadata)
         }
-    except Exception as error:  # pickle has many
+    except Exception as error:  # pickle raises many kinds
         raise ValueError(f"{path} has a table of contents that cannot be read safely: {error}; {REMEDY}") from error
-    here = {name: list(tensor.shape) for name, tensor in state.items()}
-    odd = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-    if odd:
-        name = odd[0]
+    in_model = {name: list(tensor.shape) for name, tensor in state.items()}
+    different = sorted(name for name in in_file.keys() | in_model.keys() if in_file.get(name) != in_model.get(name))
+    if different:
+        name = different[0]
         raise ValueError(
-            f"{path} is of another architecture than this code builds: {name} is {there.get(name)} there and "
-            f"{here.get(name)} here ({len(odd)} such); resume with the code that wrote it (record.jsonl names the "
-            "commit), or start the run again in another folder"
+            f"{path} is of another architecture than this code builds: {name} is {in_file.get(name)} there and "
+            f"{in_model.get(name)} here ({len(different)} such); resume with the code that wrote it (record.jsonl names "
+            "the commit), or start the run again in another folder"
         )

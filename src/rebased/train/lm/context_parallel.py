@@ -1,13 +1,13 @@
-"""Context parallelism: processes share one sequence, each with a stretch of its tokens and all of the weights.
+"""Context parallelism: every process holds all weights and one shard of the tokens of each sequence.
 
-Every process is given the same whole batch and computes its own stretch of it. What a mixer needs of the stretches
-before it is gathered once a layer, and a gradient goes back the way its value came. For ReBased and Based that is one
-state of constant size, so a sequence costs as little to share as its length is great; attention hands on every key.
+Every process is given the same whole batch and computes its shard of it. What a mixer needs of earlier shards is
+gathered once per layer; gradients are sent back to the process that a value came from. ReBased and Based gather one
+state of constant size, however long the sequence is. Attention gathers all earlier keys and values.
 
-    context = ContextParallel()                   # of the default group, after init_process_group
-    loss = context.loss(model, tokens, labels)    # this process's summand of the mean loss
+    context = ContextParallel()                   # the default group, after init_process_group
+    loss = context.loss(model, tokens, labels)    # this process's part of the mean loss
     loss.backward()
-    context.sum_gradients(model.parameters())     # now they are those of the whole, everywhere
+    context.sum_gradients(model.parameters())     # now every process has the gradients of the whole batch
 """
 
 from collections.abc import Iterable
@@ -24,33 +24,42 @@ from rebased.ops.cross_entropy import linear_cross_entropy
 
 
 class ContextParallel:
-    """The processes of a group (default: all), in the order of their ranks, from the first token to the last."""
+    """Splits sequences over the processes of a group (default: all): rank 0 holds the first tokens."""
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         if not distributed.is_initialized():
-            raise ValueError("context parallelism needs processes: start them with torchrun and init_process_group")
+            raise ValueError(
+                "context parallelism needs a process group: start with torchrun and call init_process_group"
+            )
         self.group = group
         self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         self._agreed = False
-        # A compiler would see that the first process uses nothing of what it gathers, leave the gathering out of its
-        # backward, and let the others wait. Here and not as a decorator, since it imports all of dynamo.
-        self.earlier: GatherEarlier = torch.compiler.disable(self._earlier)
+        # The first process uses nothing of what it gathers. A compiler would therefore drop the gather from its
+        # backward pass, and the other processes would wait for ever. Disabled here and not by a decorator, which would
+        # import torch._dynamo together with this module.
+        self.gather_earlier: GatherEarlier = torch.compiler.disable(self._gather_earlier)
 
     def share(self, x: Tensor) -> Tensor:
-        """This process's stretch of time: [B,T] -> [B,T/size]."""
+        """This process's shard of x: [B,T] -> [B,T/size]."""
         T = x.shape[1]
         if T % self.size:
-            raise ValueError(f"{T} tokens cannot be shared equally by {self.size} processes; choose a multiple of them")
+            raise ValueError(
+                f"{T} tokens cannot be divided equally among {self.size} processes; choose a multiple of {self.size}"
+            )
         return x.chunk(self.size, dim=1)[self.rank]
 
     def hidden(self, model: LanguageModel, tokens: Tensor) -> Tensor:
-        """`model.hidden` at this process's stretch: tokens [B,T] (all of them) -> [B,T/size,D]."""
-        own = self.share(tokens)
+        """`model.hidden` of this process's shard: tokens [B,T] (the whole batch) -> [B,T/size,D]."""
+        shard = self.share(tokens)
         self._check_agreement(tokens)
-        return model.hidden(own, shard=Shard(start=self.rank * own.shape[1], gather_earlier=self.earlier))
+        start = self.rank * shard.shape[1]
+        return model.hidden(shard, shard=Shard(start=start, gather_earlier=self.gather_earlier))
 
     def loss(self, model: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
-        """This process's summand of `model.loss(tokens, labels)`: tokens, labels [B,T], the whole of both."""
+        """This process's part of `model.loss(tokens, labels)`, a scalar; the parts of all processes add up to it.
+
+        tokens, labels [B,T]: the whole batch.
+        """
         if tokens.shape != labels.shape:
             raise ValueError(f"tokens {list(tokens.shape)} and labels {list(labels.shape)} must have one shape")
         hidden = self.hidden(model, tokens).flatten(0, 1)
@@ -58,56 +67,57 @@ class ContextParallel:
         return loss / (labels != IGNORE).sum()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of all processes, in place."""
+        """Replace each gradient by its sum over all processes."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for work in [distributed.all_reduce(each, group=self.group, async_op=True) for each in gradients]:
             assert work is not None
             work.wait()
 
-    def total(self, summand: Tensor) -> Tensor:
-        """The sum over all processes, without gradients: the loss to report."""
-        total = summand.detach().clone()
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of `part` over all processes, without gradients, such as the loss to report."""
+        total = part.detach().clone()
         distributed.all_reduce(total, group=self.group)
         return total
 
-    def _earlier(self, own: Tensor) -> Tensor:
-        if own.numel() == 0:
-            return own.new_empty(0, *own.shape)
-        return _Gather.apply(own, self.group, self.size)[: self.rank]
+    def _gather_earlier(self, x: Tensor) -> Tensor:
+        """The x of all earlier shards: [...] -> [rank, ...]."""
+        if x.numel() == 0:
+            return x.new_empty(0, *x.shape)
+        return _Gather.apply(x, self.group, self.size)[: self.rank]
 
     def _check_agreement(self, tokens: Tensor) -> None:
-        """Once, at the first batch: processes that read different data would train on a nonsense sequence."""
+        """Raise ValueError if processes were given different tokens. Only the first batch is checked."""
         if self._agreed:
             return
         places = torch.arange(1, tokens.numel() + 1, device=tokens.device)
-        mark = torch.stack([(tokens.flatten() * places).sum(), places[-1], places[tokens.shape[1] - 1]])
-        marks = [torch.empty_like(mark) for _ in range(self.size)]
-        distributed.all_gather(marks, mark, group=self.group)
-        if not all(torch.equal(each, marks[0]) for each in marks):
+        checksum = torch.stack([(tokens.flatten() * places).sum(), places[-1], places[tokens.shape[1] - 1]])
+        checksums = [torch.empty_like(checksum) for _ in range(self.size)]
+        distributed.all_gather(checksums, checksum, group=self.group)
+        if not all(torch.equal(each, checksums[0]) for each in checksums):
             raise ValueError(
-                "the processes of a context-parallel group were given different tokens; each of them needs the same "
-                "whole batch, so let the order of the data depend on the group, not on the rank"
+                "the processes of a context-parallel group were given different tokens; give each of them the same "
+                "whole batch: the order of the data must not depend on the rank"
             )
         self._agreed = True
 
 
 class _Gather(torch.autograd.Function):
-    """[...] -> [size, ...], in the order of ranks; back, each process adds up what the others want of its own.
+    """Gathers a tensor from all processes, in the order of ranks: [...] -> [size, ...].
 
-    A process that uses nothing of it (the first one) still takes part in the backward, where all of them meet, because
-    an empty slice of the result is a part of its graph too.
+    In the backward pass each process sums the gradients that all processes have for its tensor. The first process uses
+    nothing of the result. It still takes part in the backward pass, because its empty slice is in the graph too.
     """
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, group: ProcessGroup | None, size: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, size: int) -> Tensor:
         ctx.group = group
-        gathered = own.new_empty(size, *own.shape)
-        distributed.all_gather(list(gathered.unbind()), own.contiguous(), group=group)
+        gathered = x.new_empty(size, *x.shape)
+        distributed.all_gather(list(gathered.unbind()), x.contiguous(), group=group)
         return gathered
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None, None]:
-        wanted = torch.empty_like(gradients, memory_format=torch.contiguous_format)
-        distributed.all_to_all_single(wanted, gradients.contiguous(), group=ctx.group)
-        return wanted.sum(0), None, None
+        received = torch.empty_like(gradients, memory_format=torch.contiguous_format)
+        distributed.all_to_all_single(received, gradients.contiguous(), group=ctx.group)
+        return received.sum(0), None, None

@@ -1,4 +1,4 @@
-"""The prepared text of a run: held against its model before anything begins, and known again when it goes on."""
+"""The prepared text of a run: checked before training, and described in the record for a resumed run to compare."""
 
 import hashlib
 import logging
@@ -11,33 +11,35 @@ logger = logging.getLogger("rebased")
 
 
 def open_corpus(config: TextRunConfig, *, verify: bool = True) -> Corpus:
-    """The corpus, if it is there, has the splits that a run needs and the model has a row for each of its tokens.
-    One of several processes has to `verify` its checksums."""
+    """The corpus of a run. Raises ValueError if it is missing, lacks a split, or does not fit the model.
+
+    With `verify` the checksums of a small corpus are compared too; one of several processes is enough.
+    """
     folder = config.data.folder
     if not folder.exists():
-        raise ValueError(f"data.folder {folder} is not there; make it with: rebased data prepare -o {folder}")
+        raise ValueError(f"data.folder {folder} does not exist; make it with: rebased data prepare -o {folder}")
     corpus = Corpus(folder)
     if corpus.vocab_size > config.model.vocab_size:
         raise ValueError(
             f"{folder} was made with the tokenizer {corpus.manifest.tokenizer.name}, which has {corpus.vocab_size:,} "
-            f"tokens, and the model has model.vocab_size {config.model.vocab_size:,}; set it to {corpus.vocab_size} or "
-            "more, or prepare the text with the tokenizer that the model is for"
+            f"tokens, but model.vocab_size is {config.model.vocab_size:,}; set it to {corpus.vocab_size} or more, "
+            "or prepare the text with the tokenizer that the model is for"
         )
     tokens = corpus.splits["train"].tokens if "train" in corpus.splits else 0
     if 0 < tokens <= config.data.seq_len:
         raise ValueError(
-            f"data.seq_len {config.data.seq_len:,}: {folder} has {tokens:,} tokens to train on, which fill no window; "
-            "make windows shorter, or prepare more text"
+            f"data.seq_len {config.data.seq_len:,}: {folder} has only {tokens:,} tokens to train on, less than one "
+            "window; choose a shorter data.seq_len, or prepare more text"
         )
     for split in ("train", "valid"):
-        corpus.windows(split, config.data.seq_len)  # says what is wrong
+        corpus.windows(split, config.data.seq_len)  # raises ValueError if the split is missing or empty
     if verify and not corpus.verify_if_small():
-        logger.info("%s is large: its checksums were not compared; rebased data check does that", folder)
+        logger.info("%s is large: its checksums were not compared; compare them with: rebased data check", folder)
     return corpus
 
 
 def describe_corpus(corpus: Corpus) -> dict[str, Any]:
-    """What the record keeps of it: enough to tell another text from this one, and nothing about where it lies."""
+    """The corpus as the record describes it: checksum, tokenizer and sizes, but no path."""
     shards = [(name, shard.token_file.sha256) for name, split in corpus.splits.items() for shard in split.shards]
     return {
         "sha256": hashlib.sha256(repr(shards).encode()).hexdigest(),

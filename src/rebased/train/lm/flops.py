@@ -1,15 +1,15 @@
-"""How many floating-point operations a token of training takes, and how many a device could do: what MFU is made of.
+"""Floating-point operations per token of training, and the peak rate of devices. MFU is computed from both.
 
-Forward, a token costs two operations (a product and a sum) for each weight it is multiplied with; backward costs twice
-the forward. Counted are all linear layers and the tied head (embedding rows and learned positions are looked up, not
-multiplied), and on top of them what a mixer does between tokens:
+In the forward pass a token costs two operations (a product and a sum) per weight that it is multiplied with. The
+backward pass costs twice as much. Counted are all linear layers and the tied head; embedding rows and learned positions
+are looked up, not multiplied. Mixers add what they compute between tokens:
 
-    softmax attention   2 T D   the mean query meets T / 2 keys, once for its score and once for its value (each 2 D)
+    softmax attention   2 T D   a query meets T / 2 keys on average: 2 D operations for the score, 2 D for the value
     a window of W       4 W D   for T > W
-    ReBased, Based      4 H F (V + 1)   phi(k) into a state of F (V + 1) numbers a head and phi(q) out of it
-    other mixers        nothing: what they do between tokens is a few operations a channel
+    ReBased, Based      4 H F (V + 1)   phi(k) is added to a state of F (V + 1) numbers per head, phi(q) reads it
+    other mixers        0       a few operations per channel, which are not counted
 
-That is what the mathematics needs. What a program does beyond it, such as computing activations twice, earns nothing.
+These are the operations that the equations need. Extra work, such as computing activations twice, is not counted.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from rebased.models import LMConfig, shape_of
 from rebased.ops import BASED, REBASED, feature_count
 
-# Dense bf16 operations a second as the vendors state them, by a part of the device's name; the first that fits counts.
+# Dense bf16 operations per second, as the vendors state them, by a part of the device's name. The first match counts.
 PEAK_BF16 = {
     "B200": 2250e12,
     "GH200": 989.4e12,
@@ -43,7 +43,7 @@ PEAK_BF16 = {
 
 
 def flops_per_token(config: LMConfig, seq_len: int) -> int:
-    """Forward and backward, averaged over the tokens of windows of seq_len."""
+    """Operations per token of a training step (forward and backward), averaged over windows of seq_len tokens."""
     model = shape_of(config)
     weights = config.vocab_size * config.d_model
     between = 0
@@ -54,6 +54,7 @@ def flops_per_token(config: LMConfig, seq_len: int) -> int:
 
 
 def _between_tokens(mixer: Any, name: str, d_model: int, seq_len: int) -> int:
+    """Forward operations per token that the mixer spends between tokens: the table above."""
     if name == "attention":
         return 2 * seq_len * d_model
     if name == "sliding_window":
@@ -65,7 +66,7 @@ def _between_tokens(mixer: Any, name: str, d_model: int, seq_len: int) -> int:
 
 
 def peak_flops(device_name: str | None, precision: str) -> float | None:
-    """None where nobody has told us: fp32, a CPU, a card that is not in the table."""
+    """Peak operations per second of a device; None for fp32, for a CPU, and for a GPU that is not in the table."""
     if device_name is None or precision != "bf16":
         return None
     return next((peak for part, peak in PEAK_BF16.items() if part in device_name), None)

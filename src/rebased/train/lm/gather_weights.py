@@ -1,4 +1,4 @@
-"""A trained model in one piece, however its weights are spread over processes."""
+"""A complete copy of a model whose weights may be sharded over processes."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from rebased.train.world import World
 
 
 @torch.no_grad()
-def whole_model(model: LanguageModel, config: LMConfig, world: World) -> LanguageModel:
-    """A plain copy on this process's device. Sharded weights are gathered, so every process must ask for it."""
-    with torch.random.fork_rng(devices=[]):  # the initial weights that are drawn here are nobody's business
+def gather_model(model: LanguageModel, config: LMConfig, world: World) -> LanguageModel:
+    """A copy of the model with all its weights on this process's device, in eval mode. All processes must call this."""
+    with torch.random.fork_rng(devices=[]):  # the initial weights drawn here must not advance the run's random numbers
         copy = LanguageModel(config).to(world.device)
-    for mine, theirs in zip(_tensors(copy), _tensors(model), strict=True):
-        mine.copy_(theirs.full_tensor() if hasattr(theirs, "full_tensor") else theirs)
+    for target, source in zip(_tensors(copy), _tensors(model), strict=True):
+        target.copy_(source.full_tensor() if hasattr(source, "full_tensor") else source)
     return copy.eval()
 
 

@@ -1,4 +1,4 @@
-"""What the paper's Table 2 asks of a trained model, as the record keeps it: perplexity of all, AR and non-AR tokens."""
+"""The perplexity of a trained model on all, AR and non-AR tokens, as in the paper's Table 2."""
 
 import math
 from collections.abc import Callable
@@ -16,22 +16,25 @@ from rebased.train.world import World
 def measure(
     model: LanguageModel,
     windows: Windows,
-    most: int | None,
+    max_windows: int | None,
     batch_size: int,
     precision: str,
     world: World,
-    tell: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Over the first windows (none: all), which the processes share; every process gets the same answer, None where
-    there is no number, such as of AR tokens where none repeats. `tell` hears how many of how many of its own are
-    done."""
-    rows = range(len(windows))[:most][world.rank :: world.size]
+    """Losses and perplexities over the first `max_windows` windows (None: all), the same in every process.
+
+    The result is {"tokens", "ar_share", "all", "ar", "non_ar"}, the last three {"loss", "perplexity"}. A number that
+    does not exist is None, such as the loss of AR tokens in a text without any. The windows are divided among the
+    processes: each calls `on_progress(done, total)` once before the first and then as its windows are done.
+    """
+    rows = range(len(windows))[:max_windows][world.rank :: world.size]
     dtype = torch.bfloat16 if precision == "bf16" else None
-    tell(0, len(rows))
-    mine = None
+    on_progress(0, len(rows))
+    local = None
     if len(rows):
-        mine = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype, on_progress=tell)
-    scores = TextScores.join([part for part in world.gather(mine) if part is not None])
+        local = evaluate_text(model, windows, rows=rows, batch_size=batch_size, dtype=dtype, on_progress=on_progress)
+    scores = TextScores.join([part for part in world.gather(local) if part is not None])
     return {
         "tokens": scores.tokens(),
         "ar_share": finite(scores.ar_share),
@@ -43,5 +46,5 @@ def measure(
 
 
 def finite(number: float) -> float | None:
-    """As JSON can keep it."""
+    """The number, or None if it is infinite or NaN, which JSON has no value for."""
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""The learning rate of a step: up in a line, then down along half a cosine."""
+"""The learning rate schedule: linear warm-up, then cosine decay."""
 
 import math
 
@@ -6,8 +6,10 @@ from rebased.runs.lm_config import TextTrain
 
 
 def learning_rate(config: TextTrain, step: int) -> float:
-    """Of a step counted from 0. The last step of the warm-up has the full rate; the one after the last would have
-    final_lr times it."""
+    """The learning rate of a step; steps count from 0.
+
+    The last step of the warm-up has the rate lr. The cosine reaches lr * final_lr one step after the last one.
+    """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)  # 0 .. 1

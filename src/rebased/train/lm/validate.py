@@ -1,4 +1,4 @@
-"""The loss on text that is not trained on, fast enough to be asked for while a run is under way."""
+"""The loss on text that is not trained on, computed during training."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,32 +12,34 @@ from rebased.train.lm.step import LMStep, to_device
 
 
 class Validation(NamedTuple):
-    loss: float  # nats a token
-    tokens: int
+    """The result of an evaluation during training."""
+
+    loss: float  # mean, in nats per token
+    tokens: int  # labelled tokens
 
 
 @torch.no_grad()
 def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: int) -> Validation:
-    """Mean loss over the given windows, shared by all processes; sums over batches in fp64, in the same order always.
+    """The mean loss over the windows `rows`, which are divided among the processes; the same in every process.
 
-    The model is left in the mode it was in. What is compiled for training is not compiled again for this: it would take
-    longer than most evaluations.
+    Sums over batches are taken in fp64, always in the same order. The model is left in the mode it was in (train or
+    eval). Compiled models run uncompiled here: to compile the forward pass would take longer than most evaluations.
     """
-    loss, world, (mine_is, shares) = step.loss, step.world, step.share
+    loss, world, (share, shares) = step.loss, step.world, step.share
     training = loss.training
     loss.eval()
     sums, labels = [], 0
     with torch.compiler.set_stance("force_eager"):
         for first in range(0, len(rows), batch_size * shares):
-            mine = rows[first : first + batch_size * shares][mine_is::shares]
-            # Sharded weights are gathered by all processes together: one that has nothing to do comes along.
-            batch = step.own(windows.batch(mine if len(mine) else rows[:1]))
-            if not len(mine):
+            local_rows = rows[first : first + batch_size * shares][share::shares]
+            # All processes must take part in gathering sharded weights: one without rows computes an ignored batch.
+            batch = step.local_labels(windows.batch(local_rows if len(local_rows) else rows[:1]))
+            if not len(local_rows):
                 batch = batch._replace(labels=torch.full_like(batch.labels, IGNORE))
             sums.append(loss(*to_device(batch, world.device)).detach())
             labels += int((batch.labels != IGNORE).sum())
     if isinstance(loss, FSDPModule):
-        loss.reshard()  # which otherwise the next backward does: until then parameters are not the optimiser's
+        loss.reshard()  # a backward pass would do it; until then the optimiser's parameters are not in place
     loss.train(training)
     nats = torch.stack(sums).double().sum()
     total, count = world.total(torch.stack([nats, torch.full_like(nats, labels)])).tolist()

@@ -19,7 +19,7 @@ from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.lm.checkpoint import load_tensors, save_tensors
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.gather_weights import whole_model
+from rebased.train.lm.gather_weights import gather_model
 from rebased.train.lm.measure import measure
 from rebased.train.lm.schedule import learning_rate
 from rebased.train.lm.step import LMStep
@@ -94,6 +94,7 @@ class LMWorkload(Workload):
 
     @property
     def rows_at_once(self) -> int:
+        """Sequences that this process computes at once."""
         return self.micro_batch or self.batch_share
 
     def save(self, path: Path) -> list[Path]:
@@ -195,7 +196,7 @@ class LMWorkload(Workload):
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         """Measure the trained model as the paper's Table 2 does, and write it."""
-        model = whole_model(self.model, self.config.model, self.world)
+        model = gather_model(self.model, self.config.model, self.world)
         config, data = self.config.train, self.config.data
         scores: dict[str, Any] = {}
         for split in ("valid", "test"):

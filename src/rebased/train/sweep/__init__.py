@@ -1,8 +1,8 @@
-"""Sweeps: a grid of runs, its plan and what it will cost, and the folder that it resumes from."""
+"""Sweeps: a grid of runs, its plan, an estimate of its time, and how it is trained."""
 
 from rebased.train.sweep.cost import Estimate, estimate
 from rebased.train.sweep.grid import Point, from_python, read_sweep
-from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, stand
+from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, status_of
 from rebased.train.sweep.run import Watcher, train_runs
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "from_python",
     "make_plan",
     "read_sweep",
-    "stand",
+    "status_of",
     "train_runs",
 ]

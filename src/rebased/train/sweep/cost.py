@@ -1,9 +1,9 @@
-"""How long a sweep will take: arithmetic that says how much more work one shape is than another, held against clocks.
+"""An estimate of how long a sweep will take: the work of each run, times measured seconds per unit of work.
 
-The work of a sequence of T tokens is counted in multiply-adds: T times the weights outside of the embeddings and the
-numbers of the mixers' states, and at each labelled position the head, D times the vocabulary. Training costs three
-times a forward pass. The seconds that a unit of work takes come from the records of runs that this folder has, else
-from a few steps of each model, taken where its runs would be.
+Work is counted in multiply-adds. A sequence of T tokens costs T times (weights outside of the embeddings + numbers in
+the mixers' states), and per labelled position the head, D times the vocabulary. Training costs three forward passes.
+The seconds per multiply-add come from the records of runs in this folder. Without records a few steps of each model are
+timed, in a worker of the executor.
 """
 
 import shutil
@@ -31,41 +31,45 @@ from rebased.train.lifecycle import train
 from rebased.train.lm.corpus import open_corpus
 from rebased.train.sweep.plan import PlannedRun
 
-CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: a tenth of a second or so
-LABELLED_ROWS = 256  # in which labels are counted: some tasks have more in one row than in another
+CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: about a tenth of a second
+LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row
 Pattern = tuple[str, ...]
-STEPS, EPOCHS = 3, 3  # timed are the steps of the last epoch: in the first kernels are compiled, then graphs captured
+STEPS, EPOCHS = 3, 3  # only the last epoch is timed: before it kernels are compiled and graphs captured
 
 
 class Rate(NamedTuple):
+    """How fast runs of one kind of model are computed."""
+
     per_work: float  # seconds per multiply-add
     start: float  # seconds before a run's first step
-    work: float  # of the step, or of the epoch, that was timed
-    measured: bool  # by steps for this plan, rather than found in records
+    work: float  # multiply-adds of the timed step, or of the recorded run
+    measured: bool  # True: steps were timed for this plan; False: computed from records
 
 
 class Estimate(NamedTuple):
-    seconds: dict[str, float]  # of each run that is to be trained, by digest, if it does not stop early
-    total: float  # seconds on the clock, so many runs at once
+    """How long the runs of a sweep will take."""
+
+    seconds: dict[str, float]  # per run that is to be trained, by digest, if it does not stop early
+    total: float  # seconds on the clock, with as many runs at once as the executor has workers
     basis: str  # where the numbers come from, and how far to trust them
 
 
 def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
-    """Multiply-adds of a forward pass over one sequence with so many labelled positions."""
+    """Multiply-adds of a forward pass over one sequence, of which `labels` positions are labelled."""
     body, states = _numbers(model, seq_len)
     return seq_len * (body + states) + labels * model.d_model * model.vocab_size
 
 
 @cache
 def _labels_per_row(cls: type[Task], settings: str) -> float:
-    """The mean number of labelled positions, over some training rows of the task with these settings (JSON)."""
+    """The mean number of labelled positions per example of the task with these settings (JSON)."""
     labels = cls.model_validate_json(settings).build(LABELLED_ROWS, seed=0).labels
     return int((labels != IGNORE).sum()) / LABELLED_ROWS
 
 
 @cache
 def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
-    """Weights outside of the embeddings, and numbers in the states after seq_len tokens."""
+    """The number of weights outside of the embeddings, and of numbers in the states after seq_len tokens."""
     shape = shape_of(model)
     tables = shape.embedding.weight.numel() + shape.positions.weight.numel()
     states = sum(block.mixer.state_size(seq_len) for block in shape.blocks if can_extend(block.mixer))
@@ -90,7 +94,7 @@ def run_work(config: BaseRunConfig) -> float:
 
 
 def step_work(config: BaseRunConfig) -> float:
-    """Multiply-adds of a training step, of a synthetic run one over its first segment."""
+    """Multiply-adds of a training step; for a synthetic run, of a step on its first segment."""
     if isinstance(config, RunConfig):
         return 3 * config.train.batch_size * task_work(config.model, config.task.task(config.task.train[0]))
     assert isinstance(config, TextRunConfig)
@@ -99,7 +103,7 @@ def step_work(config: BaseRunConfig) -> float:
 
 
 def epoch_work(config: RunConfig) -> float:
-    """Multiply-adds of an epoch of training and its evaluations."""
+    """Multiply-adds of an epoch: training, test and held-out evaluation."""
     task, model = config.task, config.model
     training, testing = (
         sum(segment.examples * task_work(model, task.task(segment)) for segment in segments)
@@ -108,14 +112,15 @@ def epoch_work(config: RunConfig) -> float:
     return 3 * training + testing
 
 
-def _windows(config: TextRunConfig, split: str, most: int | None) -> int:
+def _windows(config: TextRunConfig, split: str, limit: int | None) -> int:
+    """The number of windows of a split that are evaluated: all of them, or at most `limit`."""
     corpus = open_corpus(config, verify=False)
-    there = len(corpus.windows(split, config.data.seq_len)) if split in corpus.splits else 0
-    return there if most is None else min(there, most)
+    count = len(corpus.windows(split, config.data.seq_len)) if split in corpus.splits else 0
+    return count if limit is None else min(count, limit)
 
 
 def recorded_work(config: BaseRunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """(multiply-adds, seconds) of what a record tells of; lines that lack their seconds tell nothing."""
+    """(multiply-adds, seconds) of the work in a record. Lines without their seconds are not counted."""
     if isinstance(config, RunConfig):
         seconds = [
             line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()
@@ -126,23 +131,23 @@ def recorded_work(config: BaseRunConfig, lines: Sequence[dict[str, Any]]) -> tup
 
 
 def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
-    """Of the runs that are to be trained; all runs of the folder may have records to learn from."""
+    """The estimate for `runs`, which are to be trained. The records of `all_runs` of the folder give the rates."""
     rates: dict[Pattern, Rate] = {}
     untimed: list[str] = []
     seconds = dict.fromkeys([run.digest for run in runs], 0.0)
     for pattern in dict.fromkeys(map(pattern_of, runs)):
-        own = [run for run in runs if pattern_of(run) == pattern]
+        group = [run for run in runs if pattern_of(run) == pattern]
         try:
             known = [rate for run in all_runs if pattern_of(run) == pattern and (rate := _recorded_rate(run))]
             if not known and not any(rate.measured for rate in rates.values()):
-                executor.call(nothing)  # the first call is slow and tells nothing of the others
-            rate = _mean_rate(known) if known else _timed_rate(own, executor)
-            for run in own:
+                executor.call(nothing)  # the first call is slow, so it is not timed
+            rate = _mean_rate(known) if known else _timed_rate(group, executor)
+            for run in group:
                 left = run_work(run.config) - recorded_work(run.config, lines_so_far(run.folder))[0]
                 seconds[run.digest] = rate.start + max(0.0, left) * rate.per_work
             rates[pattern] = rate
-        except Exception as error:  # such a model will fail in its runs, and be written down there
-            untimed.append(f"{own[0].model} could not be timed and is left out ({one_line(str(error))})")
+        except Exception as error:  # its runs will fail too, and the sweep reports them then
+            untimed.append(f"{group[0].model} could not be timed and is left out ({one_line(str(error))})")
     timed = [run for run in runs if pattern_of(run) in rates]
     longest = max(seconds.values(), default=0.0)
     total = max(sum(seconds.values()) / executor.workers, longest)
@@ -150,23 +155,24 @@ def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executo
 
 
 def pattern_of(run: PlannedRun) -> Pattern:
-    """Models with the same mixers do the same kind of work, some more of it than others."""
+    """The names of a run's mixers. Runs with the same mixers have the same rate, but different amounts of work."""
     return tuple(mixer.name for mixer in run.config.model.mixers)
 
 
 def _recorded_rate(run: PlannedRun) -> Rate | None:
+    """The rate of a run by its record; None if the record has no times yet."""
     work, seconds = recorded_work(run.config, lines_so_far(run.folder))
     return Rate(seconds / work, 0.0, work, measured=False) if work else None
 
 
 def _mean_rate(known: Sequence[Rate]) -> Rate:
-    """Larger runs weigh more: it is their seconds that matter."""
+    """The mean rate, weighted by work: larger runs matter more for the total."""
     work = sum(rate.work for rate in known)
     return Rate(sum(rate.per_work * rate.work for rate in known) / work, 0.0, work / len(known), measured=False)
 
 
 def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
-    """From the run in the middle of those of one model, ordered by work."""
+    """The rate of one model, timed with the run whose work is the median of `runs`."""
     middle = sorted(runs, key=lambda run: run_work(run.config))[len(runs) // 2].config
     started = time.perf_counter()
     per_work, steps, work = executor.call(time_steps, middle.model_dump())
@@ -174,8 +180,10 @@ def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
 
 
 def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
-    """Train a few batches of the run, in the same loop as any other run: seconds per multiply-add, seconds spent on
-    steps, multiply-adds of a step."""
+    """Train a shortened run and time its steps. `tree` is the config of the run as plain data.
+
+    Returns (seconds per multiply-add, seconds spent on steps, multiply-adds of a step).
+    """
     short = _short_run(tree)
     folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
     try:
@@ -189,7 +197,7 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def _short_run(tree: dict[str, Any]) -> BaseRunConfig:
-    """The same model and batch over EPOCHS times STEPS steps; on a CPU with fewer sequences per step."""
+    """The config with the same model and EPOCHS times STEPS steps; on a CPU with fewer sequences per step."""
     config = parse_run(tree)
     per_sequence = step_work(config) / config.train.batch_size
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
@@ -208,6 +216,7 @@ def _short_run(tree: dict[str, Any]) -> BaseRunConfig:
 
 
 def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
+    """Where the numbers of an estimate come from, in words; nothing if there are no runs."""
     if not runs:
         return
     timed = sum(rate.measured for rate in rates.values())
@@ -225,6 +234,6 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
 
 
 def _times_more(run: PlannedRun, rate: Rate) -> float:
-    """How far the arithmetic has to reach: from one step to another, or from one run's records to another run."""
+    """How many times more, or less, work the run is than what its rate was measured on: 1 or more."""
     unit = step_work(run.config) if rate.measured else run_work(run.config)
     return max(unit / rate.work, rate.work / unit)

@@ -1,4 +1,4 @@
-"""A sweep file: one run, and a grid of settings in which others differ from it."""
+"""A sweep file: a base run, and a grid of settings that the runs of the sweep change in it."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ from rebased.models import LMConfig, shape_of
 from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.configs import parse_run
 
-SECTIONS = ("task", "data", "model", "train")  # of a run, of one kind or the other
+SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
 
 
 class Point(NamedTuple):
-    """One combination of the grid: the settings by which it differs from the base, and the run that they make."""
+    """One combination of the grid: the settings that it changes in the base, and the resulting config."""
 
     settings: dict[str, Any]
     config: BaseRunConfig
@@ -27,24 +27,33 @@ class Point(NamedTuple):
 
 
 def describe(settings: Mapping[str, Any]) -> str:
+    """The settings in words: "train.lr=0.001, train.seed=42"."""
     return ", ".join(f"{key}={value}" for key, value in settings.items()) or "the base"
 
 
 class SweepFile(Config):
-    """`grid` has axes; every combination of their entries is a run. An axis whose name is the path of a setting lists
-    its values. An axis with a name of its own has entries of several settings: a list of mappings, or a mapping of
-    lists of which the first entries go together, then the second ones, and so on."""
+    """The content of a sweep file. Every combination of the entries of all axes in `grid` is a run.
+
+    An axis named by a setting, such as train.lr, is a list of its values. An axis with another name changes several
+    settings together. It is a list of mappings, or a mapping of lists: the first entries of all lists are used
+    together, then the second ones, and so on.
+    """
 
     base: dict[str, Any]
     grid: dict[str, Any]
 
 
 def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
-    """The points of a sweep file in YAML, after overrides of settings ({"train.epochs": "2"}) in every run, or of an
-    axis ({"grid.train.seed": "[42]"})."""
+    """The points of a YAML sweep file. Raises ValueError if a point is no valid run.
+
+    `overrides` change a setting of every run, {"train.epochs": "2"}, or an axis, {"grid.train.seed": "[42]"}.
+    """
     tree = read_yaml(path)
     if misplaced := [key for key in SECTIONS if key in tree]:
-        raise ValueError(f"{path}: {misplaced[0]} stands at the top, as in a run; in a sweep it belongs under base")
+        raise ValueError(
+            f"{path}: {misplaced[0]} is at the top level, as in the config of a run; in a sweep file it "
+            "belongs under base"
+        )
     if isinstance(tree.get("base"), str):
         tree["base"] = read_yaml(path.parent / tree["base"])
     fixed: dict[str, Any] = {}
@@ -72,67 +81,70 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
         for entry in (*combination, fixed):
             settings |= entry
         try:
-            points.append(Point(settings, buildable(merge(sweep.base, nest(settings)))))
+            points.append(Point(settings, parse_buildable(merge(sweep.base, nest(settings)))))
         except ValueError as error:
-            mistakes.setdefault(in_words(error), []).append(describe(settings))
+            mistakes.setdefault(explain_error(error), []).append(describe(settings))
     if mistakes:
-        raise ValueError("\n".join(say(path, text, where, len(points)) for text, where in mistakes.items()))
+        raise ValueError("\n".join(locate(path, text, where, len(points)) for text, where in mistakes.items()))
     return points
 
 
-def buildable(tree: Any) -> BaseRunConfig:
-    """The run of these settings. Some mistakes show only when a model is built: better now than in the middle of the
-    sweep."""
+def parse_buildable(tree: Any) -> BaseRunConfig:
+    """The config of these settings. Its model is built without weights, because some mistakes show only then."""
     config = parse_run(tree)
-    build(config.model)
+    check_model(config.model)
     return config
 
 
 @cache
-def build(model: LMConfig) -> None:
+def check_model(model: LMConfig) -> None:
+    """Raise ValueError if the model cannot be built."""
     shape_of(model)
 
 
-def in_words(error: ValueError) -> str:
+def explain_error(error: ValueError) -> str:
+    """The text of an error, explained if pydantic raised it."""
     return explain(error) if isinstance(error, ValidationError) else str(error)
 
 
 def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
-    """An axis as a list of settings."""
+    """The entries of an axis, each a mapping from settings to values."""
     if axis in ([], {}, None):
         raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
     if "." in name:
         if not isinstance(axis, list):
-            raise ValueError(f"{path}: grid.{name} should list values of that setting, [{axis}]; got {axis!r}")
+            raise ValueError(f"{path}: grid.{name} should be a list of values of that setting, [{axis}]; got {axis!r}")
         yield from ({name: value} for value in axis)
         return
     if isinstance(axis, dict) and all(isinstance(values, list) for values in axis.values()):
         lengths = {key: len(values) for key, values in axis.items()}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            raise ValueError(f"{path}: the lists of grid.{name} go together, so they must be equally long: {counts}")
+            raise ValueError(
+                f"{path}: the lists of grid.{name} are used together, so they must be equally long: {counts}"
+            )
         if not next(iter(lengths.values())):
             raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
         axis = [dict(zip(axis, values, strict=True)) for values in zip(*axis.values(), strict=True)]
     for entry in axis if isinstance(axis, list) else [axis]:
         if not isinstance(entry, dict) or not isinstance(axis, list):
             raise ValueError(
-                f"{path}: grid.{name} is no setting's path (such as train.lr), so its entries should be mappings of "
-                f"settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
+                f"{path}: grid.{name} is not the path of a setting (such as train.lr), so its entries should be "
+                f"mappings of settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
             )
         yield entry
 
 
-def say(path: Path, mistake: str, where: list[str], good: int) -> str:
-    """Whose mistake it is: everybody's, or some points' of the grid."""
+def locate(path: Path, mistake: str, where: list[str], good: int) -> str:
+    """The mistake with the grid points that have it. `good` is the number of points without a mistake."""
     if not good:
-        return f"{path}: {mistake} (in every run, the first of them with {where[0]})"
+        return f"{path}: {mistake} (in every run; the first one has {where[0]})"
     others = f" and {len(where) - 1} more" if len(where) > 1 else ""
     return f"{path}: grid point {where[0]}{others}: {mistake}"
 
 
 def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[Point]:
-    """The points of a Python file with `configs = [...]`: RunConfigs, or mappings as in a run's YAML file."""
+    """The points of a Python sweep file, whose `configs` are RunConfigs or mappings as in a run's YAML file."""
     if not isinstance(configs, list | tuple) or not configs:
         raise ValueError(f"{path}: `configs` should be a list of RunConfigs or mappings, at least one; got {configs!r}")
     fixed = {key: parse_yaml(text, f"--{key}") for key, text in overrides.items()}
@@ -144,7 +156,7 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
         if not isinstance(tree, dict):
             raise ValueError(f"{path}: configs[{i}] should be a RunConfig, or a mapping as in its YAML; got {given!r}")
         try:
-            points.append(Point({"configs": i, **fixed}, buildable(merge(tree, nest(fixed)))))
+            points.append(Point({"configs": i, **fixed}, parse_buildable(merge(tree, nest(fixed)))))
         except ValueError as error:
-            raise ValueError(f"{path}: configs[{i}]: {in_words(error)}") from error
+            raise ValueError(f"{path}: configs[{i}]: {explain_error(error)}") from error
     return points

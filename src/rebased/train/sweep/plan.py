@@ -1,4 +1,4 @@
-"""The plan of a sweep: which runs it has, where each stands, and which of them are still to be trained."""
+"""The plan of a sweep: its runs, the status of each, and which of them are still to be trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,18 @@ Status = Literal["new", "begun", "done", "diverged", "failed"]
 
 @dataclass(frozen=True)
 class PlannedRun:
+    """A run of a sweep and its status."""
+
     config: BaseRunConfig
     folder: Path
-    task: str  # by the names that a report has for them
-    model: str
+    task: str  # its name, as in reports
+    model: str  # its name, as in reports
     status: Status
     error: str | None  # of a run that failed or diverged
 
     @property
     def digest(self) -> str:
+        """The digest of the config, which is the name of the folder."""
         return self.folder.name
 
     def __str__(self) -> str:
@@ -34,35 +37,42 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
+    """The runs of a sweep."""
+
     folder: Path
     runs: tuple[PlannedRun, ...]
     merged: int  # grid points that are the same run as another
 
     def count(self, *statuses: Status) -> int:
+        """The number of runs that have one of these statuses."""
         return sum(run.status in statuses for run in self.runs)
 
     def to_do(self, retry_failed: bool) -> list[PlannedRun]:
+        """The runs that are still to be trained, with or without those that failed before."""
         wanted = ("new", "begun", "failed") if retry_failed else ("new", "begun")
         return [run for run in self.runs if run.status in wanted]
 
 
 def make_plan(points: Sequence[Point], folder: Path, failures: Mapping[str, str]) -> Plan:
-    """Points of one digest are one run. Its folder has the digest for a name: so it is found again."""
+    """The plan for these points. Points with the same digest are one run, in the folder named by the digest.
+
+    `failures` are the errors that the sweep has logged, by digest.
+    """
     configs = {point.config.digest(): point.config for point in points}
     settings = [config.model_dump(mode="json") for config in configs.values()]
     tasks = task_names(settings)
     runs = []
     for (digest, config), task, model in zip(configs.items(), tasks, model_names(settings, tasks), strict=True):
-        status, error = stand(folder / digest, failures.get(digest))
+        status, error = status_of(folder / digest, failures.get(digest))
         runs.append(PlannedRun(config, folder / digest, task, str(model), status, error))
     return Plan(folder, tuple(runs), len(points) - len(configs))
 
 
-def stand(folder: Path, failure: str | None) -> tuple[Status, str | None]:
-    """Where a run stands, as its record tells it, and the error that it ended with."""
+def status_of(folder: Path, failure: str | None) -> tuple[Status, str | None]:
+    """(status, error) of the run in a folder. `failure` is its last logged error, if any; the record comes first."""
     try:
         lines = read_record(folder) if (folder / RECORD).exists() else []
-    except ValueError as error:  # damaged: its training would end with the same words
+    except ValueError as error:  # damaged: to train it would fail with the same error
         return "failed", str(error)
     end = lines[-1] if lines and lines[-1]["type"] == "end" else None
     if end:
@@ -73,7 +83,7 @@ def stand(folder: Path, failure: str | None) -> tuple[Status, str | None]:
 
 
 def breakdown(runs: Sequence[PlannedRun]) -> dict[str, dict[str, list[PlannedRun]]]:
-    """The runs by model and by task, in the order of the grid."""
+    """The runs as {model: {task: runs}}, in the order of the grid."""
     table: dict[str, dict[str, list[PlannedRun]]] = {}
     for run in runs:
         table.setdefault(run.model, {}).setdefault(run.task, []).append(run)

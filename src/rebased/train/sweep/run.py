@@ -1,4 +1,4 @@
-"""Trains what a plan has left to train. A run that fails is written down and does not stop the others."""
+"""Train the runs of a plan. A run that fails is logged and does not stop the others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,24 +7,24 @@ from typing import Protocol
 from rebased.runs.sweep_log import SweepLog
 from rebased.train.executors import Executor, Failed, Job, Outcome
 from rebased.train.sinks import Sink
-from rebased.train.sweep.plan import PlannedRun, stand
+from rebased.train.sweep.plan import PlannedRun, status_of
 
 
 class Watcher(Protocol):
-    """Sees a sweep go by."""
+    """Follows a sweep, for example to show its progress."""
 
     def sink(self, run: PlannedRun) -> Sink:
-        """The ear for one run."""
+        """The sink that receives the events of one run."""
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
-        """The run is done, diverged or failed, as its status now says."""
+        """Called when a run is done, diverged or failed, with its new status. `score` is None unless it is done."""
 
     def stopping(self, runs: int) -> None:
-        """Ctrl-C or SIGTERM has come, and so many runs are being saved."""
+        """Called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
 
 
 def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, watcher: Watcher) -> bool:
-    """Train or resume the runs; False: it was interrupted, and what was under way has been saved."""
+    """Train or resume the runs. Returns False if they were interrupted; the runs in progress are then saved."""
     for run in runs:
         if run.status == "failed":
             log.retry(run.digest)
@@ -32,7 +32,7 @@ def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, wa
     def ended(index: int, outcome: Outcome) -> None:
         run = runs[index]
         if isinstance(outcome, Failed):
-            status, error = stand(run.folder, outcome.error)  # a run that diverged has said so in its record
+            status, error = status_of(run.folder, outcome.error)  # the record of a diverged run says so
             if status != "diverged":
                 status, error = "failed", outcome.error
                 log.failed(run.digest, outcome.error)

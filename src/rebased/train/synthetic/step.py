@@ -1,4 +1,4 @@
-"""One step of training: gradients of the whole batch, however it is cut, and AdamW; nothing waits for the device."""
+"""One training step on a synthetic task: micro batches, gradient, AdamW. The host never waits for the device."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from rebased.train.precision import autocast
 
 
 class Step:
-    """Trains on some rows of the questions: `step(questions, rows) -> [mean loss, labels]`."""
+    """Trains on some rows of the questions: `step(questions, rows)` returns [mean loss, number of labels]."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Step:
         return outcome
 
     def backward(self, batch: Questions) -> Tensor:
-        """Add the gradient of the mean loss over all labelled tokens of the batch, micro_batch rows at a time.
+        """Add the gradient of the mean loss over all labels of the batch, computed micro_batch rows at a time.
 
-        A mean of the parts' means would weigh a label in a short part more than one in a long part. Gives [2] in fp64:
-        that mean, and the number of labels.
+        Returns [2] in fp64: that mean loss and the number of labels. The loss of each micro batch is divided by the
+        labels of the whole batch, because a mean of means would give labels in small micro batches a larger weight.
         """
         labels = (batch.targets != IGNORE).sum()
         mean = torch.zeros((), dtype=self.model.embedding.weight.dtype, device=labels.device)
@@ -57,13 +57,15 @@ class Step:
 
 
 class CapturedStep:
-    """Takes the place of a Step on a GPU, as CUDA graphs: one per segment and number of rows. The smaller last batch of
-    an epoch has a graph of its own."""
+    """A Step that is replayed as a CUDA graph. There is one graph per segment and number of rows.
+
+    So the smaller last batch of an epoch has a graph of its own.
+    """
 
     def __init__(self, step: Callable[[Questions, Tensor], Tensor], device: torch.device) -> None:
         self.step, self._graphs = step, CudaGraphs(device)
 
     def __call__(self, questions: Questions, rows: Tensor) -> Tensor:
-        """The outcome is overwritten by the next call."""
+        """The result of the step. The next call overwrites it."""
         key = questions.inputs.data_ptr(), len(rows)
         return self._graphs.run(key, partial(self.step, questions), rows)

@@ -55,6 +55,7 @@ class SyntheticWorkload(Workload):
 
     @property
     def steps_per_epoch(self) -> int:
+        """Steps per epoch. A batch never spans two segments, so the last batch of each may be smaller."""
         batch = self.config.train.batch_size
         return sum(math.ceil(segment.examples / batch) for segment in self.config.task.train)
 
