@@ -183,5 +183,8 @@ def test_the_demo_treats_its_models_alike() -> None:
     assert {config.train.device for config in configs.values()} == {"cpu"}
 
 
-def test_the_demo_has_enough_seeds_to_decide() -> None:
-    assert sign_test(SEEDS - 1, 0) < SIGNIFICANT  # even where one seed makes no difference
+def test_the_demo_claims_no_winner_that_another_cpu_could_contradict() -> None:
+    """Its few seeds cannot decide; the number of seeds that its page recommends can."""
+    assert sign_test(SEEDS, 0) >= SIGNIFICANT
+    assert sign_test(7, 1) < 2 * SIGNIFICANT
+    assert sign_test(8, 0) < SIGNIFICANT

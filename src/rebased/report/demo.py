@@ -110,12 +110,12 @@ def listed(words: Iterable[str]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> list[str]:
-    """The verdict on the first two models; then a sentence per model, and a sentence per pair with a further model."""
+    """A sentence per model; then the verdict on the first two models, and a sentence per pair with a further model."""
     groups = by_model(runs)
     pairs = [compare(groups, *names) for names in combinations(groups, 2)]
     verdict = [f"{count(pair)}. {decide(pair)}" for pair in pairs[:1]]
     models = [describe_model(model, group) for model, group in groups.items()]
-    return verdict + models + [f"{count(pair)}." for pair in pairs[1:]]
+    return models + verdict + [f"{count(pair)}." for pair in pairs[1:]]
 
 
 def describe_model(model: str, group: Sequence[Run]) -> str:
@@ -151,8 +151,11 @@ def decide(pair: Pair) -> str:
     p = f"(sign test, p {equals(pair.p)})"
     if pair.is_decided:
         return f"So {pair.one} learns this task sooner {p}."
-    few = pair.sooner == pair.seeds
-    return f"That is too few seeds to decide {p}." if few else f"These runs do not decide which learns sooner {p}."
+    if sign_test(pair.seeds, 0) >= SIGNIFICANT:
+        return (
+            f"With {pair.seeds} seed{'s' * (pair.seeds > 1)} no result can decide which learns sooner; --seeds 8 can."
+        )
+    return f"These runs do not decide which learns sooner {p}."
 
 
 def describe_test(models: Sequence[str]) -> str:
