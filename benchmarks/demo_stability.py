@@ -72,14 +72,14 @@ def train_here(config: Path, overrides: Mapping[str, str], folder: Path, threads
     import torch
 
     from rebased.config import load_config
-    from rebased.runs.synthetic_config import RunConfig
+    from rebased.runs.synthetic_config import SyntheticRunConfig
     from rebased.train import train
 
     torch.set_num_threads(threads)
     torch.backends.mkldnn.set_flags(False)
     if ulp is not None:
         disturb_new_models(ulp)
-    train(load_config(RunConfig, config, overrides), folder)
+    train(load_config(SyntheticRunConfig, config, overrides), folder)
 
 
 def disturb_new_models(seed: int) -> None:

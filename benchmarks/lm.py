@@ -37,7 +37,7 @@ from rebased.data import TextBatch
 from rebased.files import replacing
 from rebased.models import LanguageModel, LMConfig, preset
 from rebased.ops.backend import has_gpu
-from rebased.runs.lm_config import TextTrain
+from rebased.runs.lm_config import LMTrainConfig
 from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.step import LMStep
 from rebased.train.world import World
@@ -97,7 +97,7 @@ def ready_step(case: Case) -> Callable[[], None]:
     """A model, its optimiser and a batch in the host's memory; each call is one step of training."""
     torch.manual_seed(0)
     shape, device = shape_of(case), torch.device(case.device)
-    train = TextTrain(batch_size=case.batch, compile=case.compile, device=case.device)  # type: ignore[arg-type]
+    train = LMTrainConfig(batch_size=case.batch, compile=case.compile, device=case.device)  # type: ignore[arg-type]
     with torch.device(device):  # to draw weights on the host would take longer than all else
         model = LanguageModel(shape)
     step = LMStep(model, train, World(0, 1, device))

@@ -22,7 +22,7 @@ from typing import Any
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
 from rebased.runs.shipped import find_config
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
 from rebased.train.sweep import read_sweep
 
@@ -68,7 +68,7 @@ def _preset(name: str) -> LMConfig:
     return preset(name, d_model=64, max_len=256)
 
 
-def run_hours(run: RunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]) -> float:
+def run_hours(run: SyntheticRunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]) -> float:
     name, D = preset_of(run.model), run.model.d_model
 
     def seconds(segments: Sequence[Segment], share: float) -> float:

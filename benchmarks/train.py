@@ -49,7 +49,7 @@ from rebased.models.presets import mqar_preset_names
 from rebased.ops import linear_cross_entropy
 from rebased.ops.backend import has_gpu
 from rebased.ops.cross_entropy import api as cross_entropy
-from rebased.runs.synthetic_config import Precision, RunConfig, TrainConfig
+from rebased.runs.synthetic_config import Precision, SyntheticRunConfig, SyntheticTrainConfig
 from rebased.tasks import MQAR, PAIRS_BY_LENGTH, Questions, find_questions
 from rebased.train import RunResult, Sink
 from rebased.train.cuda_graph import WARM_UP, own_stream
@@ -73,7 +73,7 @@ TakeStep = Callable[[Questions, Tensor], Tensor]
 def build_step(name: str, T: int, D: int, precision: Precision, mode: str, device: torch.device) -> TakeStep:
     torch.manual_seed(0)
     model = LanguageModel(preset(name, d_model=D, max_len=T)).to(device).train()
-    optimiser = build_optimiser(model, TrainConfig(), capturable=model.embedding.weight.is_cuda)
+    optimiser = build_optimiser(model, SyntheticTrainConfig(), capturable=model.embedding.weight.is_cuda)
     step = Step(model, optimiser, precision=precision, compile="model" if mode == "compiled" else "none")
     return step if mode == "eager" else CapturedStep(step, model.embedding.weight.device)
 
@@ -280,11 +280,11 @@ class Clock(Sink):
         self.moments.append(time.perf_counter())
 
 
-def table1(args: argparse.Namespace, **changes: Any) -> RunConfig:
+def table1(args: argparse.Namespace, **changes: Any) -> SyntheticRunConfig:
     """A run of Table 1 at T = 256, with other settings where told."""
     segment = {"seq_len": 256, "kv_pairs": 32}
     settings = {"device": args.device.type, "stop_above": 1.0, "checkpoint_seconds": 1e6}
-    return RunConfig.model_validate(
+    return SyntheticRunConfig.model_validate(
         {
             "task": {
                 "train": [{**segment, "examples": args.examples}],

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from rebased import register_mixer
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 
 
@@ -34,6 +34,6 @@ if __name__ == "__main__":
     task = {"vocab_size": 20} | {key: [{"seq_len": 16, "kv_pairs": 4, "examples": 8000}] for key in ("train", "test")}
     settings = {"epochs": [*sys.argv[1:], 8][0], "batch_size": 64, "lr": 5e-3}
     for mixer in ("running_mean", {"name": "rebased", "n_heads": 2}):
-        run = RunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=settings)
+        run = SyntheticRunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=settings)
         with TemporaryDirectory() as folder:
             print(f"{mixer} recalls {train(run, folder).accuracy:.0%}", flush=True)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from rebased.evaluate.task_contract import run_task_contract
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import IGNORE, Examples, Split, Task, register_task
 from rebased.train import train
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     print(*run_task_contract("induction"), sep="\n")
     task = {"name": "induction", "train": [{"examples": 8000}], "test": [{"examples": 1000}]}
     settings = {"epochs": [*sys.argv[1:], 16][0], "batch_size": 64, "lr": 5e-3}
-    run = RunConfig(
+    run = SyntheticRunConfig(
         task=task, model={"d_model": 32, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2}]}, train=settings
     )
     with TemporaryDirectory() as folder:

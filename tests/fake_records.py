@@ -7,9 +7,9 @@ from typing import Any
 
 from rebased.config import load_config, merge
 from rebased.runs.finished import Run
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 
 ENWIK8 = {  # as the sweep enwik8 has them
     "rebased": {},
@@ -45,7 +45,7 @@ def fake_run(
         "train": {"seed": seed, "epochs": 5, "lr": lr},
     }
     settings["task"] |= {"vocab_size": 64 if seq_len < 64 else 8192}
-    config = RunConfig.model_validate(merge(settings, changes or {}))
+    config = SyntheticRunConfig.model_validate(merge(settings, changes or {}))
     lines: list[dict[str, Any]] = [
         {
             "type": "run",
@@ -92,7 +92,7 @@ def fake_lm_run(
     """A language model's record: perplexities of all, AR and non-AR tokens of the test split; `settings` are other
     settings of the shipped config, `sha256` is the text's checksum."""
     config = load_config(
-        TextRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
+        LMRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
     )
     parts = {
         part: {"loss": 1.0, "perplexity": value}

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
 from rebased.models import LMConfig, preset
 from rebased.runs.shipped import CONFIGS
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
@@ -21,17 +21,17 @@ QUICK = CONFIGS / "mqar" / "quick.yaml"
     ids=lambda path: path.stem,
 )
 def test_every_shipped_config_loads_and_survives_being_written(path: Path) -> None:
-    config = load_config(RunConfig, path)
-    again = RunConfig.model_validate(config.model_dump(mode="json"))
+    config = load_config(SyntheticRunConfig, path)
+    again = SyntheticRunConfig.model_validate(config.model_dump(mode="json"))
     assert again == config
     assert again.digest() == config.digest()
 
 
 def test_the_paper_config_is_the_paper() -> None:
-    config = load_config(RunConfig, CONFIGS / "mqar" / "paper.yaml")
+    config = load_config(SyntheticRunConfig, CONFIGS / "mqar" / "paper.yaml")
     assert config.model == preset("rebased", d_model=64)
-    assert config.task == RunConfig(task={}, model={}).task  # type: ignore[arg-type]
-    assert config.train == RunConfig(task={}, model={}, train={"micro_batch": 128}).train  # type: ignore[arg-type]
+    assert config.task == SyntheticRunConfig(task={}, model={}).task  # type: ignore[arg-type]
+    assert config.train == SyntheticRunConfig(task={}, model={}, train={"micro_batch": 128}).train  # type: ignore[arg-type]
 
 
 def test_overrides_are_typed_and_reach_everything() -> None:
@@ -44,43 +44,45 @@ def test_overrides_are_typed_and_reach_everything() -> None:
         "model.mixers.1.qk_transform": "none",
         "train.device": "auto",
     }
-    config = load_config(RunConfig, QUICK, overrides)
+    config = load_config(SyntheticRunConfig, QUICK, overrides)
     assert (config.train.lr, config.train.micro_batch, config.train.device) == (3e-4, 16, "auto")
     assert config.task.train[0].examples == 100
     assert config.model.max_len == config.task.test[0].seq_len == 48
     assert config.model.mixers[0].arguments() == {"width": 4}
     assert config.model.mixers[1].arguments()["qk_transform"] == "none"
     assert config.model.mixers[1].arguments()["n_heads"] == 2  # the file's own change stays
-    assert config.train.epochs == load_config(RunConfig, QUICK).train.epochs
+    assert config.train.epochs == load_config(SyntheticRunConfig, QUICK).train.epochs
 
 
 def test_a_preset_is_expanded_after_the_overrides() -> None:
-    config = load_config(RunConfig, CONFIGS / "mqar" / "paper.yaml", {"model.d_model": "128", "model.preset": "based"})
+    config = load_config(
+        SyntheticRunConfig, CONFIGS / "mqar" / "paper.yaml", {"model.d_model": "128", "model.preset": "based"}
+    )
     assert config.model == preset("based", d_model=128)
 
 
 def test_other_heads_share_the_width_anew() -> None:
     paper = CONFIGS / "mqar" / "paper.yaml"
-    mixer = load_config(RunConfig, paper, {"model.mixers.1.n_heads": "4"}).model.mixers[1].arguments()
+    mixer = load_config(SyntheticRunConfig, paper, {"model.mixers.1.n_heads": "4"}).model.mixers[1].arguments()
     assert (mixer["n_heads"], mixer["value_width"]) == (4, None)
     both = {"model.mixers.1.n_heads": "4", "model.mixers.1.value_width": "5"}
-    assert load_config(RunConfig, paper, both).model.mixers[1].arguments()["value_width"] == 5
+    assert load_config(SyntheticRunConfig, paper, both).model.mixers[1].arguments()["value_width"] == 5
 
 
 def test_heads_are_judged_after_the_overrides(caplog: pytest.LogCaptureFixture) -> None:
     """12 heads do not share a width of 64, 4 do; and a width of 8 has room for 4."""
     paper = CONFIGS / "mqar" / "paper.yaml"
-    load_config(RunConfig, paper, {"model.mixers.1.n_heads": "4"})
-    load_config(RunConfig, paper, {"model.mixers.1.n_heads": "4", "model.d_model": "8"})
+    load_config(SyntheticRunConfig, paper, {"model.mixers.1.n_heads": "4"})
+    load_config(SyntheticRunConfig, paper, {"model.mixers.1.n_heads": "4", "model.d_model": "8"})
     assert caplog.messages == []
-    load_config(RunConfig, paper)
+    load_config(SyntheticRunConfig, paper)
     assert caplog.messages == ["d_model 64 is not divisible by 12 heads: as in the paper, values are 12 x 5 = 60 wide"]
     with pytest.raises(ValueError, match="model: d_model 8 is below the 12 heads of the paper's 'rebased'"):
-        load_config(RunConfig, paper, {"model.d_model": "8"})
+        load_config(SyntheticRunConfig, paper, {"model.d_model": "8"})
 
 
 def test_a_model_without_a_preset_takes_the_tasks_sizes() -> None:
-    config = RunConfig.model_validate({"task": {"vocab_size": 1000}, "model": {"mixers": ["attention"]}})
+    config = SyntheticRunConfig.model_validate({"task": {"vocab_size": 1000}, "model": {"mixers": ["attention"]}})
     assert (config.model.vocab_size, config.model.max_len) == (1000, 256)
     assert config.model.d_model == LMConfig().d_model
 
@@ -108,7 +110,7 @@ BAD = {
     "train.betas=[0.9, 1]": "train.betas: both must be at least 0 and below 1, such as [0.9, 0.999]; got [0.9, 1.0]",
     "train.protocol=papers": "train.protocol: should be 'paper' or 'held_out'; got 'papers'; did you mean 'paper'?",
     "train.precision=int3": "train.precision: should be 'auto', 'fp32', 'tf32' or 'bf16'; got 'int3'",
-    "train=3": "train: should be a valid dictionary or instance of TrainConfig; got 3",
+    "train=3": "train: should be a valid dictionary or instance of SyntheticTrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
     "train.protocol=held_out": "train.protocol held_out reports on the held-out split, but task.held_out is empty",
     "task.train.0.seq_len=33": "seq_len must be even, got 33",
@@ -140,7 +142,7 @@ BAD = {
 def test_bad_input_is_named_with_its_remedy(override: str) -> None:
     key, _, value = override.partition("=")
     with pytest.raises(ValueError) as caught:
-        load_config(RunConfig, QUICK, {key: value})
+        load_config(SyntheticRunConfig, QUICK, {key: value})
     message = str(caught.value)
     assert BAD[override] in message
     assert len(message.splitlines()) == 1
@@ -150,7 +152,7 @@ def test_bad_input_is_named_with_its_remedy(override: str) -> None:
 
 def test_each_mistake_has_a_line() -> None:
     with pytest.raises(ValueError) as caught:
-        load_config(RunConfig, QUICK, {"train.lr": "-1", "train.seed": "-1", "model.d_model": "0"})
+        load_config(SyntheticRunConfig, QUICK, {"train.lr": "-1", "train.seed": "-1", "model.d_model": "0"})
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -212,7 +214,7 @@ def test_explain_needs_no_file() -> None:
 
 
 def test_a_config_is_frozen_and_travels_between_processes() -> None:
-    config = load_config(RunConfig, QUICK)
+    config = load_config(SyntheticRunConfig, QUICK)
     with pytest.raises(ValidationError):
         config.train.lr = 1.0  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(config)) == config

@@ -62,7 +62,7 @@ def test_commands_exist(command: str) -> None:
 def test_the_training_commands_make_a_config() -> None:
     from rebased.cli.imports import import_user_code
     from rebased.config import load_config
-    from rebased.runs.synthetic_config import RunConfig
+    from rebased.runs.synthetic_config import SyntheticRunConfig
 
     trains = [shlex.split(command)[2:] for command in SHELL if command.startswith("rebased train")]
     assert len(trains) == 2
@@ -71,7 +71,7 @@ def test_the_training_commands_make_a_config() -> None:
         if "--import" in options:
             import_user_code(str(ROOT / options.pop("--import")))
         path = find_config(options.pop("--config"), "run")
-        load_config(RunConfig, path, {key.removeprefix("--"): value for key, value in options.items()})
+        load_config(SyntheticRunConfig, path, {key.removeprefix("--"): value for key, value in options.items()})
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rebased.config import merge
 from rebased.data import write_corpus
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import RunResult, Sink, StepReport, train
 
@@ -50,8 +50,8 @@ def write_text(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def tiny(text: Path, changes: dict[str, Any] | None = None) -> TextRunConfig:
-    return TextRunConfig.model_validate(merge(TINY | {"data": {"folder": text, "seq_len": 16}}, changes or {}))
+def tiny(text: Path, changes: dict[str, Any] | None = None) -> LMRunConfig:
+    return LMRunConfig.model_validate(merge(TINY | {"data": {"folder": text, "seq_len": 16}}, changes or {}))
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
@@ -116,5 +116,5 @@ def _as_rank(rank: int, size: int, port: int, function: Callable[..., Any], argu
     function(*arguments)
 
 
-def run(config: TextRunConfig, folder: Path, resume: bool = False) -> RunResult:
+def run(config: LMRunConfig, folder: Path, resume: bool = False) -> RunResult:
     return train(config, folder, resume=resume)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rebased.config import merge
 from rebased.runs.record import read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import Sink, StepReport, train
 
 TIMINGS = ("seconds", "test_seconds", "tokens_per_second")
@@ -23,8 +23,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def tiny(changes: dict[str, Any] | None = None) -> RunConfig:
-    return RunConfig.model_validate(merge(TINY, changes or {}))
+def tiny(changes: dict[str, Any] | None = None) -> SyntheticRunConfig:
+    return SyntheticRunConfig.model_validate(merge(TINY, changes or {}))
 
 
 def without_timings(folder: Path) -> list[dict[str, Any]]:
@@ -62,5 +62,5 @@ def in_process(function: Callable[..., Any], *arguments: Any) -> int:
     return process.exitcode
 
 
-def run(config: RunConfig, folder: Path, resume: bool) -> None:
+def run(config: SyntheticRunConfig, folder: Path, resume: bool) -> None:
     train(config, folder, resume=resume)

@@ -16,7 +16,7 @@ from rebased.evaluate.ar import ar_mask
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import RECORD, read_record
 from rebased.train import train
 from tolerances import TRAINED
@@ -224,7 +224,7 @@ def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
         "model": {"vocab_size": 257, "d_model": 8, "n_layers": 2, "mixers": mixers},
         "train": {"steps": 3, "batch_size": 4, "warmup_steps": 1, "device": "cpu"},
     }
-    train(TextRunConfig.model_validate(tree), tmp_path / "trained")
+    train(LMRunConfig.model_validate(tree), tmp_path / "trained")
     run("eval", str(tmp_path / "trained"), "--split", "valid", "--json", str(tmp_path / "numbers.json"))
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     (told,) = (line for line in read_record(tmp_path / "trained") if line["type"] == "end")

@@ -19,7 +19,7 @@ from rebased.config import load_config
 from rebased.data import write_corpus
 from rebased.models.paper import count_parameters
 from rebased.models.weights import load_model
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS
 from rebased.train.sweep import read_sweep
@@ -217,8 +217,8 @@ def test_dashboards_get_the_lines_of_the_record(
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("lm/*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_survives_being_written(path: Path) -> None:
-    config = load_config(TextRunConfig, path)
-    again = TextRunConfig.model_validate(config.model_dump(mode="json"))
+    config = load_config(LMRunConfig, path)
+    again = LMRunConfig.model_validate(config.model_dump(mode="json"))
     assert again == config
     assert again.digest() == config.digest()
 
@@ -233,7 +233,7 @@ def test_every_shipped_config_loads_and_survives_being_written(path: Path) -> No
     ],
 )
 def test_the_papers_models_and_their_training(name: str, parameters: int) -> None:
-    config = load_config(TextRunConfig, CONFIGS / "lm" / f"{name}.yaml")
+    config = load_config(LMRunConfig, CONFIGS / "lm" / f"{name}.yaml")
     assert count_parameters(config.model) == parameters
     train = config.train
     assert (train.steps, train.warmup_steps, train.lr, train.weight_decay, train.clip_norm) == (

@@ -321,14 +321,14 @@ def test_two_sweeps_in_one_folder_are_one_too_many(capsys: pytest.CaptureFixture
 PYTHON = (
     MOODY
     + """
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 segment = {"seq_len": 12, "kv_pairs": 2, "examples": 16}
 run = {
     "task": {"vocab_size": 24, "train": [segment], "test": [segment]},
     "model": {"d_model": 12, "mixers": ["short_conv", "moody"]},
     "train": {"epochs": 1, "batch_size": 8, "device": "cpu"},
 }
-configs = [run, RunConfig.model_validate(run | {"train": run["train"] | {"seed": 7}})]
+configs = [run, SyntheticRunConfig.model_validate(run | {"train": run["train"] | {"seed": 7}})]
 """
 )
 

@@ -23,7 +23,7 @@ from rebased.config import load_config
 from rebased.models.weights import load_model
 from rebased.runs.folder import run_folder
 from rebased.runs.record import read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {
@@ -217,7 +217,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
 
 
 def test_a_folder_in_use_is_left_alone(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with run_folder(Path("run"), load_config(RunConfig, config), resume=False):
+    with run_folder(Path("run"), load_config(SyntheticRunConfig, config), resume=False):
         assert rebased("train", "--config", config, "--out", "run", "--resume") == 2
     assert capsys.readouterr().err.startswith("error: run is in use by another process; wait until it ends")
 

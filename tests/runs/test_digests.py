@@ -13,9 +13,9 @@ from rebased.models import LMConfig
 from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 from rebased.runs.folder import run_folder
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import find_config
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import MQAR, register_task
 from rebased.tasks import contract as task_contract
 from rebased.train import train
@@ -29,12 +29,12 @@ BUNDLES = sorted(path for suffix in ("xz", "gz") for path in RESULTS.glob(f"*.js
 def recorded(path: Path) -> list[tuple[type[Config], Run]]:
     """Every run of a bundle, with the class of its config."""
     found = collect([path])
-    return [*((RunConfig, run) for run in found.runs), *((TextRunConfig, run) for run in found.lm_runs)]
+    return [*((SyntheticRunConfig, run) for run in found.runs), *((LMRunConfig, run) for run in found.lm_runs)]
 
 
 def test_there_are_bundles_of_both_kinds() -> None:
     classes = {cls for path in BUNDLES for cls, _ in recorded(path)}
-    assert classes == {RunConfig, TextRunConfig}
+    assert classes == {SyntheticRunConfig, LMRunConfig}
 
 
 @pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.name)
@@ -140,8 +140,10 @@ def test_the_name_of_a_task_counts_unless_it_is_the_default(monkeypatch: pytest.
     monkeypatch.setattr(task_contract, "_REGISTER", dict(task_contract._REGISTER))
     for name in ("one", "other"):
         register_task(name)(type(name, (MQAR,), {}))
-    plain = RunConfig.model_validate(TINY)
-    named = [RunConfig.model_validate(merge(TINY, {"task": {"name": name}})) for name in ("mqar", "one", "other")]
+    plain = SyntheticRunConfig.model_validate(TINY)
+    named = [
+        SyntheticRunConfig.model_validate(merge(TINY, {"task": {"name": name}})) for name in ("mqar", "one", "other")
+    ]
     assert named[0].digest() == plain.digest()
     assert len({config.digest() for config in named}) == 3
 
@@ -150,7 +152,7 @@ def test_a_run_written_before_tasks_had_names_is_resumed(tmp_path: Path) -> None
     config = tiny({"train": {"epochs": 1}})
     assert "name" not in TINY["task"]
     assert config.model_dump()["task"]["name"] == "mqar"
-    assert RunConfig.model_validate(config.model_dump()).digest() == config.digest()
+    assert SyntheticRunConfig.model_validate(config.model_dump()).digest() == config.digest()
     with run_folder(tmp_path / "run", config, resume=False):
         file = tmp_path / "run" / "config.yaml"
         text = file.read_text()

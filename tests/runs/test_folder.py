@@ -6,7 +6,7 @@ import pytest
 
 from rebased.config import load_config
 from rebased.runs.folder import run_folder
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 from tiny_run import tiny
 
@@ -24,8 +24,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_config_in_the_folder_is_the_finished_one(done: Path) -> None:
     config = tiny({"train": {"epochs": 1}})
-    assert load_config(RunConfig, done / "config.yaml") == config
-    assert load_config(RunConfig, done / "config.yaml").digest() == config.digest()
+    assert load_config(SyntheticRunConfig, done / "config.yaml") == config
+    assert load_config(SyntheticRunConfig, done / "config.yaml").digest() == config.digest()
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tiny_lm_run
 from rebased.models import LanguageModel
-from rebased.runs.base_config import Precision
+from rebased.runs.run_config import Precision
 from rebased.tasks import Questions, find_questions
 from rebased.train import train
 from rebased.train.cuda_graph import WARM_UP, own_stream

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rebased.mixers import contract
 from rebased.runs.record import read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 from rebased.train.oom import half, update
 from tiny_run import AtStep, tiny, without_timings
@@ -33,14 +33,14 @@ class Greedy(nn.Module):
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+def config(monkeypatch: pytest.MonkeyPatch) -> SyntheticRunConfig:
     """Batches of 8, of which 3 fit."""
     monkeypatch.setitem(contract._REGISTER, "test_greedy", Greedy)  # for these tests alone
     return tiny({"model": {"n_layers": 1, "mixers": ["test_greedy"], "embed_dropout": 0.0}})
 
 
 def test_a_run_goes_on_with_fewer_sequences_at_once(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SyntheticRunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config, tmp_path / "small")
     first, *rest = read_record(tmp_path / "small")
@@ -61,7 +61,7 @@ def test_a_run_goes_on_with_fewer_sequences_at_once(
 
 
 def test_a_test_that_does_not_fit_is_cut_too(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SyntheticRunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ROOM, "training", 99)
     monkeypatch.setitem(ROOM, "testing", 5)
@@ -69,7 +69,7 @@ def test_a_test_that_does_not_fit_is_cut_too(
     assert read_record(tmp_path)[1] == {"type": "out_of_memory", "step": 8, "micro_batch": 4}
 
 
-def test_a_resumed_run_does_not_try_the_large_one_again(config: RunConfig, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_try_the_large_one_again(config: SyntheticRunConfig, tmp_path: Path) -> None:
     train(config, tmp_path / "whole")
     interrupt = AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train(config, tmp_path / "parts", sinks=[interrupt]).status == "interrupted"
@@ -78,7 +78,7 @@ def test_a_resumed_run_does_not_try_the_large_one_again(config: RunConfig, tmp_p
 
 
 def test_one_sequence_that_does_not_fit_is_an_error(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: SyntheticRunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ROOM, "training", 0)
     with pytest.raises(ValueError, match=r"memory is too small for one sequence at a time; use shorter"):

@@ -14,7 +14,7 @@ from rebased.report.demo import findings
 from rebased.runs.finished import read_run
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.shipped import find_config
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
 
 MODELS = ("rebased", "based", "conv_attention")
@@ -66,11 +66,11 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     return 0
 
 
-def demo_configs(path: Path | None, seeds: int) -> dict[str, RunConfig]:
+def demo_configs(path: Path | None, seeds: int) -> dict[str, SyntheticRunConfig]:
     """The runs of the demo by name: one per model and seed, all with the same data and settings."""
     path = find_config(path or "demo", "run")
     return {
-        f"{model} seed {seed}": load_config(RunConfig, path, {"model.preset": model, "train.seed": str(seed)})
+        f"{model} seed {seed}": load_config(SyntheticRunConfig, path, {"model.preset": model, "train.seed": str(seed)})
         for model in MODELS
         for seed in range(FIRST_SEED, FIRST_SEED + seeds)
     }

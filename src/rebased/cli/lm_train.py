@@ -12,7 +12,7 @@ from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
-from rebased.runs.lm_config import TextRunConfig, TextTrain
+from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
 from rebased.train import RunResult, train
@@ -27,7 +27,7 @@ OPTIONS = (
     "--tensorboard",
     "--wandb",
     "--help",
-    *(f"--train.{key}" for key in TextTrain.model_fields),
+    *(f"--train.{key}" for key in LMTrainConfig.model_fields),
 )
 
 
@@ -63,7 +63,7 @@ def lm_train(
     for name in imports:
         import_user_code(name)
     config = find_config(config, "lm")
-    run = load_config(TextRunConfig, config, parse_overrides(settings, OPTIONS))
+    run = load_config(LMRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rebased.cli.interruption import being_saved
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.oom import OUT_OF_MEMORY
 
@@ -42,7 +42,7 @@ def headline(run: RunStart) -> str:
     config = run.config
     processes = f" in {run.processes} processes" if run.processes > 1 else ""
     size = ""
-    if isinstance(config, TextRunConfig):
+    if isinstance(config, LMRunConfig):
         size = f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
     return (
         f"{run.parameters:,} parameters on {run.device}{processes}, {run.steps:,} steps{size}, from step {run.step:,}"

@@ -18,7 +18,7 @@ from rebased.cli.warn_once import each_warning_once
 from rebased.runs.record import lines_so_far
 from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
-from rebased.runs.synthetic_config import TrainConfig
+from rebased.runs.synthetic_config import SyntheticTrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.sweep import Plan, Point, estimate, from_python, make_plan, read_sweep, train_runs
@@ -31,7 +31,7 @@ OPTIONS = (
     "--import",
     "--retry-failed",
     "--help",
-    *(f"--train.{key}" for key in TrainConfig.model_fields),
+    *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
 

@@ -14,7 +14,7 @@ from rebased.cli.progress import progress_sink
 from rebased.config import load_config
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
-from rebased.runs.synthetic_config import RunConfig, TrainConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
 from rebased.train import RunResult
 from rebased.train import train as run_training
 from rebased.train.dashboards import dashboards
@@ -28,7 +28,7 @@ OPTIONS = (
     "--tensorboard",
     "--wandb",
     "--help",
-    *(f"--train.{key}" for key in TrainConfig.model_fields),
+    *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 
 
@@ -64,7 +64,7 @@ def train(
     for name in imports:
         import_user_code(name)
     config = find_config(config, "run")
-    run = load_config(RunConfig, config, parse_overrides(settings, OPTIONS))
+    run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = Console()
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
@@ -78,7 +78,7 @@ def train(
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def describe(result: RunResult, run: RunConfig, imports: tuple[str, ...]) -> str:
+def describe(result: RunResult, run: SyntheticRunConfig, imports: tuple[str, ...]) -> str:
     """How the run ended, in words."""
     if result.status == "interrupted":
         return f"interrupted at step {result.step}, saved; {continue_with('train', result.folder, imports)}"

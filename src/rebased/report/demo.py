@@ -152,9 +152,8 @@ def decide(pair: Pair) -> str:
     if pair.is_decided:
         return f"So {pair.one} learns this task sooner {p}."
     if sign_test(pair.seeds, 0) >= SIGNIFICANT:
-        return (
-            f"With {pair.seeds} seed{'s' * (pair.seeds > 1)} no result can decide which learns sooner; --seeds 8 can."
-        )
+        seeds = f"{pair.seeds} seed{'s' * (pair.seeds > 1)}"
+        return f"With {seeds} no result can decide which learns sooner; --seeds 8 can."
     return f"These runs do not decide which learns sooner {p}."
 
 

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from rebased.runs.base_config import BaseRunConfig
-from rebased.runs.lm_config import TextRunConfig
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.run_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 
 
-def run_class(tree: Any) -> type[RunConfig] | type[TextRunConfig]:
+def run_class(tree: Any) -> type[SyntheticRunConfig] | type[LMRunConfig]:
     """The class of a run's config: a run with a section `data` trains on text, any other on a synthetic task."""
     is_text = isinstance(tree, dict) and "data" in tree and "task" not in tree
-    return TextRunConfig if is_text else RunConfig
+    return LMRunConfig if is_text else SyntheticRunConfig
 
 
-def parse_run(tree: Any) -> BaseRunConfig:
+def parse_run(tree: Any) -> RunConfig:
     """The config that this mapping describes; pydantic's ValidationError where it describes none."""
     return run_class(tree).model_validate(tree)

@@ -12,7 +12,7 @@ from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.protocol import Reported, reported
 from rebased.runs.record import read_record
 from rebased.runs.run_names import kind_of
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import DEFAULT_TASK
 
 
@@ -24,9 +24,9 @@ class Run:
     lines: list[dict[str, Any]]
 
     @cached_property
-    def config(self) -> RunConfig:
+    def config(self) -> SyntheticRunConfig:
         """The config of a run on a synthetic task. Raises ValueError if this code does not know its settings."""
-        return RunConfig.model_validate(self.lines[0]["config"])
+        return SyntheticRunConfig.model_validate(self.lines[0]["config"])
 
     @property
     def settings(self) -> dict[str, Any]:

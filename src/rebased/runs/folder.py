@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from rebased.config import read_yaml, short
 from rebased.files import locked, replacing
-from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.run_config import RunConfig
 
 CONFIG = "config.yaml"
 SHOWN = 6  # differences named in an error: two runs of different kinds differ in dozens of keys
 
 
 @contextmanager
-def run_folder(folder: Path, config: BaseRunConfig, *, resume: bool) -> Iterator[str]:
+def run_folder(folder: Path, config: RunConfig, *, resume: bool) -> Iterator[str]:
     """Hold the folder of the run that `config` describes during the block; a new folder is made and gets config.yaml.
 
     Yields the run's digest. A run may be resumed with other execution settings; its digest stays that of the config
@@ -34,7 +34,7 @@ def run_folder(folder: Path, config: BaseRunConfig, *, resume: bool) -> Iterator
         yield type(config).model_validate(read_yaml(folder / CONFIG)).digest()
 
 
-def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
+def _check(folder: Path, config: RunConfig, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; choose a folder (--out)")
     there = folder / CONFIG
@@ -53,7 +53,7 @@ def _check(folder: Path, config: BaseRunConfig, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and not a run's (no {CONFIG}); choose another folder (--out)")
 
 
-def _completed(tree: dict[str, Any], cls: type[BaseRunConfig]) -> dict[str, Any]:
+def _completed(tree: dict[str, Any], cls: type[RunConfig]) -> dict[str, Any]:
     """A written config with the defaults of fields that did not exist then; as it is where `cls` cannot read it."""
     try:
         return cls.model_validate(tree).model_dump(mode="json")

@@ -7,11 +7,11 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.base_config import BaseRunConfig, Betas, Compile, Device, Precision
 from rebased.runs.model_section import finish_model
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig
 
 
-class TextData(Config):
+class LMDataConfig(Config):
     """The text to train on, and how it is cut into windows."""
 
     folder: Path = Field(description="what `rebased data prepare -o FOLDER` wrote")
@@ -21,7 +21,7 @@ class TextData(Config):
     )
 
 
-class TextTrain(Config):
+class LMTrainConfig(Config):
     """How a language model is trained. Defaults are the paper's Table 6, except micro_batch."""
 
     seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of windows")
@@ -65,7 +65,7 @@ class TextTrain(Config):
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
 
     @model_validator(mode="after")
-    def _agrees(self) -> "TextTrain":
+    def _agrees(self) -> "LMTrainConfig":
         if self.warmup_steps > self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} is more than the run's steps, {self.steps}; choose fewer"
@@ -77,7 +77,7 @@ class TextTrain(Config):
         return self
 
 
-class TextRunConfig(BaseRunConfig):
+class LMRunConfig(RunConfig):
     """A run on text. Its digest leaves out execution settings, so that a run can be resumed on other hardware."""
 
     execution: ClassVar[tuple[str, ...]] = (
@@ -92,9 +92,9 @@ class TextRunConfig(BaseRunConfig):
     metric: ClassVar[Literal["accuracy", "perplexity"]] = "perplexity"
     verb: ClassVar[str] = "lm train"
 
-    data: TextData
+    data: LMDataConfig
     model: LMConfig
-    train: TextTrain = TextTrain()
+    train: LMTrainConfig = LMTrainConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +111,7 @@ class TextRunConfig(BaseRunConfig):
         return finish_model(value, build, {"max_len": info.data["data"].seq_len})
 
     @model_validator(mode="after")
-    def _fits(self) -> "TextRunConfig":
+    def _fits(self) -> "LMRunConfig":
         if self.model.max_len < self.data.seq_len:
             raise ValueError(
                 f"data.seq_len {self.data.seq_len} is more than the model's {self.model.max_len} learned positions; "

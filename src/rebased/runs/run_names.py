@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.runs.lm_config import TextRunConfig
-from rebased.runs.synthetic_config import RunConfig, TrainConfig
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
 from rebased.tasks import DEFAULT_TASK, Task, task_class
 from rebased.tasks import task_names as registered_tasks
 
@@ -29,8 +29,8 @@ KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(�
 
 # Settings that are never part of a model's name: axes of tables, execution settings, and what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
-EXECUTION = tuple(dict.fromkeys((*RunConfig.execution, *TextRunConfig.execution, "train.protocol", "backend")))
-DEFAULTS = TrainConfig().model_dump(mode="json")  # for settings that a record of older code may lack
+EXECUTION = tuple(dict.fromkeys((*SyntheticRunConfig.execution, *LMRunConfig.execution, "train.protocol", "backend")))
+DEFAULTS = SyntheticTrainConfig().model_dump(mode="json")  # for settings that a record of older code may lack
 PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 

@@ -13,13 +13,13 @@ from pydantic import (
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.base_config import BaseRunConfig, Betas, Compile, Device, Precision
 from rebased.runs.model_section import finish_model
 from rebased.runs.protocol import Protocol
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig
 from rebased.tasks import AnyTask, TaskData
 
 
-class TrainConfig(Config):
+class SyntheticTrainConfig(Config):
     """How a model is trained on a synthetic task. Defaults are the paper's settings."""
 
     protocol: Protocol = "paper"
@@ -44,7 +44,7 @@ class TrainConfig(Config):
         return {"none": False, "model": True}.get(compile, compile)
 
 
-class RunConfig(BaseRunConfig):
+class SyntheticRunConfig(RunConfig):
     """A run on a synthetic task. Its execution settings are part of its digest."""
 
     execution: ClassVar[tuple[str, ...]] = (
@@ -59,7 +59,7 @@ class RunConfig(BaseRunConfig):
 
     task: AnyTask
     model: LMConfig
-    train: TrainConfig = TrainConfig()
+    train: SyntheticTrainConfig = SyntheticTrainConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +77,7 @@ class RunConfig(BaseRunConfig):
         return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
 
     @model_validator(mode="after")
-    def _fits(self) -> "RunConfig":
+    def _fits(self) -> "SyntheticRunConfig":
         if self.model.vocab_size < self.task.vocab_size:
             raise ValueError(
                 f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "

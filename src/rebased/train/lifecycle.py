@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rebased.models import check_causality
-from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.folder import run_folder
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.run_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
 from rebased.train.cuda_graph import own_stream
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
@@ -52,7 +52,7 @@ class Diverged(ValueError):
     """The loss or the weights are no longer finite numbers."""
 
 
-def train(config: BaseRunConfig, folder: Path | str, *, resume: bool = False, sinks: Sequence[Sink] = ()) -> RunResult:
+def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks: Sequence[Sink] = ()) -> RunResult:
     """Train as the config says; leave config, record, checkpoint and model in the folder.
 
     A language model is trained together with the other processes that torchrun has started, if any.
@@ -79,15 +79,15 @@ def train(config: BaseRunConfig, folder: Path | str, *, resume: bool = False, si
             return Run(workload, folder, digest, heard, stop).go()
 
 
-def build_workload(config: BaseRunConfig, world: World) -> Workload:
+def build_workload(config: RunConfig, world: World) -> Workload:
     """The workload of a run's config."""
-    if isinstance(config, TextRunConfig):
+    if isinstance(config, LMRunConfig):
         from rebased.train.lm.workload import LMWorkload
 
         return LMWorkload(config, world)
     from rebased.train.synthetic.workload import SyntheticWorkload
 
-    assert isinstance(config, RunConfig)
+    assert isinstance(config, SyntheticRunConfig)
     return SyntheticWorkload(config, world)
 
 
@@ -260,7 +260,7 @@ class Run:
 
 
 @contextmanager
-def _shared_folder(folder: Path, config: BaseRunConfig, resume: bool, world: World) -> Iterator[str]:
+def _shared_folder(folder: Path, config: RunConfig, resume: bool, world: World) -> Iterator[str]:
     """As run_folder; the process of rank 0 takes the folder for all."""
     taken = run_folder(folder, config, resume=resume)
     if not world.is_rank_zero:

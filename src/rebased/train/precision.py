@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from rebased.runs.base_config import Precision
+from rebased.runs.run_config import Precision
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:

@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.run_config import RunConfig
 
 
 class RunStart(NamedTuple):
     """What is known when training begins."""
 
-    config: BaseRunConfig
+    config: RunConfig
     parameters: int
     device: str
     processes: int

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from rebased.models import LanguageModel
-from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.record import Record
+from rebased.runs.run_config import RunConfig
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.oom import OUT_OF_MEMORY, forget_unused, half
 from rebased.train.sinks import Sink, StepReport
@@ -78,13 +78,13 @@ class Workload(ABC):
     remedy: ClassVar[str] = ""
     """What else to try when a run diverges, besides a lower learning rate."""
 
-    config: BaseRunConfig
+    config: RunConfig
     model: LanguageModel
     losses: DeferredLosses
     output: Output
     micro_batch: int | None  # sequences computed at once; None: all
 
-    def __init__(self, config: BaseRunConfig, world: World) -> None:
+    def __init__(self, config: RunConfig, world: World) -> None:
         self.config, self.world, self.progress = config, world, Progress()
 
     @property

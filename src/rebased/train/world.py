@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rebased.ops.backend import choose_device
-from rebased.runs.base_config import BaseRunConfig
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.run_config import RunConfig
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for another one before it ends with an error."""
@@ -90,7 +90,7 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def why_not_shared(config: TextRunConfig, size: int) -> str | None:
+def why_not_shared(config: LMRunConfig, size: int) -> str | None:
     """An error message if `size` processes cannot train this run together; None if they can."""
     train, T = config.train, config.data.seq_len
     if train.parallel == "none":
@@ -109,11 +109,11 @@ def why_not_shared(config: TextRunConfig, size: int) -> str | None:
 
 
 @contextmanager
-def join_world(config: BaseRunConfig) -> Iterator[World]:
+def join_world(config: RunConfig) -> Iterator[World]:
     """The World of this process. On GPUs each process uses one of its own, and the backend is NCCL; on CPUs gloo."""
     size, rank = started_processes(), int(os.environ.get("RANK", "0"))
     device = choose_device(config.train.device)
-    if size == 1 or not isinstance(config, TextRunConfig):
+    if size == 1 or not isinstance(config, LMRunConfig):
         yield World(0, 1, device)
         return
     if message := why_not_shared(config, size):

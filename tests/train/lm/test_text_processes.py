@@ -9,7 +9,7 @@ import pytest
 
 from rebased.config import merge
 from rebased.models.weights import load_model
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import train
 from rebased.train.world import ReportedElsewhere
@@ -24,7 +24,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text(tmp_path_factory.mktemp("data") / "text")
 
 
-def config_of(text: Path, parallel: str, changes: dict[str, Any] | None = None) -> TextRunConfig:
+def config_of(text: Path, parallel: str, changes: dict[str, Any] | None = None) -> LMRunConfig:
     return tiny(text, merge(merge(SHORT, {"train": {"parallel": parallel}}), changes or {}))
 
 
@@ -56,7 +56,7 @@ def test_two_processes_have_the_losses_of_one(text: Path, alone: Path, tmp_path:
     assert_same_run(tmp_path / "run", alone)
 
 
-def stopped(config: TextRunConfig, folder: Path, rank: str) -> None:
+def stopped(config: LMRunConfig, folder: Path, rank: str) -> None:
     """One process is asked to stop in the middle of a line of the record: all of them stop where it ends."""
     act = AtStep(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     result = train(config, folder, sinks=[act])
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_shards(text: Path, alone: Pa
     assert_same_run(tmp_path / "run", alone)
 
 
-def lose_one(config: TextRunConfig, folder: Path, told: Path) -> None:
+def lose_one(config: LMRunConfig, folder: Path, told: Path) -> None:
     """The second process is killed before a step; the first one says that it lost it."""
     if os.environ["RANK"] == "1":
         from rebased.train.lm import step
@@ -105,7 +105,7 @@ def test_a_process_that_is_killed_does_not_leave_the_other_waiting(text: Path, t
     assert "start all of them again with --resume" in told.read_text()
 
 
-def refuse(config: TextRunConfig, folder: Path) -> None:
+def refuse(config: LMRunConfig, folder: Path) -> None:
     """An error that one process finds is raised in all of them, and told by one."""
     with pytest.raises(ValueError, match="is not empty and not a run's") as caught:
         train(config, folder)

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from rebased.config import merge
 from rebased.models import LanguageModel
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import Sink, checkpoint, train
 from rebased.train.lm.checkpoint import SafeReader
@@ -43,7 +43,7 @@ def at_seven(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interrupted(tiny(text, OFTEN), tmp_path_factory.mktemp("interrupted") / "run", 7)
 
 
-def interrupted(config: TextRunConfig, folder: Path, step: int) -> Path:
+def interrupted(config: LMRunConfig, folder: Path, step: int) -> Path:
     stop = AtStep(step, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train(config, folder, sinks=[stop]).status == "interrupted"
     return folder
@@ -90,7 +90,7 @@ def test_how_often_is_saved_changes_nothing_but_the_seed_does(text: Path, whole:
     assert everything(tmp_path / "other")[1] != everything(whole)[1]
 
 
-def die(config: TextRunConfig, folder: Path, moment: str, step: int) -> None:
+def die(config: LMRunConfig, folder: Path, moment: str, step: int) -> None:
     """Train until this step (or this step's checkpoint), and be killed there."""
     end = partial(os.kill, os.getpid(), signal.SIGKILL)
     name = f"checkpoint-{step}"

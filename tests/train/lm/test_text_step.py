@@ -11,7 +11,7 @@ from torch.nn import functional
 from rebased.config import merge
 from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel, LMConfig, preset
-from rebased.runs.lm_config import TextTrain
+from rebased.runs.lm_config import LMTrainConfig
 from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.schedule import learning_rate
 from rebased.train.lm.step import LMStep, TokenLoss
@@ -24,8 +24,8 @@ SHAPE = LMConfig.model_validate(merge(TINY["model"], {"max_len": 16}))
 ONE = World(0, 1, torch.device("cpu"))
 
 
-def settings(**changes: Any) -> TextTrain:
-    return TextTrain.model_validate({"steps": 10, "warmup_steps": 2, "batch_size": 6, "device": "cpu"} | changes)
+def settings(**changes: Any) -> LMTrainConfig:
+    return LMTrainConfig.model_validate({"steps": 10, "warmup_steps": 2, "batch_size": 6, "device": "cpu"} | changes)
 
 
 def some_text(seed: int = 0) -> TextBatch:
@@ -40,7 +40,7 @@ def rows(batch: TextBatch, size: int) -> list[TextBatch]:
     return [TextBatch(x, y, None) for x, y in zip(batch.tokens.split(size), batch.labels.split(size), strict=True)]
 
 
-def trained(config: TextTrain, size: int = 6, steps: int = 3) -> tuple[list[Tensor], list[float]]:
+def trained(config: LMTrainConfig, size: int = 6, steps: int = 3) -> tuple[list[Tensor], list[float]]:
     torch.manual_seed(0)
     step = LMStep(LanguageModel(SHAPE), config, ONE)
     norms = [float(step(rows(some_text(i), size), i)[2]) for i in range(steps)]
@@ -133,13 +133,13 @@ def test_a_model_compiles_as_one_graph_and_blocks_of_one_kind_share_theirs(name:
 
 
 def test_the_rate_rises_in_a_line_and_falls_along_a_cosine() -> None:
-    config = TextTrain(steps=110, warmup_steps=10, lr=2.0, final_lr=0.25)
+    config = LMTrainConfig(steps=110, warmup_steps=10, lr=2.0, final_lr=0.25)
     rates = [learning_rate(config, step) for step in range(110)]
     assert rates[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
     assert rates[60] == pytest.approx(2.0 * (0.25 + 0.75 / 2))  # half way
     assert rates[109] == pytest.approx(0.5 + 1.5 * (1 + math.cos(math.pi * 0.99)) / 2)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert learning_rate(TextTrain(steps=4, warmup_steps=0, lr=1.0), 0) == 1.0
+    assert learning_rate(LMTrainConfig(steps=4, warmup_steps=0, lr=1.0), 0) == 1.0
 
 
 def test_what_decays() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rebased.runs.record import read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 from tiny_run import AtStep, everything, in_process, run, tiny
 
@@ -70,7 +70,7 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
     assert -signal.SIGPROF in codes
 
 
-def die_at(config: RunConfig, folder: Path, call: str, nth: int, after: bool) -> None:
+def die_at(config: SyntheticRunConfig, folder: Path, call: str, nth: int, after: bool) -> None:
     """Train, and be killed at the nth call of an os function: just before it, or just after."""
     calls, original = 0, getattr(os, call)
 

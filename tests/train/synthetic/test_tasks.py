@@ -8,7 +8,7 @@ import pytest
 from rebased.report import Report
 from rebased.runs.collect import collect
 from rebased.runs.record import read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 from tiny_run import TINY, AtStep, everything
 
@@ -20,7 +20,7 @@ SEGMENTS: dict[str, list[dict[str, int]]] = {
 PARTS = {"forgetting_mqar": {"by_pairs", "slices"}}  # besides accuracy and by_length
 
 
-def run_of(name: str, **settings: Any) -> RunConfig:
+def run_of(name: str, **settings: Any) -> SyntheticRunConfig:
     segments = SEGMENTS[name]
     task = {
         "name": name,
@@ -29,7 +29,7 @@ def run_of(name: str, **settings: Any) -> RunConfig:
         "test": [{**segment, "examples": 20} for segment in segments],
         "held_out": [{**segments[1], "examples": 10}],
     }
-    return RunConfig.model_validate({**TINY, "task": task, "train": {**TINY["train"], **settings}})
+    return SyntheticRunConfig.model_validate({**TINY, "task": task, "train": {**TINY["train"], **settings}})
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
@@ -37,7 +37,7 @@ def test_a_run_is_recorded_and_reported(name: str, tmp_path: Path) -> None:
     config = run_of(name, epochs=2)
     result = train(config, tmp_path / "run")
     first, *epochs, end = read_record(tmp_path / "run")
-    assert RunConfig.model_validate(first["config"]) == config
+    assert SyntheticRunConfig.model_validate(first["config"]) == config
     for line in epochs:
         for split in ("test", "held_out"):
             assert line[split].keys() == {"accuracy", "by_length"} | PARTS.get(name, set())

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from rebased.runs.finished import Run
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
@@ -17,7 +17,7 @@ MODEL_ORDER = ("Attention", "Based", "ReBased")  # as in the paper's Table 2
 # Settings that name no model: the seed, execution settings, and how often something is recorded.
 NAMELESS = (
     "train.seed",
-    *TextRunConfig.execution,
+    *LMRunConfig.execution,
     "train.log_every",
     "train.eval_every",
     "train.eval_windows",

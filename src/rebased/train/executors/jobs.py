@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rebased.runs.base_config import BaseRunConfig
+from rebased.runs.run_config import RunConfig
 from rebased.train.lifecycle import RunResult
 from rebased.train.sinks import Sink
 
@@ -12,7 +12,7 @@ from rebased.train.sinks import Sink
 class Job(NamedTuple):
     """A run to train or resume."""
 
-    config: BaseRunConfig
+    config: RunConfig
     folder: Path
     sink: Sink  # receives the run's events in the calling process
 

@@ -5,12 +5,12 @@ import logging
 from typing import Any
 
 from rebased.data import Corpus
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 
 logger = logging.getLogger("rebased")
 
 
-def open_corpus(config: TextRunConfig, *, verify: bool = True) -> Corpus:
+def open_corpus(config: LMRunConfig, *, verify: bool = True) -> Corpus:
     """The corpus of a run. Raises ValueError if it is missing, lacks a split, or does not fit the model.
 
     With `verify` the checksums of a small corpus are compared too; one of several processes is enough.

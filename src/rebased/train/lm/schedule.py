@@ -2,10 +2,10 @@
 
 import math
 
-from rebased.runs.lm_config import TextTrain
+from rebased.runs.lm_config import LMTrainConfig
 
 
-def learning_rate(config: TextTrain, step: int) -> float:
+def learning_rate(config: LMTrainConfig, step: int) -> float:
     """The learning rate of a step; steps count from 0.
 
     The last step of the warm-up has the rate lr. The cosine reaches lr * final_lr one step after the last one.

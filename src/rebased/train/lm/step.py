@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
-from rebased.runs.lm_config import TextTrain
+from rebased.runs.lm_config import LMTrainConfig
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.lm.context_parallel import ContextParallel
 from rebased.train.lm.schedule import learning_rate
@@ -44,7 +44,7 @@ class TokenLoss(nn.Module):
 class LMStep:
     """Trains a language model: the model as its processes hold it, and its optimiser."""
 
-    def __init__(self, model: LanguageModel, config: TextTrain, world: World) -> None:
+    def __init__(self, model: LanguageModel, config: LMTrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.precision = choose_precision(config.precision, world.device)
         self.model = model.to(world.device)

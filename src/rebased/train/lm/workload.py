@@ -12,7 +12,7 @@ from rebased.analysis.text_scores import perplexity
 from rebased.data import TextBatch, window_rows
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_machine
 from rebased.tasks.seeds import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
@@ -36,9 +36,9 @@ class LMWorkload(Workload):
     suffix = ""
     remedy = ", or a longer warm-up"
 
-    config: TextRunConfig
+    config: LMRunConfig
 
-    def __init__(self, config: TextRunConfig, world: World) -> None:
+    def __init__(self, config: LMRunConfig, world: World) -> None:
         super().__init__(config, world)
         self.corpus = world.together(lambda: open_corpus(config, verify=world.is_rank_zero))
         self.corpus_facts = describe_corpus(self.corpus)

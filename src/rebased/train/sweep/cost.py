@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from rebased.mixers import can_extend
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
-from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.configs import parse_run
-from rebased.runs.lm_config import TextRunConfig
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import lines_so_far, read_record
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.run_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import IGNORE, Task
 from rebased.train.executors import Executor
 from rebased.train.executors.jobs import nothing
@@ -81,11 +81,11 @@ def task_work(model: LMConfig, task: Task) -> float:
     return sequence_work(model, task.seq_len, _labels_per_row(type(task), task.model_dump_json()))
 
 
-def run_work(config: BaseRunConfig) -> float:
+def run_work(config: RunConfig) -> float:
     """Multiply-adds of the whole run, evaluations included, if it does not stop early."""
-    if isinstance(config, RunConfig):
+    if isinstance(config, SyntheticRunConfig):
         return config.train.epochs * epoch_work(config)
-    assert isinstance(config, TextRunConfig)
+    assert isinstance(config, LMRunConfig)
     train, window = config.train, sequence_work(config.model, config.data.seq_len, config.data.seq_len)
     evaluations = -(-train.steps // train.eval_every) if train.eval_every else 1
     windows = evaluations * _windows(config, "valid", train.eval_windows)
@@ -93,16 +93,16 @@ def run_work(config: BaseRunConfig) -> float:
     return train.steps * step_work(config) + windows * window
 
 
-def step_work(config: BaseRunConfig) -> float:
+def step_work(config: RunConfig) -> float:
     """Multiply-adds of a training step; for a synthetic run, of a step on its first segment."""
-    if isinstance(config, RunConfig):
+    if isinstance(config, SyntheticRunConfig):
         return 3 * config.train.batch_size * task_work(config.model, config.task.task(config.task.train[0]))
-    assert isinstance(config, TextRunConfig)
+    assert isinstance(config, LMRunConfig)
     T = config.data.seq_len
     return 3 * config.train.batch_size * sequence_work(config.model, T, T)
 
 
-def epoch_work(config: RunConfig) -> float:
+def epoch_work(config: SyntheticRunConfig) -> float:
     """Multiply-adds of an epoch: training, test and held-out evaluation."""
     task, model = config.task, config.model
     training, testing = (
@@ -112,16 +112,16 @@ def epoch_work(config: RunConfig) -> float:
     return 3 * training + testing
 
 
-def _windows(config: TextRunConfig, split: str, limit: int | None) -> int:
+def _windows(config: LMRunConfig, split: str, limit: int | None) -> int:
     """The number of windows of a split that are evaluated: all of them, or at most `limit`."""
     corpus = open_corpus(config, verify=False)
     count = len(corpus.windows(split, config.data.seq_len)) if split in corpus.splits else 0
     return count if limit is None else min(count, limit)
 
 
-def recorded_work(config: BaseRunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def recorded_work(config: RunConfig, lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """(multiply-adds, seconds) of the work in a record. Lines without their seconds are not counted."""
-    if isinstance(config, RunConfig):
+    if isinstance(config, SyntheticRunConfig):
         seconds = [
             line["seconds"] + line["test_seconds"] for line in lines if {"seconds", "test_seconds"} <= line.keys()
         ]
@@ -196,17 +196,17 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     return seconds[-1] / done, EPOCHS * seconds[-1], done / STEPS
 
 
-def _short_run(tree: dict[str, Any]) -> BaseRunConfig:
+def _short_run(tree: dict[str, Any]) -> RunConfig:
     """The config with the same model and EPOCHS times STEPS steps; on a CPU with fewer sequences per step."""
     config = parse_run(tree)
     per_sequence = step_work(config) / config.train.batch_size
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / per_sequence)))
-    if isinstance(config, RunConfig):
+    if isinstance(config, SyntheticRunConfig):
         few = config.task.train[0].settings()
         task = {"train": [few | {"examples": STEPS * rows}], "test": [few | {"examples": 1}], "held_out": []}
         train = {"epochs": EPOCHS, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
-        return RunConfig.model_validate(
+        return SyntheticRunConfig.model_validate(
             {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | train | {"batch_size": rows}}
         )
     steps = EPOCHS * STEPS

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
 from rebased.models import LMConfig, shape_of
-from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.configs import parse_run
+from rebased.runs.run_config import RunConfig
 
 SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
     """One combination of the grid: the settings that it changes in the base, and the resulting config."""
 
     settings: dict[str, Any]
-    config: BaseRunConfig
+    config: RunConfig
 
     def __str__(self) -> str:
         return describe(self.settings)
@@ -89,7 +89,7 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     return points
 
 
-def parse_buildable(tree: Any) -> BaseRunConfig:
+def parse_buildable(tree: Any) -> RunConfig:
     """The config of these settings. Its model is built without weights, because some mistakes show only then."""
     config = parse_run(tree)
     check_model(config.model)
@@ -152,9 +152,11 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
         raise ValueError(f"--{unknown[0]}: {path} is a Python file and has no grid; change its `configs`")
     points = []
     for i, given in enumerate(configs):
-        tree = given.model_dump() if isinstance(given, BaseRunConfig) else given
+        tree = given.model_dump() if isinstance(given, RunConfig) else given
         if not isinstance(tree, dict):
-            raise ValueError(f"{path}: configs[{i}] should be a RunConfig, or a mapping as in its YAML; got {given!r}")
+            raise ValueError(
+                f"{path}: configs[{i}] should be a SyntheticRunConfig, or a mapping as in its YAML; got {given!r}"
+            )
         try:
             points.append(Point({"configs": i, **fixed}, parse_buildable(merge(tree, nest(fixed)))))
         except ValueError as error:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rebased.runs.base_config import BaseRunConfig
 from rebased.runs.record import RECORD, read_record
+from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import model_names, task_names
 from rebased.train.checkpoint import POINTER
 from rebased.train.sweep.grid import Point
@@ -18,7 +18,7 @@ Status = Literal["new", "begun", "done", "diverged", "failed"]
 class PlannedRun:
     """A run of a sweep and its status."""
 
-    config: BaseRunConfig
+    config: RunConfig
     folder: Path
     task: str  # its name, as in reports
     model: str  # its name, as in reports

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rebased.models import IGNORE, LanguageModel
-from rebased.runs.base_config import Compile, Precision
+from rebased.runs.run_config import Compile, Precision
 from rebased.tasks import Questions
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.oom import update

@@ -14,7 +14,7 @@ from rebased.files import replacing
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.protocol import reported
-from rebased.runs.synthetic_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.checkpoint import REMEDY
@@ -34,11 +34,11 @@ class SyntheticWorkload(Workload):
 
     suffix = ".pt"
 
-    config: RunConfig
+    config: SyntheticRunConfig
     train_set: tuple[Questions, ...]  # one per segment
     tests: dict[str, tuple[Examples, ...]]  # by split
 
-    def __init__(self, config: RunConfig, world: World) -> None:
+    def __init__(self, config: SyntheticRunConfig, world: World) -> None:
         super().__init__(config, world)
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere

@@ -33,7 +33,7 @@ Betas = Annotated[tuple[float, float], AfterValidator(_below_one)]
 """Decay rates of AdamW's two moments."""
 
 
-class BaseRunConfig(Config):
+class RunConfig(Config):
     """A run as data. It is complete before step 0 and never rewritten; its digest names the run.
 
     A subclass has a section that says what the model is trained on (`task` or `data`), `model` and `train`.
