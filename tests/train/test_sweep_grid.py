@@ -82,7 +82,7 @@ def test_configs_of_a_python_file(tmp_path: Path) -> None:
         ([], "mine.py: `configs` should be a list"),
         ({"a": 1}, "mine.py: `configs` should be a list"),
         ([tiny(), TINY | {"trian": {}}], r"mine.py: configs\[1\]: unknown key 'trian'; did you mean 'train'\?"),
-        ([3], r"mine.py: configs\[0\] should be a SyntheticRunConfig, or a mapping as in its YAML; got 3"),
+        ([3], r"mine.py: configs\[0\] should be a RunConfig, or a mapping as in its YAML; got 3"),
         ([merge(TINY, {"model": {"d_model": 9}})], r"mine.py: configs\[0\]: d_model 9 is not divisible by n_heads 2"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -154,9 +154,7 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
     for i, given in enumerate(configs):
         tree = given.model_dump() if isinstance(given, RunConfig) else given
         if not isinstance(tree, dict):
-            raise ValueError(
-                f"{path}: configs[{i}] should be a SyntheticRunConfig, or a mapping as in its YAML; got {given!r}"
-            )
+            raise ValueError(f"{path}: configs[{i}] should be a RunConfig, or a mapping as in its YAML; got {given!r}")
         try:
             points.append(Point({"configs": i, **fixed}, parse_buildable(merge(tree, nest(fixed)))))
         except ValueError as error:
