@@ -161,7 +161,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def profile_of(case: Case, steps: int = 3) -> dict[str, Any]:
-    """Milliseconds a step by kernel and by what kernels are for; `idle` is when the device waits for the host."""
+    """Milliseconds per step by kernel and by what kernels are for; `idle` is when the device waits for the host."""
     from torch.profiler import ProfilerActivity, profile
 
     on_device = case.device == "cuda"

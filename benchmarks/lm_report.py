@@ -79,7 +79,7 @@ def speed_table(record: Record) -> None:
 
 def profile_table(row: Record) -> None:
     profile = row["profile"]
-    title = f"{row['model']}, T = {row['T']:,}: {profile['wall_ms']:.1f} ms a step, profiled"
+    title = f"{row['model']}, T = {row['T']:,}: {profile['wall_ms']:.1f} ms per step, profiled"
     groups = Table(title=title, title_justify="left", caption="rebased::... are counted above by kernel")
     for column in ("what for", "ms", "share"):
         groups.add_column(column, justify="left" if column == "what for" else "right")

@@ -25,7 +25,7 @@ def best_mode(row: Record, part: str) -> float | None:
 
 
 def draw(record: Record, path: Path) -> None:
-    """Nanoseconds a token over T, log-log, from the record alone: flat is linear."""
+    """Nanoseconds per token over T, log-log, from the record alone: flat is linear."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -43,7 +43,7 @@ def draw(record: Record, path: Path) -> None:
             if points:
                 axis.plot(*zip(*points, strict=True), marker="o", ms=3, label=name, **style)
         logarithmic(axis)
-        axis.set(xlabel="T", ylabel="ns a token", title=title)
+        axis.set(xlabel="T", ylabel="ns per token", title=title)
         axis.grid(True, which="both", alpha=0.25)
     if axes[0].lines:  # none where every way was wrong
         axes[0].legend(fontsize="small")
@@ -87,7 +87,7 @@ def lengths_table(rows: Sequence[Record], mode: str) -> Table:
 
 def floor_table(rows: Sequence[Record]) -> Table:
     """The floor is the time of moving all inputs and outputs once."""
-    columns = ("T", "ms", "share of the floor", "ns a token", "MB", "error")
+    columns = ("T", "ms", "share of the floor", "ns per token", "MB", "error")
     table = table_of("ours as it chooses, in a CUDA graph", columns)
     for row in (row for row in rows if row["way"] == "ours" and "graph_both_ms" in row):
         shares = [f"{row[f'floor_{part}_ms'] / row[f'graph_{part}_ms']:.0%}" for part in ("forward", "both")]

@@ -4,7 +4,7 @@
     PYTHONPATH=src python benchmarks/sweep_hours.py table1-small figure1-small
 
 ReBased's step in TF32 at several lengths and widths (the newest train-*.json that has section `targets`) gives
-nanoseconds a token as a line in D. Another model costs in proportion to its step beside ReBased's at D = 64 and the
+nanoseconds per token as a line in D. Another model costs in proportion to its step beside ReBased's at D = 64 and the
 nearest length (the newest train-*.json with section `presets`, bf16). Evaluation counts a third of training a token.
 One run at a time, every epoch trained: runs side by side and early stops make it less.
 """

@@ -201,3 +201,13 @@ def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
         for config in configs
     }
     assert shapes == {(d, h, d // h if h == 12 else None) for d in (16, 24, 32, 48) for h in (1, 2, 12)}
+
+
+def test_the_base_may_be_a_shipped_config(tmp_path: Path) -> None:
+    """A file beside the sweep comes first; without a checkout a name is enough."""
+    path = tmp_path / "sweep.yaml"
+    path.write_text("base: mqar/quick\ngrid: {train.seed: [1, 2]}\n")
+    assert [point.config.train.seed for point in read_sweep(path, {})] == [1, 2]
+    path.write_text("base: mqar/quikc\ngrid: {train.seed: [1, 2]}\n")
+    with pytest.raises(FileNotFoundError, match="did you mean 'mqar/quick'"):
+        read_sweep(path, {})

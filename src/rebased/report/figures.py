@@ -23,7 +23,7 @@ def learning_curves(runs: Sequence[Run]) -> str:
         axes.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1.03), xlim=(0.8, last + 0.2))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    return draw_panels({"": draw}, "learning-curves", "Test accuracy by epoch, a line a run")
+    return draw_panels({"": draw}, "learning-curves", "Test accuracy by epoch, one line per run")
 
 
 def epochs_until(runs: Sequence[Run], mark: float) -> str:

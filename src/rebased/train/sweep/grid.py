@@ -12,6 +12,7 @@ from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yam
 from rebased.models import LMConfig, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
+from rebased.runs.shipped import find_config
 
 SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
 
@@ -55,7 +56,8 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
             "belongs under base"
         )
     if isinstance(tree.get("base"), str):
-        tree["base"] = read_yaml(path.parent / tree["base"])
+        beside = path.parent / tree["base"]
+        tree["base"] = read_yaml(beside if beside.exists() else find_config(tree["base"], "run"))
     fixed: dict[str, Any] = {}
     for key, text in overrides.items():
         value = parse_yaml(text, f"--{key}")
