@@ -107,6 +107,6 @@ def _check_shapes(path: Path, state: dict[str, Tensor]) -> None:
         name = different[0]
         raise ValueError(
             f"{path} is of another architecture than this code builds: {name} is {in_file.get(name)} there and "
-            f"{in_model.get(name)} here ({len(different)} such); resume with the code that wrote it (record.jsonl names "
-            "the commit), or start the run again in another folder"
+            f"{in_model.get(name)} here ({len(different)} such); resume with the code that wrote it (record.jsonl "
+            "names the commit), or start the run again in another folder"
         )
