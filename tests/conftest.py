@@ -1,4 +1,4 @@
-"""What all tests share: --mixer, --task, --all; no GPU tests without a GPU; only tests/ops where torch is alone."""
+"""Shared by all tests: the options --mixer, --task and --all, and which tests this machine can run."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from mixer_option import MIXER, find_mixer
 from task_option import TASK, find_task
 
 TORCH_ALONE = find_spec("pydantic") is None
-"""A machine that lends its GPU and nothing else: `python3 -m pytest -m gpu` runs there, over what needs no more."""
+"""True on a GPU machine with torch alone, without pydantic: `python3 -m pytest -m gpu` then runs only tests/ops."""
 collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.name != "ops"] if TORCH_ALONE else []
 
 CONTRACTS = {MIXER: "test_contract.py", TASK: "test_task_contract.py"}
@@ -36,7 +36,9 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background: its commands would not hear it
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # pytest in the background ignores it, and so would its commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if wanted := config.getoption("--mixer"):
         config.stash[MIXER] = find_mixer(wanted)
@@ -64,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_server_forks_every_process() -> Iterator[None]:
-    """Whoever starts the server of a pytest process says what it has imported; what others need besides, each of their
-    processes would import by itself: seconds for the compiler that optimisers import. So it has all, from the start."""
+    """The first caller decides what the fork server imports. Each process would import the rest itself, which takes
+    seconds (torch._dynamo). So the server imports everything that any test needs."""
     forkserver.set_forkserver_preload([*SERVER_HAS])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda names: None)
@@ -74,7 +76,7 @@ def _one_server_forks_every_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Triton keeps what it compiles below HOME. Where that cannot be written, it gets a folder of this session."""
+    """Triton caches kernels below HOME. If HOME cannot be written, it gets a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         home = Path(os.path.expanduser("~"))
         if not os.access(home, os.W_OK) and "TRITON_CACHE_DIR" not in os.environ:
@@ -84,7 +86,7 @@ def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(autouse=True)
 def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as the terminal allows, and the user's may be narrow, or want colours in a file, too."""
+    """Tables depend on the width of the terminal and on settings for colours, so tests fix both."""
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
@@ -92,7 +94,7 @@ def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _onednn_as_it_was() -> Iterator[None]:
-    """A product in bf16 turns oneDNN off on CPUs that lack it, and tests that compare runs bit for bit come later."""
+    """Turn oneDNN on again: on CPUs without bf16 a bf16 product turns it off, which changes the bits of later tests."""
     yield
     if torch := sys.modules.get("torch"):
         torch.backends.mkldnn.enabled = True

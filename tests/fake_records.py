@@ -1,4 +1,4 @@
-"""Runs that never ran: records with the accuracies that a test needs."""
+"""Invented records of runs, with the accuracies that a test needs."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import SyntheticRunConfig
 
-ENWIK8 = {  # as the sweep enwik8 has them
+ENWIK8 = {  # as in the sweep enwik8
     "rebased": {},
     "based": {"model.mixers": "[short_conv, {name: based, n_heads: 12, key_width: 16}]"},
     "attention": {
@@ -37,7 +37,7 @@ def fake_run(
     commit: str = "0123456789abcdef",
     changes: dict[str, Any] | None = None,
 ) -> Run:
-    """`held_out` are accuracies on a split of that name; `changes` are other settings of the config."""
+    """A run on MQAR with one epoch per accuracy. `held_out` are accuracies on that split; `changes` are settings."""
     segments = [{"seq_len": seq_len, "kv_pairs": n, "examples": 10} for n in pairs]
     settings: dict[str, Any] = {
         "task": {"train": segments[:1], "test": segments, "held_out": segments if held_out else []},
@@ -72,7 +72,7 @@ def slices(accuracy: float, pairs: Sequence[int], seq_len: int) -> dict[str, Any
 
 
 def write_record(run: Run, folder: Path) -> Path:
-    """As a run leaves it, in a folder with its digest for a name."""
+    """Write the record of a run into a folder named by its digest. Returns the file."""
     path = folder / run.digest / "record.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
@@ -89,8 +89,10 @@ def fake_lm_run(
     tokens: int = 1000,
     settings: dict[str, str] | None = None,
 ) -> Run:
-    """A language model's record: perplexities of all, AR and non-AR tokens of the test split; `settings` are other
-    settings of the shipped config, `sha256` is the text's checksum."""
+    """A language model's run with perplexities of all, AR and non-AR tokens of the test split.
+
+    `settings` change the shipped config; `sha256` is the checksum of the text.
+    """
     config = load_config(
         LMRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
     )

@@ -1,4 +1,4 @@
-"""A language model's run of a second or less on made-up text, and how to start one in several processes at once."""
+"""A language model's run of at most a second on generated text, and how to start it in several processes."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
 
 
 def write_text(folder: Path, seed: int = 0) -> Path:
-    """61 windows of 16 bytes to train on and 11 to evaluate on, the last ones of both filled up."""
+    """Prepare a text: 61 windows of 16 bytes to train on and 11 to evaluate on; the last of each is padded."""
     words = random.Random(seed)
     text = " ".join(words.choice(WORDS) for _ in range(200))
     write_corpus(folder, {"train": [text[:500], text[500:970]], "valid": [text[-170:]]})
@@ -55,7 +55,7 @@ def tiny(text: Path, changes: dict[str, Any] | None = None) -> LMRunConfig:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """The record less what differs between two runs that are the same: times, and what was resumed where."""
+    """The record without what may differ between two equal runs: times, code version and resumptions."""
     lines = [line for line in read_record(folder) if line["type"] != "resume"]
     return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
@@ -65,12 +65,12 @@ def losses(folder: Path) -> list[float]:
 
 
 def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """What two runs must share to be the same run."""
+    """The record without times, and the weights: equal for two runs that are the same."""
     return curve(folder), (folder / "model.safetensors").read_bytes()
 
 
 class AtStep(Sink):
-    """Does something after a given step."""
+    """A sink that calls `action` after a given step."""
 
     def __init__(self, step: int, action: Callable[[], Any]) -> None:
         self.at, self.action = step, action
@@ -80,7 +80,7 @@ class AtStep(Sink):
             self.action()
 
 
-# A server that has imported torch, but never computed with it, forks ready processes in milliseconds (conftest.py).
+# The fork server has imported torch but never computed with it, so it starts processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
 
 
@@ -91,7 +91,7 @@ def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 
 def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
-    """The function in several processes, with the environment that torchrun would give each of them."""
+    """Start the function in `size` processes, each with the environment variables that torchrun sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +99,7 @@ def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> lis
 
 
 def wait(processes: list[BaseProcess], seconds: float = 300) -> list[int | None]:
-    """Their exit codes; None for one that hangs, which is then ended."""
+    """The exit codes of the processes; None for one that is still running after `seconds`, which is then killed."""
     end = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, end - time.monotonic()))

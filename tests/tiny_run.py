@@ -1,4 +1,4 @@
-"""A run of a second or less, and how the tests here start one in a process of its own, to kill it there."""
+"""A run of at most a second, and how to start it in another process, where tests can kill it."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -24,22 +24,23 @@ TINY: dict[str, Any] = {
 
 
 def tiny(changes: dict[str, Any] | None = None) -> SyntheticRunConfig:
+    """The config TINY with changes."""
     return SyntheticRunConfig.model_validate(merge(TINY, changes or {}))
 
 
 def without_timings(folder: Path) -> list[dict[str, Any]]:
-    """Less the code's version too, which changes when somebody commits while the tests run."""
+    """The record without times and without the code's version, which a commit changes while tests run."""
     lines = [line for line in read_record(folder) if line["type"] != "resume"]
     return [{key: value for key, value in line.items() if key not in (*TIMINGS, "code")} for line in lines]
 
 
 def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """What two runs must share to be the same run."""
+    """The record without times, and the weights: equal for two runs that are the same."""
     return without_timings(folder), (folder / "model.safetensors").read_bytes()
 
 
 class AtStep(Sink):
-    """Does something after a given step."""
+    """A sink that calls `action` after a given step."""
 
     def __init__(self, step: int, action: Callable[[], Any]) -> None:
         self.at, self.action = step, action
@@ -49,12 +50,12 @@ class AtStep(Sink):
             self.action()
 
 
-# A server that has imported torch, but never computed with it, forks ready processes in milliseconds (conftest.py).
+# The fork server has imported torch but never computed with it, so it starts processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> int:
-    """Call it in another process; its exit code, negative if a signal has ended it."""
+    """Call the function in another process. Returns its exit code, negative if a signal ended it."""
     process = _processes.Process(target=function, args=arguments)
     process.start()
     process.join()

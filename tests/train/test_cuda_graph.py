@@ -1,4 +1,4 @@
-"""The step as a CUDA graph: which shapes are captured when, and that a captured run is the run."""
+"""The step as a CUDA graph: when a shape is captured, and that captured steps give the same results."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class FakeGraph:
-    """Replays as a graph does: the same work, on what stands in the buffers by then."""
+    """Replays like a CUDA graph: the same work, on what the buffers contain at that time."""
 
     recording: Any = None
 
@@ -36,7 +36,7 @@ class FakeGraph:
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """torch's graphs without a GPU; the pool that each capture was given."""
+    """Replaces torch's CUDA graphs by FakeGraph. The list receives the memory pool of each capture."""
     pools: list[Any] = []
 
     @contextmanager
@@ -100,7 +100,7 @@ def test_a_step_that_cannot_be_captured_says_so(captures: list[Any]) -> None:
 
 
 def gpu_losses(capture: bool, precision: Precision, micro_batch: int | None, steps: int = 12) -> list[list[float]]:
-    """The losses of some steps with dropout, of two shapes in turn, and with a rate that changes."""
+    """The losses of `steps` steps with dropout, two alternating shapes and a changing learning rate."""
     config = tiny({"train": {"micro_batch": micro_batch}, "model": {"embed_dropout": 0.3}})
     torch.manual_seed(0)
     device = torch.device("cuda")
@@ -149,7 +149,7 @@ def test_a_run_on_a_gpu_resumes(tmp_path: Path, precision: str) -> None:
     "changes", [{}, {"micro_batch": 3}, {"precision": "fp32"}, {"compile": "blocks"}, {"clip_norm": None}], ids=str
 )
 def test_a_language_model_learns_the_same_from_captured_steps(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """With dropout, whose seed changes with each step, and a learning rate that does."""
+    """With dropout, whose seed changes with each step, and a changing learning rate."""
     text = tiny_lm_run.write_text(tmp_path / "text")
     losses = []
     for capture in (False, True):

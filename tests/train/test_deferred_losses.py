@@ -1,4 +1,4 @@
-"""Losses that are looked at later: the same losses, and the same end where one is not a number."""
+"""Losses that are read later are the same losses, and a run with a NaN loss ends in the same way."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tiny_run import AtStep, everything, tiny
 
 @pytest.fixture
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look every 5 steps on a CPU too."""
+    """Read losses every 5 steps on a CPU too."""
     monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", 5)
 
 
@@ -24,26 +24,26 @@ def test_what_is_read_is_what_was_added(seldom: None) -> None:
     for i in range(5):
         assert len(log) == i
         log.add(torch.tensor([i + 0.5, 2.0]), tokens=i)
-        assert log.is_due  # until it is known how long a step takes, every one is looked at
+        assert log.is_due  # until the time per step is known, every step is read
     losses, seconds = log.read()
     assert losses == [([i + 0.5, 2.0], i) for i in range(5)]
     assert seconds > 0
     log.add(torch.zeros(2), tokens=1)
-    assert not log.is_due  # a step takes no half second
+    assert not log.is_due  # a step takes less than half a second
 
 
 def test_a_run_is_the_same_however_seldom_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tiny(), tmp_path / "each")
     monkeypatch.setitem(STEPS_BETWEEN_READS, "cpu", 5)
-    heard: list[int] = []
+    reported: list[int] = []
 
     class Steps(AtStep):
         def step(self, report: object) -> None:
-            heard.append(report.step)  # type: ignore[attr-defined]
+            reported.append(report.step)  # type: ignore[attr-defined]
 
     train(tiny(), tmp_path / "seldom", sinks=[Steps(0, lambda: None)])
     assert everything(tmp_path / "seldom") == everything(tmp_path / "each")
-    assert heard == list(range(1, 25))
+    assert reported == list(range(1, 25))
 
 
 def test_divergence_names_the_step_it_happened_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

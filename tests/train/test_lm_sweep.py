@@ -62,7 +62,7 @@ class Clock:
 
 
 def test_its_time_is_estimated(sweep: Path, tmp_path: Path) -> None:
-    """In proportion to the steps; what a record tells of is not counted again."""
+    """The estimate grows with the number of steps; a model that cannot be timed is left out."""
     plans = [make_plan(read_sweep(sweep, {"train.steps": steps}), tmp_path / "runs", {}) for steps in ("12", "1200")]
     few, many = (estimate(plan.runs, plan.runs, Clock()) for plan in plans)  # type: ignore[arg-type]
     assert 10 < many.total / few.total < 100

@@ -1,4 +1,4 @@
-"""Runs side by side: the same runs as one by one, and what becomes of the others when one ends badly."""
+"""The local executor: runs trained at once, and what happens to the others when one fails."""
 
 import multiprocessing
 import os
@@ -18,19 +18,19 @@ from tiny_run import tiny
 
 
 def train_all(jobs: list[Job], workers: int) -> list[Outcome | None]:
-    """Every job that has an outcome is told of once."""
-    told: dict[int, Outcome] = {}
+    """Run the jobs. `ended` must be called exactly once per job that has an outcome."""
+    reported: dict[int, Outcome] = {}
 
     def ended(index: int, outcome: Outcome) -> None:
-        assert index not in told
-        told[index] = outcome
+        assert index not in reported
+        reported[index] = outcome
 
     outcomes = LocalExecutor(workers).run(jobs, ended)
-    assert {i: outcome for i, outcome in enumerate(outcomes) if outcome is not None} == told
+    assert {i: outcome for i, outcome in enumerate(outcomes) if outcome is not None} == reported
     return outcomes
 
 
-class Heard(Sink):
+class Events(Sink):
     def __init__(self) -> None:
         self.events: list[str] = []
 
@@ -47,14 +47,14 @@ class Heard(Sink):
         self.events.append(line["status"])
 
 
-def test_results_come_in_order_and_sinks_hear_everything(tmp_path: Path) -> None:
-    jobs = [Job(tiny({"train": {"seed": seed}}), tmp_path / str(seed), Heard()) for seed in range(3)]
+def test_results_come_in_order_and_sinks_receive_everything(tmp_path: Path) -> None:
+    jobs = [Job(tiny({"train": {"seed": seed}}), tmp_path / str(seed), Events()) for seed in range(3)]
     results = train_all(jobs, workers=2)
     for job, result in zip(jobs, results, strict=True):
         assert isinstance(result, RunResult)
         assert (result.status, result.folder) == ("done", job.folder)
         assert result.accuracy == read_record(job.folder)[-1]["accuracy"]
-        assert isinstance(job.sink, Heard)
+        assert isinstance(job.sink, Events)
         assert job.sink.events[0] == f"start at 0 of {result.step}"
         assert job.sink.events.count("step") == result.step
         assert job.sink.events.count("epoch") == 3
@@ -65,7 +65,7 @@ def test_results_come_in_order_and_sinks_hear_everything(tmp_path: Path) -> None
 
 
 class Kill(Sink):
-    """Kills the process of the run at its first step, so many times."""
+    """Kills the process of the run when it has saved a checkpoint, `times` times."""
 
     def __init__(self, times: int) -> None:
         self.times, self.starts = times, list[int]()
@@ -120,29 +120,29 @@ def test_what_the_listener_raises_ends_and_saves_the_others(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="job 1 has ended"):
         LocalExecutor(2).run([long, short], ended)
     assert multiprocessing.active_children() == []
-    if (tmp_path / "long" / "record.jsonl").exists():  # it may not have come so far
+    if (tmp_path / "long" / "record.jsonl").exists():  # it may have ended before that
         assert not any(line["type"] == "end" for line in read_record(tmp_path / "long"))
 
 
-def deaf(caller: int) -> None:
-    """What a worker prepares that will not end when it is asked to; the caller hears Ctrl-C now."""
+def ignore_sigterm(caller: int) -> None:
+    """A `prepare` that ignores SIGTERM, sends Ctrl-C to the caller and then sleeps."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.kill(caller, signal.SIGINT)
     time.sleep(600)
 
 
-def test_ctrl_c_is_told_at_once_and_the_second_one_ends_everything(tmp_path: Path) -> None:
-    told: list[int] = []
+def test_ctrl_c_is_reported_at_once_and_the_second_one_ends_everything(tmp_path: Path) -> None:
+    reported: list[int] = []
 
     def stopping(runs: int) -> None:
-        told.append(runs)
+        reported.append(runs)
         os.kill(os.getpid(), signal.SIGINT)
 
-    executor = LocalExecutor(1, prepare=partial(deaf, os.getpid()))
+    executor = LocalExecutor(1, prepare=partial(ignore_sigterm, os.getpid()))
     jobs = [Job(tiny({"train": {"seed": seed}}), tmp_path / str(seed), Sink()) for seed in range(2)]
     with pytest.raises(KeyboardInterrupt):
         executor.run(jobs, lambda index, outcome: None, stopping)
-    assert told == [1]
+    assert reported == [1]
     assert multiprocessing.active_children() == []
 
 
@@ -157,8 +157,8 @@ def test_a_call_is_answered_where_a_run_would_be() -> None:
         executor.call(fails)
 
 
-def test_a_gpu_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two GPUs of those that the user has left visible, shared by three workers."""
+def test_workers_share_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers share the two GPUs that the user has left visible."""
     monkeypatch.setattr("rebased.train.executors.local.gpu_count", lambda: 2)
     assert LocalExecutor(uses_gpu=True).workers == 2
     assert LocalExecutor(3, uses_gpu=False).gpus == 0

@@ -1,4 +1,4 @@
-"""Out of GPU memory: fewer sequences at once, the same batch, and the record says so."""
+"""Out of GPU memory: the same batch is computed with fewer sequences at once, and the record says so."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ ROOM = {"training": 3, "testing": 99}
 
 
 class Greedy(nn.Module):
-    """A gain that needs more memory than there is for a batch of more than so many sequences."""
+    """A gain that runs out of memory on a batch with more sequences than ROOM allows."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_fewer_sequences_at_once(
         {"type": "out_of_memory", "step": 0, "micro_batch": 4},
         {"type": "out_of_memory", "step": 0, "micro_batch": 2},
     ]
-    assert not any(line["type"] == "out_of_memory" for line in rest[2:])  # what was learnt is remembered
+    assert not any(line["type"] == "out_of_memory" for line in rest[2:])  # later steps keep the smaller micro batch
     monkeypatch.setitem(ROOM, "training", 99)
     train(config, tmp_path / "large")
     small, large = (

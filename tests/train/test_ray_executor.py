@@ -1,4 +1,4 @@
-"""Runs on Ray, or on its stand-in: killed, they go on; nothing is lost, and no run counts twice."""
+"""Runs on Ray, or on a fake Ray: killed runs are resumed, nothing is lost, and no run is reported twice."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ EPOCHS = (40, 3)  # the first run is long enough to be killed in the middle
 
 @pytest.fixture(params=["stand-in", "ray"])
 def _ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself is there after `make test-all`."""
+    """The fake Ray, and Ray itself where it is installed (`make test-all` installs it)."""
     if request.param == "ray":
         pytest.importorskip("ray")
     else:
@@ -29,7 +29,7 @@ def _ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def write_pid(path: Path) -> None:
-    """What each worker prepares."""
+    """A `prepare` that appends the process id of the worker to a file."""
     with open(path, "a") as file:
         file.write(f"{os.getpid()}\n")
 
@@ -52,24 +52,24 @@ def epochs_of(folder: Path) -> list[int]:
 @pytest.mark.usefixtures("_ray")
 def test_killed_workers_and_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import this file, too
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # else they wait for whatever else this machine does
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # workers import this file too
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else workers wait for other processes of this machine
     executor = RayExecutor(1, prepare=partial(write_pid, pids))
     try:
         assert executor.where.startswith("1 at a time on a Ray cluster of 1 node")
         assert executor.call(os.getpid) == int(pids.read_text())
         pids.unlink()
 
-        told = list[tuple[int, Outcome]]()
+        reported = list[tuple[int, Outcome]]()
         kill = OnFirstEpoch(lambda: [os.kill(int(pid), signal.SIGKILL) for pid in pids.read_text().split()])
         jobs = [
             Job(tiny({"train": {"epochs": epochs, "stop_above": 1}}), tmp_path / f"run-{epochs}", sink)
             for epochs, sink in zip(EPOCHS, (kill, Sink()), strict=True)
         ]
-        outcomes = executor.run(jobs, lambda index, outcome: told.append((index, outcome)))
+        outcomes = executor.run(jobs, lambda index, outcome: reported.append((index, outcome)))
         assert [getattr(outcome, "status", outcome) for outcome in outcomes] == ["done", "done"]
-        assert sorted(told) == list(enumerate(outcomes))  # each once
-        assert len(set(pids.read_text().split())) > 1  # another process went on
+        assert sorted(reported) == list(enumerate(outcomes))  # each once
+        assert len(set(pids.read_text().split())) > 1  # another process resumed it
         for job, epochs in zip(jobs, EPOCHS, strict=True):
             assert epochs_of(job.folder) == list(range(1, epochs + 1))
 
@@ -93,9 +93,9 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_ray")
-def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_answer_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, and not listening
+        nobody.bind(("127.0.0.1", 0))  # the port is taken, but nothing listens
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         for value in (address, f"ray://{address}"):
             monkeypatch.setenv("RAY_ADDRESS", value)

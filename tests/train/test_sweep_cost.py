@@ -1,4 +1,4 @@
-"""How long a sweep will take: the arithmetic, and where its seconds come from."""
+"""The estimate of a sweep's time: the arithmetic, and the source of its seconds."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -70,13 +70,13 @@ def test_records_of_the_folder_are_believed_first(tmp_path: Path) -> None:
     first, second = plan.runs
     first.folder.mkdir()
     lines = [{"type": "epoch", "epoch": i, "seconds": 40.0, "test_seconds": 2.0} for i in (1, 2)]
-    lines.append({"type": "epoch", "epoch": 3})  # a line that lacks something tells nothing
+    lines.append({"type": "epoch", "epoch": 3})  # a line without its seconds is not counted
     (first.folder / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     clock = Clock()
     cost = estimate(plan.runs, plan.runs, clock)
     assert clock.timed == []
     assert cost.seconds == {first.digest: pytest.approx(42.0), second.digest: pytest.approx(126.0)}  # one epoch is left
-    assert cost.total == pytest.approx(126.0)  # not less than the longest, on however many workers
+    assert cost.total == pytest.approx(126.0)  # never less than the longest run
     assert "the records of this folder" in cost.basis
 
 

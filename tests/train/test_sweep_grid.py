@@ -1,4 +1,4 @@
-"""Sweep files: what a grid means, and what is said of one that means nothing."""
+"""Sweep files: the points of a grid, and the errors for an invalid grid."""
 
 import re
 from functools import cache
@@ -37,7 +37,12 @@ def test_lists_of_a_named_axis_go_together(tmp_path: Path) -> None:
     configs = [point.config for point in read_sweep(write(tmp_path, {"length": axis, "train.seed": [1, 2]}), {})]
     sizes = [(c.task.train[0].seq_len, c.task.train[0].kv_pairs, c.task.test[1].seq_len) for c in configs]
     assert sizes == [(12, 2, 16), (12, 2, 16), (16, 4, 20), (16, 4, 20)]
-    assert [config.model.max_len for config in configs] == [16, 16, 20, 20]  # what follows from a setting follows anew
+    assert [config.model.max_len for config in configs] == [
+        16,
+        16,
+        20,
+        20,
+    ]  # defaults that depend on a setting change with it
 
 
 def test_entries_of_a_named_axis_set_what_each_needs(tmp_path: Path) -> None:
@@ -46,7 +51,7 @@ def test_entries_of_a_named_axis_set_what_each_needs(tmp_path: Path) -> None:
     grid = {"model": entries, "model.d_model": [12, 24]}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(base))
     path = write(tmp_path, grid)
-    path.write_text(yaml.safe_dump({"base": "run.yaml", "grid": grid}))  # a run's file, beside the sweep's
+    path.write_text(yaml.safe_dump({"base": "run.yaml", "grid": grid}))  # the file of a run, next to that of the sweep
     configs = [point.config for point in read_sweep(path, {})]
     assert [config.model.mixers[0].name for config in configs] == ["short_conv"] * 2 + ["mamba"] * 2 + [
         "short_conv"
@@ -157,7 +162,7 @@ RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapo
 
 @cache
 def plan_of(name: str) -> Plan:
-    """A shipped sweep of which nothing has been trained."""
+    """The plan of a shipped sweep before anything is trained."""
     return make_plan(read_sweep(find_config(name, "sweep"), {}), Path("nothing is here"), {})
 
 

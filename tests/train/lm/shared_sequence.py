@@ -1,4 +1,4 @@
-"""What a process of a context-parallel group does in the tests: its summand of the loss, and all gradients."""
+"""A process of a context-parallel group in the tests: computes its part of the loss, and all gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,12 @@ def batch(labelled: slice = slice(None)) -> tuple[Tensor, Tensor]:
 
 
 def join(rank: int, size: int, folder: str) -> None:
-    """The whole life of one process: writes what it found to folder/rank.pt."""
+    """Run one process of the group. Its results are written to folder/rank.pt."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     context, found = ContextParallel(), {}
     for name, mixers in MODELS.items():
-        for labelled in (slice(None), slice(2, 4)):  # the second: no process but the first has any label
+        for labelled in (slice(None), slice(2, 4)):  # the second: only the first process has labels
             model = build(mixers)
             loss = context.loss(model, *batch(labelled))
             loss.backward()

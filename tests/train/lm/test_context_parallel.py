@@ -1,4 +1,4 @@
-"""Three processes that share a sequence find the loss and the gradients that one process finds."""
+"""Three processes that share a sequence compute the same loss and gradients as one process."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from tolerances import assert_close
 from train.lm.shared_sequence import MODELS, batch, build, join
 
 SUMS = (24, 24, 24, 24, 48) * 8
-"""Of four layers, forth and back: a norm, projections, tokens, a projection, an MLP."""
-SIZE = 3  # with two, no process would hear of more than one part
+"""Roundings of four layers, forward and backward: a norm, projections, tokens, a projection, an MLP."""
+SIZE = 3  # with two, no process would gather more than one shard
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process found."""
+    """The results of each process."""
     folder = tmp_path_factory.mktemp("group")
     assert wait([start(join, rank, SIZE, str(folder)) for rank in range(SIZE)]) == [0] * SIZE
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SIZE)]
@@ -48,5 +48,5 @@ def test_what_cannot_be_shared_is_named(results: list[dict[str, Any]]) -> None:
 
 
 def test_needs_processes() -> None:
-    with pytest.raises(ValueError, match="start them with torchrun"):
+    with pytest.raises(ValueError, match="start with torchrun"):
         ContextParallel()

@@ -1,4 +1,4 @@
-"""Several processes train as one does, take up each other's checkpoints, and do not wait for one that is gone."""
+"""Several processes train like one, resume each other's checkpoints, and do not wait for a process that is gone."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_two_processes_have_the_losses_of_one(text: Path, alone: Path, tmp_path:
 
 
 def stopped(config: LMRunConfig, folder: Path, rank: str) -> None:
-    """One process is asked to stop in the middle of a line of the record: all of them stop where it ends."""
+    """One process is asked to stop between two lines of the record: all processes stop at the next line."""
     act = AtStep(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     result = train(config, folder, sinks=[act])
     assert result.status == "interrupted"
@@ -68,14 +68,14 @@ def stopped(config: LMRunConfig, folder: Path, rank: str) -> None:
 def test_a_checkpoint_of_two_shards_goes_on_in_one_process(text: Path, alone: Path, tmp_path: Path) -> None:
     config = config_of(text, "fsdp")
     assert wait(start_world(2, stopped, config, tmp_path / "run", "0")) == [0, 0]
-    assert len(list((tmp_path / "run").glob("checkpoint-3/__*"))) == 2  # each process wrote its part
+    assert len(list((tmp_path / "run").glob("checkpoint-3/__*"))) == 2  # each process wrote its shard
     assert train(config, tmp_path / "run", resume=True).status == "done"
     assert [line["processes"] for line in read_record(tmp_path / "run") if "processes" in line] == [2, 1]
     assert_same_run(tmp_path / "run", alone)
 
 
 def test_a_checkpoint_of_one_process_goes_on_in_two_shards(text: Path, alone: Path, tmp_path: Path) -> None:
-    """Begun without a thought of several processes, which need other micro batches."""
+    """A run of one process is resumed by several, with other micro batches."""
     config = config_of(text, "none", {"train": {"micro_batch": 4}})
     act = AtStep(4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train(config, tmp_path / "run", sinks=[act]).status == "interrupted"
@@ -85,8 +85,8 @@ def test_a_checkpoint_of_one_process_goes_on_in_two_shards(text: Path, alone: Pa
     assert_same_run(tmp_path / "run", alone)
 
 
-def lose_one(config: LMRunConfig, folder: Path, told: Path) -> None:
-    """The second process is killed before a step; the first one says that it lost it."""
+def lose_one(config: LMRunConfig, folder: Path, message: Path) -> None:
+    """The second process is killed before a step; the first one writes its error to the file `message`."""
     if os.environ["RANK"] == "1":
         from rebased.train.lm import step
 
@@ -94,19 +94,19 @@ def lose_one(config: LMRunConfig, folder: Path, told: Path) -> None:
     try:
         train(config, folder)
     except OSError as error:
-        told.write_text(str(error))
+        message.write_text(str(error))
         raise SystemExit(3) from error
 
 
 def test_a_process_that_is_killed_does_not_leave_the_other_waiting(text: Path, tmp_path: Path) -> None:
-    config, told = config_of(text, "ddp"), tmp_path / "told"
-    assert wait(start_world(2, lose_one, config, tmp_path / "run", told)) == [3, -signal.SIGKILL]
-    assert "process 0 of 2 lost the connection to another one" in told.read_text()
-    assert "start all of them again with --resume" in told.read_text()
+    config, message = config_of(text, "ddp"), tmp_path / "message"
+    assert wait(start_world(2, lose_one, config, tmp_path / "run", message)) == [3, -signal.SIGKILL]
+    assert "process 0 of 2 lost the connection to another one" in message.read_text()
+    assert "start all of them again with --resume" in message.read_text()
 
 
 def refuse(config: LMRunConfig, folder: Path) -> None:
-    """An error that one process finds is raised in all of them, and told by one."""
+    """An error that one process finds is raised in all of them, and reported by one."""
     with pytest.raises(ValueError, match="is not empty and not a run's") as caught:
         train(config, folder)
     assert isinstance(caught.value, ReportedElsewhere) == (os.environ["RANK"] == "1")

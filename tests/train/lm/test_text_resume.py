@@ -1,4 +1,4 @@
-"""A language model's run that is killed and resumed is the same run, bit for bit; damage is not taken for whole."""
+"""A language model's run that is killed and resumed is the same run, bit for bit; damage is an error."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody interrupted."""
+    """The run without an interruption."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(tiny(text, OFTEN), folder)
     return folder
@@ -56,10 +56,10 @@ def test_the_record_has_every_line_once(whole: Path) -> None:
 
 
 class WhileMeasuring(Sink):
-    """Asks the run to end, once, when some windows are measured."""
+    """Sends SIGINT once, when the first windows are measured, and counts `stopping`."""
 
     def __init__(self) -> None:
-        self.asked, self.heard = False, 0
+        self.asked, self.stops = False, 0
 
     def measuring(self, split: str, done: int, total: int) -> None:
         if done and not self.asked:
@@ -67,13 +67,13 @@ class WhileMeasuring(Sink):
             os.kill(os.getpid(), signal.SIGINT)
 
     def stopping(self) -> None:
-        self.heard += 1
+        self.stops += 1
 
 
 def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_path: Path) -> None:
     sink = WhileMeasuring()
     result = train(tiny(text, OFTEN), tmp_path / "run", sinks=[sink])
-    assert (result.status, result.step, sink.heard) == ("interrupted", 12, 1)
+    assert (result.status, result.step, sink.stops) == ("interrupted", 12, 1)
     assert not any(line["type"] == "end" for line in read_record(tmp_path / "run"))
     result = train(tiny(text, OFTEN), tmp_path / "run", resume=True)
     assert result.status == "done"
@@ -84,14 +84,14 @@ def test_measuring_in_the_end_can_be_interrupted(text: Path, whole: Path, tmp_pa
 def test_how_often_is_saved_changes_nothing_but_the_seed_does(text: Path, whole: Path, tmp_path: Path) -> None:
     no_onednn = AtStep(12, partial(torch.backends.mkldnn.set_flags, False))  # as torch on a CPU without bf16
     train(tiny(text, {"model": {"embed_dropout": 0.1}}), tmp_path / "run", sinks=[no_onednn])
-    assert torch.backends.mkldnn.enabled  # a run that follows depends on it
+    assert torch.backends.mkldnn.enabled  # later runs depend on it
     assert everything(tmp_path / "run")[1] == everything(whole)[1]
     train(tiny(text, OFTEN | {"train": {"seed": 43}}), tmp_path / "other")
     assert everything(tmp_path / "other")[1] != everything(whole)[1]
 
 
 def die(config: LMRunConfig, folder: Path, moment: str, step: int) -> None:
-    """Train until this step (or this step's checkpoint), and be killed there."""
+    """Train until this step (or its checkpoint); the process is killed there."""
     end = partial(os.kill, os.getpid(), signal.SIGKILL)
     name = f"checkpoint-{step}"
     finish, delete = dcp.FileSystemWriter.finish, checkpoint.delete_others
@@ -111,18 +111,18 @@ def die(config: LMRunConfig, folder: Path, moment: str, step: int) -> None:
 
 
 def test_killed_again_and_again(text: Path, whole: Path, tmp_path: Path) -> None:
-    """Before there is a checkpoint, while one is written, between two, as one comes into force, at the end."""
+    """Killed before the first checkpoint, while one is written, between two, when the pointer changes, at the end."""
     config, folder = tiny(text, OFTEN), tmp_path / "run"
     moments = [("step", 2), ("written", 3), ("written", 6), ("step", 8), ("pointed", 9), ("step", 12), ("pointed", 12)]
     for moment, step in moments:
         assert wait([start(die, config, folder, moment, step)]) == [-signal.SIGKILL], (moment, step)
-    assert len(list(folder.glob("checkpoint-*"))) > 1  # those killed had no time to remove the former
+    assert len(list(folder.glob("checkpoint-*"))) > 1  # killed before the older ones were removed
     train(config, folder, resume=True)
     assert everything(folder) == everything(whole)
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-12"]
 
 
-@pytest.mark.parametrize("step", [1, 6, 11])  # within a line of the record, and where one ends
+@pytest.mark.parametrize("step", [1, 6, 11])  # between two lines of the record, and at one
 def test_signals_save_and_stop(text: Path, whole: Path, tmp_path: Path, step: int) -> None:
     config = tiny(text, OFTEN | {"train": {"checkpoint_every": 100}})
     folder = interrupted(config, tmp_path / "run", step)
@@ -175,7 +175,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_told(text: Path, at_seven: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_an_error(text: Path, at_seven: Path, tmp_path: Path, name: str) -> None:
     config = tiny(text, OFTEN)
     act, message = DAMAGE[name]
     folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
@@ -184,7 +184,7 @@ def test_damage_is_told(text: Path, at_seven: Path, tmp_path: Path, name: str) -
         train(config, folder, resume=True)
 
 
-def test_another_architecture_is_told(
+def test_another_architecture_is_an_error(
     text: Path, at_seven: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, OFTEN)
@@ -197,7 +197,7 @@ def test_another_architecture_is_told(
         train(config, folder, resume=True)
 
 
-def test_another_text_is_told(text: Path, tmp_path: Path) -> None:
+def test_another_text_is_an_error(text: Path, tmp_path: Path) -> None:
     shutil.copytree(text, tmp_path / "text")
     config = tiny(tmp_path / "text", OFTEN)
     folder = interrupted(config, tmp_path / "run", 7)
@@ -221,7 +221,7 @@ CONTENTS = "torch.distributed.checkpoint.filesystem"
     ],
 )
 def test_a_table_of_contents_cannot_run_code(tmp_path: Path, module: str, name: str) -> None:
-    """It names something and calls it with a path; by a dotted name it would get at what a module imports."""
+    """The pickle names a function and calls it with a path; a dotted name would reach what a module imports."""
     words = [b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name, str(tmp_path / "made"))]
     call = words[0] + words[1] + b"\x93" + words[2] + b"\x85R."  # both names, their object; path, tuple, call, end
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + call)
@@ -229,7 +229,7 @@ def test_a_table_of_contents_cannot_run_code(tmp_path: Path, module: str, name: 
         SafeReader(tmp_path).read_metadata()
 
 
-def test_a_full_disk_is_told_and_the_former_checkpoint_stands(
+def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(
     text: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, write = tiny(text, OFTEN), dcp.FileSystemWriter.write_data
@@ -248,7 +248,7 @@ def test_a_full_disk_is_told_and_the_former_checkpoint_stands(
     assert everything(tmp_path / "run") == everything(whole)
 
 
-def test_divergence_is_told_and_its_weights_are_not_saved(text: Path, tmp_path: Path) -> None:
+def test_divergence_is_an_error_and_its_weights_are_not_saved(text: Path, tmp_path: Path) -> None:
     config = tiny(text, {"train": {"lr": 1e30, "eps": 1e-30, "clip_norm": None, "weight_decay": 0}})
     with pytest.raises(ValueError, match=r"at step \d+, where lr was .* Try a lower rate, such as --train.lr 3e\+29"):
         train(config, tmp_path / "run")

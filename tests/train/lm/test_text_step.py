@@ -1,4 +1,4 @@
-"""One step of training against the same step written out with torch; and what does not change it."""
+"""One training step against the same step written with torch; and settings that must not change it."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ def some_text(seed: int = 0) -> TextBatch:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(257, (6, 16), generator=generator)
     labels = torch.randint(257, (6, 16), generator=generator)
-    labels[0, 3:] = IGNORE  # rows with few labels weigh less
+    labels[0, 3:] = IGNORE  # rows with few labels have less weight
     return TextBatch(tokens, labels, None)
 
 
@@ -56,7 +56,7 @@ def test_a_step_is_what_torch_does_by_hand() -> None:
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     norms = []
-    for i, lr in enumerate((0.0005, 0.001, 0.001)):  # two strides of warm-up, then the top of the cosine
+    for i, lr in enumerate((0.0005, 0.001, 0.001)):  # two steps of warm-up, then the first of the cosine
         batch = some_text(i)
         for group in optimiser.param_groups:
             group["lr"] = lr
@@ -73,7 +73,7 @@ def test_a_step_is_what_torch_does_by_hand() -> None:
 
 @pytest.mark.parametrize("changes", [{"recompute": True}, {"clip_norm": None}, {"decay": "all"}])
 def test_options(changes: dict[str, Any]) -> None:
-    """Recomputing changes nothing; the others change the weights, or the test before this one could not see them."""
+    """Recomputing changes nothing. The other settings change the weights, so the test above can see them."""
     common = {"clip_norm": 0.1, "lr": 0.1}
     got, want = trained(settings(**common | changes)), trained(settings(**common))
     if "recompute" in changes:
@@ -91,7 +91,7 @@ def test_micro_batches_make_the_same_step(size: int) -> None:
 
 
 def test_documents_are_kept_apart() -> None:
-    """What stands in the first document of a row changes nothing in the second, unless nobody says where it begins."""
+    """The first document of a row does not influence the second, if cu_seqlens says where it begins."""
     tokens, labels, _ = some_text()
     labels = labels.clone()
     labels[1, :5] = IGNORE
@@ -155,7 +155,7 @@ def test_what_decays() -> None:
 
 
 def test_operations_of_a_token() -> None:
-    """Written out for the attention model of Table 9 at T = 4,096, and for one layer of ReBased."""
+    """Computed by hand for the attention model of Table 9 at T = 4,096, and for one layer of ReBased."""
     linear = 12 * (3 + 1 + 8) * 768**2 + 50304 * 768
     assert flops_per_token(preset("lm-attention"), 4096) == 3 * (2 * linear + 12 * 2 * 4096 * 768)
     weights = (2 * 192 + 2 * 768) * 768 + 8 * 768**2

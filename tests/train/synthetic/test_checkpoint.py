@@ -23,7 +23,7 @@ CONFIG = tiny()
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody interrupted."""
+    """The run without an interruption."""
     train(CONFIG, folder := tmp_path_factory.mktemp("whole") / "run")
     return folder
 
@@ -42,7 +42,7 @@ def folder(interrupted: Path, tmp_path: Path) -> Path:
 
 
 def forge(folder: Path, state: Any, **changes: Any) -> None:
-    """Put another checkpoint in place, with a pointer that fits it."""
+    """Replace the checkpoint by another one, with a matching pointer."""
 
     def write(path: Path) -> list[Path]:
         torch.save({"format": 1} | state, path)
@@ -97,14 +97,14 @@ def test_damaged_pointer(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("change", [{"step": 9}, {"progress": {}}, {"files": {}}, {"record": {"bytes": 0}}])
 def test_changed_pointer(folder: Path, change: dict[str, Any]) -> None:
-    """Whatever the pointer says is checked, not only the files that it names."""
+    """All fields of the pointer are checked, not only the files that it names."""
     pointer = json.loads((folder / "checkpoint.json").read_text())
     (folder / "checkpoint.json").write_text(json.dumps(pointer | change))
     resume_fails(folder, r"checkpoint\.json is damaged.*checksum")
 
 
 def test_changed_record(folder: Path) -> None:
-    """A digit of a line that was written before the checkpoint."""
+    """A digit is changed in a line that was written before the checkpoint."""
     data = (folder / "record.jsonl").read_bytes()
     assert b'"loss": ' in data
     at = data.index(b'"loss": ') + len(b'"loss": ')
@@ -114,7 +114,7 @@ def test_changed_record(folder: Path) -> None:
 
 
 def test_a_checkpoint_of_version_0_1_is_resumed(folder: Path, whole: Path) -> None:
-    """Its pointer was simpler, and progress and the record's size stood in the file with the tensors."""
+    """In the old format the file with the tensors holds the progress and the size of the record."""
     pointer = json.loads((folder / "checkpoint.json").read_text())
     state = read_state(folder / "checkpoint-10.pt")
     progress = {key: value for key, value in pointer["progress"].items() if key != "norms"}
@@ -175,7 +175,7 @@ def test_damaged_record_line(folder: Path) -> None:
 
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """Whichever write meets the full disk: the error says so, the last checkpoint stays, and with room it goes on."""
+    """Whichever write fails: the error names the full disk, the last checkpoint stays, and the run can be resumed."""
     former, real, calls = read_pointer(folder), os.fsync, 0
 
     def full(handle: int) -> None:
@@ -200,7 +200,7 @@ def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_full_disk_within_the_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own writer meets the error half-way through the file."""
+    """The disk is full while torch.save writes the file."""
     before = (folder / "checkpoint.json").read_bytes()
     monkeypatch.setattr(torch, "save", lambda state, file: open("/dev/full", "wb", buffering=0).write(b"x"))  # noqa: SIM115
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What a run does and reports, and how it ends when it goes wrong."""
+"""What a run does and reports, and how it ends when it diverges."""
 
 import os
 import signal
@@ -105,33 +105,33 @@ def test_a_run_depends_on_no_global_state_and_leaves_it_alone(tmp_path: Path) ->
 
 
 def test_a_cpu_without_bf16_changes_nothing_for_the_next_run(tmp_path: Path) -> None:
-    """torch turns oneDNN off there at the first product, and leaves it off."""
+    """On such a CPU torch turns oneDNN off at the first bf16 product, and leaves it off."""
     train(tiny(), tmp_path, sinks=[AtStep(1, partial(torch.backends.mkldnn.set_flags, False))])
     assert torch.backends.mkldnn.enabled
 
 
 def test_sinks_hear_everything(tmp_path: Path) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
 
     class Listener(Sink):
-        start = step = line = end = heard.append  # type: ignore[assignment]
+        start = step = line = end = events.append  # type: ignore[assignment]
 
     interrupt = AtStep(10, lambda: os.kill(os.getpid(), signal.SIGINT))
     train(tiny(), tmp_path, sinks=[Listener(), interrupt])
-    assert isinstance(heard[0], RunStart)
-    assert (heard[0].step, heard[0].steps) == (0, 24)
-    assert [line["type"] for line in heard if isinstance(line, dict)] == ["epoch"]
-    assert [report.step for report in heard if isinstance(report, StepReport)] == list(range(1, 11))
-    heard.clear()
+    assert isinstance(events[0], RunStart)
+    assert (events[0].step, events[0].steps) == (0, 24)
+    assert [line["type"] for line in events if isinstance(line, dict)] == ["epoch"]
+    assert [report.step for report in events if isinstance(report, StepReport)] == list(range(1, 11))
+    events.clear()
     train(tiny(), tmp_path, resume=True, sinks=[Listener()])
-    assert heard[0].step == 10
-    assert [line["type"] for line in heard[0].lines] == ["run", "epoch"]
-    assert [report.step for report in heard if isinstance(report, StepReport)] == list(range(11, 25))
-    assert heard[-1] == read_record(tmp_path)[-1]
+    assert events[0].step == 10
+    assert [line["type"] for line in events[0].lines] == ["run", "epoch"]
+    assert [report.step for report in events if isinstance(report, StepReport)] == list(range(11, 25))
+    assert events[-1] == read_record(tmp_path)[-1]
 
 
 class Bomb(nn.Module):
-    """A gain, which in one training step is not a number, or has no finite gradient."""
+    """A gain that in one training step returns NaN or has an infinite gradient."""
 
     calls = 0
 
@@ -153,7 +153,7 @@ class Bomb(nn.Module):
 def test_divergence_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, gradient_only: bool, saved: int | None
 ) -> None:
-    """At step 16, the last of its epoch, only the gradient is bad: the weights must be looked at before saving."""
+    """At step 16, the last of its epoch, only the gradient is bad: the weights must be checked before saving."""
     monkeypatch.setattr(Bomb, "calls", 0)
     monkeypatch.setitem(contract._REGISTER, "test_bomb", Bomb)  # for this test alone
     bomb = {"name": "test_bomb", "at": at, "gradient_only": gradient_only}
@@ -163,7 +163,9 @@ def test_divergence_keeps_the_last_good_checkpoint(
     end = read_record(tmp_path / "run")[-1]
     assert (end["type"], end["status"], end["step"]) == ("end", "diverged", at)
     assert end["reason"] == str(caught.value)
-    assert str(tmp_path) not in (tmp_path / "run" / "record.jsonl").read_text()  # a record is for others to read
+    assert (
+        str(tmp_path) not in (tmp_path / "run" / "record.jsonl").read_text()
+    )  # records contain no paths of this machine
     files = [path.name for path in (tmp_path / "run").glob("checkpoint-*")]
     assert files == ([] if saved is None else [f"checkpoint-{saved}.pt"])
     assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -18,7 +18,7 @@ CONFIG = tiny({"train": {"checkpoint_seconds": 1e-9}})  # a checkpoint before ev
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody interrupted."""
+    """The run without an interruption."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert in_process(run, CONFIG, folder, False) == 0
     return folder
@@ -48,7 +48,7 @@ def run_timed(folder: Path, to: Path) -> None:
 
 
 def run_until(folder: Path, resume: bool, seconds: float) -> None:
-    """Ended by the system at once, as by SIGKILL, after so many seconds of its own: whatever else the machine does."""
+    """Let the system kill this process after so many seconds of CPU time, however busy the machine is."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     train(CONFIG, folder, resume=resume)
 
@@ -71,7 +71,7 @@ def test_killed_at_random_moments(whole: Path, tmp_path: Path) -> None:
 
 
 def die_at(config: SyntheticRunConfig, folder: Path, call: str, nth: int, after: bool) -> None:
-    """Train, and be killed at the nth call of an os function: just before it, or just after."""
+    """Train; the process is killed just before or just after the nth call of an os function."""
     calls, original = 0, getattr(os, call)
 
     def fatal(*arguments: object) -> object:
@@ -99,7 +99,7 @@ def test_killed_around_every_write(tmp_path: Path) -> None:
         assert in_process(die_at, config, folder, call, nth, after) == -signal.SIGKILL, (call, nth, after)
         train(config, folder, resume=True)
         assert everything(folder) == everything(tmp_path / "whole"), (call, nth, after)
-    assert in_process(die_at, config, tmp_path / "one more", "fsync", 12, False) == 0  # so those were all
+    assert in_process(die_at, config, tmp_path / "one more", "fsync", 12, False) == 0  # there is no twelfth call
 
 
 def test_torn_last_line_and_lines_after_the_checkpoint(whole: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_signals_save_and_stop(whole: Path, tmp_path: Path, number: signal.Signa
     former = signal.getsignal(number)
     result = train(CONFIG, folder, sinks=[AtStep(step, lambda: os.kill(os.getpid(), number))])
     assert signal.getsignal(number) is former
-    if step == 24:  # the last: nothing is left to be interrupted
+    if step == 24:  # the last step: nothing is left to interrupt
         assert result.status == "done"
     else:
         assert result.status == "interrupted"

@@ -1,4 +1,4 @@
-"""One training step: gradients do not depend on how a batch is cut; AdamW is the paper's; precision is a setting."""
+"""One training step: gradients do not depend on micro batches; AdamW is the paper's; precision is a setting."""
 
 from functools import partial
 
@@ -18,13 +18,13 @@ from tolerances import assert_near
 NO_BF16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on some CPUs
 CONFIG = tiny({"model": {"embed_dropout": 0.0}})
 SUMS = (8, 8, 12, 8, 8) * 2 + (8, 24)
-"""Of two layers and the head: norm, projection, tokens, projection, norm; logits, the vocabulary."""
+"""Roundings of two layers and the head: norm, projection, tokens, projection, norm; logits, the vocabulary."""
 BACK = (*SUMS, *SUMS, 10 * 12)
-"""Of gradients: forth, back, and over all tokens."""
+"""Roundings of gradients: forward, backward, and over all tokens."""
 
 
 def make() -> tuple[LanguageModel, Examples, Questions]:
-    """A batch whose rows have very different numbers of labels: a mean of means would be seen."""
+    """A batch whose rows have very different numbers of labels, so that a mean of means would differ."""
     torch.manual_seed(0)
     model = LanguageModel(CONFIG.model).double()
     for parameter in model.parameters():
@@ -60,7 +60,7 @@ def test_the_step_is_adamw_with_decay_on_every_parameter() -> None:
         gradient = parameter.grad
         assert gradient is not None
         new = old * (1 - lr * 0.1) - lr * gradient / (gradient.abs() + 1e-8)
-        assert_near(parameter, new, 4, condition=1 / (1 - 0.999))  # what is left of 1 - beta2 when it is rounded
+        assert_near(parameter, new, 4, condition=1 / (1 - 0.999))  # the rounding of 1 - beta2
 
 
 def test_gradients_do_not_pile_up_over_steps() -> None:
@@ -117,7 +117,7 @@ def test_matmul_precision_is_the_runs_own(precision: Precision, inside: str) -> 
 
 @NO_BF16
 def test_the_whole_model_compiles_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
+    """With aot_eager: it traces, but does not spend a minute on generating code."""
     compile_ = partial(torch.compile, backend="aot_eager", fullgraph=True)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: compile_(function))
     config = tiny({"model": {"embed_dropout": 0.0, "mixers": ["short_conv", "attention"]}})
