@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_interpreter import run_interpreted
+from triton_interpreter import run_interpreted, why_not_interpreted
 
 HERE = Path(__file__).parent
 POLYNOMIAL = sorted(HERE.glob("interpreted_polynomial*.py"))
@@ -15,6 +15,8 @@ PROCESSES = {"polynomial": POLYNOMIAL[:1], "polynomial states and operators": PO
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_every_kernel_in_the_interpreter(name: str) -> None:
+    if reason := why_not_interpreted():
+        pytest.skip(reason)
     done = run_interpreted(*PROCESSES[name])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
