@@ -98,7 +98,7 @@ BAD = [
     ),
     (
         ["--config", "tiny.yaml", "--model.vocab_size", "256"],
-        "which has 257 tokens, and the model has model.vocab_size",
+        "which has 257 tokens, but model.vocab_size is",
     ),
     (["--config", "tiny.yaml", "--model.max_len", "8"], "data.seq_len 16 is more than the model's 8 learned positions"),
     (
