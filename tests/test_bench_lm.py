@@ -8,6 +8,7 @@ import pytest
 from benchmark_command import succeed
 
 
+@pytest.mark.release
 def test_steps_and_where_their_time_goes(tmp_path: Path) -> None:
     size = ["--tokens", "64", "--lengths", "32", "16", "--compile", "none", "--device", "cpu", "--profile"]
     said = succeed("lm", *size, "--models", "attention", "paper-text", "--out", str(tmp_path))

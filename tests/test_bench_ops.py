@@ -64,6 +64,7 @@ def test_one_pass() -> None:
     assert said == "T = 200: finite\nT = 2,100: finite\nT = 8,300: finite\n"
 
 
+@pytest.mark.release
 def test_a_wrong_way_is_not_timed(tmp_path: Path) -> None:
     words = ("--device", "cpu", "--quick", "--sections", "lengths", "--out", str(tmp_path))
     answer = benchmark("ops", *words, patch=WRONG_GRADIENT)

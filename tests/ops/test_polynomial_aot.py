@@ -61,6 +61,7 @@ def test_false_descriptors_are_found() -> None:
 FEW = ("-K", "16", "-V", "64", "-T", "256", "--calls", "1")
 
 
+@pytest.mark.release
 def test_the_command_reads_what_it_compiles() -> None:
     said = succeed("compiled", *FEW, "--workers", "2")
     assert "1 of 1: K 16, V 64, T 256" in said

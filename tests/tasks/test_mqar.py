@@ -183,7 +183,7 @@ def test_on_a_gpu_rows_have_the_same_structure_and_law() -> None:
     task = MQAR(seq_len=12, kv_pairs=2)
     examples = task.build(200_000, seed=1, device="cuda")
     assert examples.inputs.device.type == "cuda"
-    on_host = Examples(*(tensor.cpu() for tensor in examples))
+    on_host = examples.map(torch.Tensor.cpu)
     law = successive_probabilities(np.arange(1, 5) ** -0.99, 2)
     assert chisquare(ordered_counts(slots_of(task, on_host), 4), 200_000 * law).pvalue > P_VALUE
     assert torch.equal(task.build(100, seed=1, device="cuda").inputs, examples.inputs[:100])

@@ -27,7 +27,7 @@ class Report:
         lm = any(map(is_finished, found.lm_runs))
         if not synthetic and not lm:
             count = len(found.runs) + len(found.lm_runs)
-            raise ValueError(f"none of the {count} runs has ended yet; go on with them (--resume), then report")
+            raise ValueError(f"none of the {count} runs has ended yet; continue them with --resume, then report")
         self.found = found
         self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference)] if synthetic else []
         self.parts += [LMReport(found, reference)] if lm else []

@@ -142,7 +142,7 @@ def build_results(runs: Sequence[Run]) -> Results:
     """Group the runs that have ended into cells. ValueError if none has."""
     counted = [run for run in runs if run.status in COUNTED]
     if not counted:
-        raise ValueError(f"none of the {len(runs)} runs has ended yet; go on with them (--resume), then report")
+        raise ValueError(f"none of the {len(runs)} runs has ended yet; continue them with --resume, then report")
     settings = [run.settings for run in counted]
     tasks = task_names(settings)
     models = model_names(settings, tasks)
