@@ -4,7 +4,7 @@
     python benchmarks/same_results.py 782dd77 --known FILE       the same; the commit's results are kept in FILE
 
 Compared are the trained weights, byte by byte, and the records, less times, speeds, machine, code version and execution
-settings. The runs go through the command line, so that everything below it may be rearranged: use it after a
+settings. Configs are compared by their digests: a field may have been added since. The runs go through the command line, so that everything below it may be rearranged: use it after a
 refactoring.
 """
 
@@ -19,7 +19,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DIFFERS = ("seconds", "test_seconds", "tokens_per_second", "mfu", "code", "machine", "how", "execution", "processes")
+DIFFERS = (
+    "seconds",
+    "test_seconds",
+    "tokens_per_second",
+    "mfu",
+    "code",
+    "machine",
+    "how",
+    "execution",
+    "processes",
+    "config",
+)
 
 MQAR = """
 task:
@@ -70,7 +81,7 @@ def main() -> int:
         print(f"differs: {key}")
         for a, b in zip(former.get(key) or [], today.get(key) or [], strict=False):
             if a != b:
-                print(f"  {a}\n  {b}")
+                print(f"  {a}\n  {b}"[:400])
     print(f"{len(former)} files compared, {len(differences)} differ")
     return 1 if differences else 0
 
