@@ -4,8 +4,8 @@
     python benchmarks/same_results.py 782dd77 --known FILE       the same; the commit's results are kept in FILE
 
 Compared are the trained weights, byte by byte, and the records, less times, speeds, machine, code version and execution
-settings. Configs are compared by their digests: a field may have been added since. The runs go through the command line,
-so that everything below it may be rearranged: use it after a refactoring.
+settings. Configs are compared by their digests: a field may have been added since.
+The runs go through the command line, so that everything below it may be rearranged: use it after a refactoring.
 """
 
 import argparse
