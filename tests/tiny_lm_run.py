@@ -14,7 +14,7 @@ from rebased.config import merge
 from rebased.data import write_corpus
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
-from rebased.train import RunResult, Sink, StepReport, train
+from rebased.train import RunResult, train
 
 TIMINGS = ("seconds", "tokens_per_second", "code", "processes")
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon")
@@ -67,17 +67,6 @@ def losses(folder: Path) -> list[float]:
 def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The record without times, and the weights: equal for two runs that are the same."""
     return curve(folder), (folder / "model.safetensors").read_bytes()
-
-
-class AtStep(Sink):
-    """A sink that calls `action` after a given step."""
-
-    def __init__(self, step: int, action: Callable[[], Any]) -> None:
-        self.at, self.action = step, action
-
-    def step(self, report: StepReport) -> None:
-        if report.step == self.at:
-            self.action()
 
 
 # The fork server has imported torch but never computed with it, so it starts processes in milliseconds (conftest.py).

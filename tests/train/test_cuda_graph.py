@@ -17,7 +17,7 @@ from rebased.train import train
 from rebased.train.cuda_graph import WARM_UP, own_stream
 from rebased.train.optimiser import build_optimiser, set_lr
 from rebased.train.synthetic.step import CapturedStep, Step
-from tiny_run import tiny, without_timings
+from tiny_run import AtStep, tiny, without_timings
 
 CPU = torch.device("cpu")
 
@@ -133,8 +133,6 @@ def test_a_run_on_a_gpu_resumes(tmp_path: Path, precision: str) -> None:
     import os
     import signal
 
-    from tiny_run import AtStep
-
     config = tiny({"train": {"device": "cuda", "precision": precision}})
     train(config, tmp_path / "whole")
     stopped = train(config, tmp_path / "cut", sinks=[AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))])
@@ -168,7 +166,7 @@ def test_a_captured_language_model_resumes(tmp_path: Path) -> None:
     text = tiny_lm_run.write_text(tmp_path / "text")
     config = tiny_lm_run.tiny(text, {"train": {"device": "cuda", "steps": 20, "checkpoint_every": 100}})
     train(config, tmp_path / "whole")
-    stop = tiny_lm_run.AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stop = AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train(config, tmp_path / "cut", sinks=[stop]).status == "interrupted"
     assert train(config, tmp_path / "cut", resume=True).status == "done"
     whole, cut = (torch.tensor(tiny_lm_run.losses(tmp_path / name)) for name in ("whole", "cut"))

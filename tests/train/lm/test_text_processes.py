@@ -13,7 +13,8 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import train
 from rebased.train.world import ReportedElsewhere
-from tiny_lm_run import AtStep, losses, run, start_world, tiny, wait, write_text
+from tiny_lm_run import losses, run, start_world, tiny, wait, write_text
+from tiny_run import AtStep
 from tolerances import TRAINED, assert_same_weights
 
 SHORT: dict[str, Any] = {"train": {"steps": 6, "micro_batch": 1, "eval_every": 3, "checkpoint_every": 100}}

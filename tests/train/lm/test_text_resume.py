@@ -20,7 +20,8 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import Sink, checkpoint, train
 from rebased.train.lm.checkpoint import SafeReader
-from tiny_lm_run import AtStep, everything, losses, start, tiny, wait, write_text
+from tiny_lm_run import everything, losses, start, tiny, wait, write_text
+from tiny_run import AtStep
 
 OFTEN = {"train": {"checkpoint_every": 3}, "model": {"embed_dropout": 0.1}}
 
