@@ -164,7 +164,9 @@ def test_a_captured_language_model_resumes(tmp_path: Path) -> None:
     import signal
 
     text = tiny_lm_run.write_text(tmp_path / "text")
-    config = tiny_lm_run.tiny(text, {"train": {"device": "cuda", "steps": 20, "checkpoint_every": 100}})
+    config = tiny_lm_run.tiny(
+        text, {"train": {"device": "cuda", "capture": True, "steps": 20, "checkpoint_every": 100}}
+    )
     train(config, tmp_path / "whole")
     stop = AtStep(11, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert train(config, tmp_path / "cut", sinks=[stop]).status == "interrupted"

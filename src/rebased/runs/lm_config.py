@@ -51,7 +51,7 @@ class LMTrainConfig(Config):
     compile: Compile = Field(
         "none", description="what torch.compile compiles: each block (blocks), or the whole model as one graph (model)"
     )
-    capture: bool = Field(True, description="on one GPU, replay the step as a CUDA graph")
+    capture: bool = Field(False, description="on one GPU, replay the step as a CUDA graph")
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
     parallel: Literal["none", "ddp", "fsdp", "context"] = Field(
         "none",
