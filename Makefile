@@ -36,7 +36,7 @@ $(TEST_ALL): $(TEST)
 	$(PIP) "rebased[test-all]"
 	@touch $@
 
-demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (3 minutes)
+demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (2 to 3 minutes)
 	$(BIN)/rebased demo
 
 # mypy takes one core, so it runs beside the tests.

@@ -186,5 +186,4 @@ def test_the_demo_treats_its_models_alike() -> None:
 def test_the_demo_claims_no_winner_that_another_cpu_could_contradict() -> None:
     """Its few seeds cannot decide; the number of seeds that its page recommends can."""
     assert sign_test(SEEDS, 0) >= SIGNIFICANT
-    assert sign_test(7, 1) < 2 * SIGNIFICANT
     assert sign_test(8, 0) < SIGNIFICANT
