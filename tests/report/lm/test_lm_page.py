@@ -64,7 +64,8 @@ def test_the_paper_is_never_beside_ours_without_a_word() -> None:
     report = Report(Collection(lm_runs=nine()))
     text = body(report, "Perplexity")
     assert "<td>16.45 / 3.67 / 56.31</td>" in text
-    assert "its text (the Pile), its tokenizer, its number of training tokens" in text
+    assert "the Pile, GPT-NeoX's tokenizer, 84 billion training tokens" in text.replace("&#x27;", "'")
+    assert "Its levels can be compared only with runs that share all of these." in text
     own = [fake_lm_run("rebased", settings={"model.mixers.1.n_heads": heads}) for heads in ("6", "12")]
     text = body(Report(Collection(lm_runs=own)), "Perplexity")
     assert "paper" not in text  # Table 2 has neither of them by that name

@@ -16,8 +16,8 @@ PAPER_NOTE = (
     "signs and ratios can be compared, levels cannot."
 )
 OTHER_TEXT = (
-    "The last column is the paper's Table 2. Do not compare its levels with these: its text (the Pile), its tokenizer, "
-    "its number of training tokens and its models (127 to 157 million parameters) are different. It shows no spread."
+    "The last column is the paper's Table 2: the Pile, GPT-NeoX's tokenizer, 84 billion training tokens, 127 to 157 "
+    "million parameters, no spread. Its levels can be compared only with runs that share all of these."
 )
 PERPLEXITY = Verbs("has higher perplexity than", "has lower perplexity than", "have equal perplexity")
 
