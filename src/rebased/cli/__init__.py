@@ -22,6 +22,7 @@ COMMANDS = {
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
+    "lm import": ("rebased.cli.lm_import:lm_import", "Read the checkpoint that the paper's authors released."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),
