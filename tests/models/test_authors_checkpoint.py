@@ -158,10 +158,10 @@ def test_a_head_of_its_own_is_refused(weights: dict[str, Tensor], tmp_path: Path
 
 def test_models_that_the_layout_cannot_hold() -> None:
     with pytest.raises(ValueError, match="no attention"):
-        authors_layout(LanguageModel(preset("conv_attention", d_model=16), device="meta"))
+        authors_layout(LanguageModel(preset("conv_attention", d_model=16)))
     odd = LMConfig(mixers=({"name": "rebased", "norm_axis": "per_head", "n_heads": 2},))
     with pytest.raises(ValueError, match="paper's ReBased only"):
-        authors_layout(LanguageModel(odd, device="meta"))
+        authors_layout(LanguageModel(odd))
 
 
 def test_the_command(
