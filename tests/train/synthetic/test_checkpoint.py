@@ -145,6 +145,13 @@ def test_of_another_architecture(folder: Path) -> None:
     resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight.*resume with the code")
 
 
+def test_of_another_dtype(folder: Path) -> None:
+    state = read_state(folder / "checkpoint-10.pt")
+    state["model"]["norm.weight"] = state["model"]["norm.weight"].to(torch.int8)
+    forge(folder, state)
+    resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight is torch\.int8 there")
+
+
 def test_code_in_a_checkpoint_is_not_run(folder: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
