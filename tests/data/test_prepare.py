@@ -278,7 +278,7 @@ def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
         patch.setattr("rebased.data.preparation.make_encoder", suicidal)
-        with pytest.raises(ValueError, match="a worker process was killed, often because memory ran out"):
+        with pytest.raises(ValueError, match=r"a worker process was killed by SIGKILL, often because memory ran"):
             prepare(mixed, tmp_path / "out", workers=2)
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*-00002.bin"))
