@@ -40,6 +40,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class NotSaved(OSError):
+    """A file of a run could not be written. What was saved before is whole: the run can be resumed."""
+
+
 class FolderInUse(ValueError):
     """Another process holds the lock of a folder."""
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.files import replacing
+from rebased.files import NotSaved, replacing
 from rebased.models import LanguageModel, LMConfig
 
 WEIGHTS = "model.safetensors"
@@ -40,9 +40,9 @@ def save_model(model: LanguageModel, folder: Path) -> None:
             # One metadata entry only: safetensors writes several in a random order.
             file.write(save(tensors, metadata={"rebased": json.dumps(about, sort_keys=True)}))
     except OSError as error:
-        raise OSError(
-            f"{path} could not be saved: {error.strerror}; the checkpoint beside it is whole: make room and run "
-            "again with --resume"
+        raise NotSaved(
+            f"{path} could not be saved: {error.strerror}; the checkpoint beside it is whole: make room, then resume "
+            "the run"
         ) from error
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rebased.files import sha256_bytes
+from rebased.files import NotSaved, sha256_bytes
 
 RECORD = "record.jsonl"
 
@@ -95,10 +95,10 @@ class Record:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def _not_written(self, error: OSError) -> OSError:
-        return OSError(
+    def _not_written(self, error: OSError) -> NotSaved:
+        return NotSaved(
             f"{self.path} could not be written: {error.strerror}; what was saved before is complete: "
-            "make room and run again with --resume"
+            "make room, then resume the run"
         )
 
 

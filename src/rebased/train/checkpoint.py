@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.files import describe_file, replacing
+from rebased.files import NotSaved, describe_file, replacing
 from rebased.train.world import World
 
 POINTER = "checkpoint.json"
@@ -151,7 +151,7 @@ def _check_files(folder: Path, pointer: Pointer) -> None:
             raise ValueError(f"{path} is damaged: its checksum is not the one in {POINTER}; {REMEDY}")
 
 
-def _not_saved(folder: Path, path: Path, error: BaseException) -> OSError:
+def _not_saved(folder: Path, path: Path, error: BaseException) -> NotSaved:
     """A full disk, with what is left and what to do."""
     former = read_pointer(folder)
     kept = f"the one of step {former.step} is whole" if former else "there is no earlier one"
@@ -160,7 +160,7 @@ def _not_saved(folder: Path, path: Path, error: BaseException) -> OSError:
     else:
         delete_others(folder, former.name)
     reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
-    return OSError(f"{path} could not be saved: {reason}; {kept}: make room and run again with --resume")
+    return NotSaved(f"{path} could not be saved: {reason}; {kept}: make room, then resume the run")
 
 
 def delete_others(folder: Path, keep: str) -> None:
