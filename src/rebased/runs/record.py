@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.files import NotSaved, sha256_bytes
+from rebased.runs.limits import parse_line
 
 RECORD = "record.jsonl"
 
@@ -129,9 +130,9 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
     lines, errors = [], []
     for number, text in enumerate(complete.splitlines(), start=1):
         try:
-            line = json.loads(text)
+            line = parse_line(text)
             valid = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, KeyError):
             valid = False
         if not valid:
             errors.append(
