@@ -142,12 +142,12 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_limits")
-@pytest.mark.parametrize("compress", [lzma.compress, gzip.compress])
-def test_a_bundle_that_grows_without_end_takes_little_memory(tmp_path: Path, compress: Callable[..., bytes]) -> None:
+@pytest.mark.parametrize("suffix", ["xz", "gz"])
+def test_a_bundle_that_grows_without_end_takes_little_memory(tmp_path: Path, suffix: str) -> None:
     """A bundle of 458 kB without a line break once took 6.3 GB."""
-    suffix = "xz" if compress is lzma.compress else "gz"
-    records = b"".join(json.dumps(line).encode() + b"\n" for line in fake_run().lines)
-    (tmp_path / f"bomb.jsonl.{suffix}").write_bytes(compress(records + bytes(2**25)))
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in fake_run().lines) + bytes(2**25)
+    packed = lzma.compress(content, preset=0) if suffix == "xz" else gzip.compress(content, 1)
+    (tmp_path / f"bomb.jsonl.{suffix}").write_bytes(packed)
     tracemalloc.start()
     try:
         found = collect([tmp_path])
@@ -157,7 +157,7 @@ def test_a_bundle_that_grows_without_end_takes_little_memory(tmp_path: Path, com
     assert [run.status for run in found.runs] == ["done"]  # what came before is read
     assert found.damaged_lines == 1
     assert found.damaged_files == [f"{tmp_path.name}/bomb.jsonl.{suffix}"]
-    assert peak < 2**24  # of which 2**23 is what xz keeps
+    assert peak < 2**23
 
 
 @pytest.mark.usefixtures("small_limits")
@@ -181,13 +181,13 @@ def test_a_large_honest_bundle_is_far_below_the_limits(tmp_path: Path) -> None:
     """Equal runs compress best, so their bundle is the nearest to the limit."""
     bundle = tmp_path / "records.jsonl.xz"
     lines = fake_run().lines
-    runs = [Run(f"run{n}", [{**line, "digest": f"{n:012x}"} for line in lines]) for n in range(3000)]
+    runs = [Run(f"run{n}", [{**line, "digest": f"{n:012x}"} for line in lines]) for n in range(1000)]
     write_bundle(runs, bundle)
     unpacked = len(lzma.decompress(bundle.read_bytes()))
     assert unpacked / bundle.stat().st_size < limits.MAX_RATIO / 4
     assert max(map(len, limits.read_lines(bundle))) < limits.MAX_LINE_BYTES / 1000
     found = collect([bundle])
-    assert (len(found.runs), found.damaged_lines, found.other) == (3000, 0, 0)
+    assert (len(found.runs), found.damaged_lines, found.other) == (1000, 0, 0)
 
 
 def test_numbers_of_64_bits_are_numbers() -> None:

@@ -87,17 +87,19 @@ def parse_line(text: bytes) -> dict[str, Any]:
 
 def check_leaves(tree: Any) -> None:
     """Raise ValueError if a setting in a parsed tree is too long a text, or not a finite number."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            check_leaves(key)
-            check_leaves(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            check_leaves(value)
-    elif isinstance(tree, str) and len(tree) > MAX_TEXT:
-        raise ValueError(f"a setting has {len(tree):,} characters: {tree[:40]!r}...")
-    elif isinstance(tree, float) and not isfinite(tree):
-        raise ValueError(f"a setting is {tree}")
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            left.extend(node)
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
+        elif isinstance(node, str):
+            if len(node) > MAX_TEXT:
+                raise ValueError(f"a setting has {len(node):,} characters: {node[:40]!r}...")
+        elif isinstance(node, float) and not isfinite(node):
+            raise ValueError(f"a setting is {node}")
 
 
 def _depth(tree: Any) -> int:
