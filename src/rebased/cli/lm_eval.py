@@ -83,7 +83,7 @@ def lm_eval(
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    trained.corpus.verify_if_small(split)
+    trained.corpus.verify_if_small(split, *(["train"] if max_count is not None else []))
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
     rows = evenly_spaced(len(text), windows)
     with progress_bars(console) as begin_bar:
