@@ -6,6 +6,7 @@ written, are left out, counted and named. Memory is bounded, whatever a file hol
 """
 
 import gzip
+import hashlib
 import json
 import lzma
 import zlib
@@ -18,9 +19,10 @@ from rebased.files import replacing
 from rebased.runs import sweep_log
 from rebased.runs.finished import Run
 from rebased.runs.limits import MAX_LINES, MAX_NAMED, MAX_TEXT, OPENERS, TooLarge, parse_line, read_lines
-from rebased.runs.record import RECORD
+from rebased.runs.record import CHECKSUM, RECORD, end_checksum
 from rebased.runs.record_schema import check_run, is_of_language_model, is_whole, is_whole_epoch
 
+CHANGED = "changed"  # the status of a record whose checksum does not fit
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
 TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, TooLarge)
 
@@ -104,6 +106,8 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
             continue
         try:
             check_run(lines[0])
+            if lines[-1].get("status") == CHANGED:
+                raise ValueError("its checksum is not that of its lines")
         except ValueError as error:
             found.other += 1
             if len(found.other_names) < MAX_NAMED:
@@ -134,7 +138,8 @@ def read_sweep(path: Path, found: Collection) -> None:
 
 def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
     """The intact lines of a record. Others are counted as damaged, except an unfinished last line: it is being
-    written."""
+    written. The status of a record whose checksum does not fit its lines, though all are intact, is CHANGED."""
+    sha256, intact = hashlib.sha256(), True  # of the lines of one record
     try:
         for text in read_lines(path):
             if text and not text.endswith(b"\n"):
@@ -144,10 +149,19 @@ def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
                 whole = is_whole(line)
             except ValueError:
                 whole = False
-            if whole:
-                yield line
-            else:
+            if not whole:
                 found.damaged_lines += 1
+                intact = False
+                continue
+            if line["type"] == "folder":
+                sha256, intact = hashlib.sha256(), True
+            elif line["type"] == "end" and CHECKSUM in line:
+                expected = line.pop(CHECKSUM)
+                if intact and end_checksum(sha256, line) != expected:
+                    line["status"] = CHANGED
+            else:
+                sha256.update(text)
+            yield line
     except TORN:
         found.damaged_lines += 1  # a torn archive does not tell how many more there were
 
