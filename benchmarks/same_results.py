@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DIFFERS = (
     "seconds",
+    "sha256",  # of the whole record, times included
     "test_seconds",
     "tokens_per_second",
     "mfu",
@@ -122,11 +123,19 @@ def train_all(source: Path, folder: Path) -> dict[str, Any]:
     for path in sorted((folder / "runs").rglob("*")):
         key = str(path.relative_to(folder))
         if path.name == "model.safetensors":
-            found[key] = [hashlib.sha256(path.read_bytes()).hexdigest()]
+            found[key] = contents(path.read_bytes())
         elif path.name == "record.jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[key] = [{k: v for k, v in line.items() if k not in DIFFERS} for line in lines]
     return found
+
+
+def contents(model: bytes) -> list[Any]:
+    """The config, the names, dtypes and shapes, and the checksum of the weights of a model.safetensors."""
+    start = 8 + int.from_bytes(model[:8], "little")
+    header = json.loads(model[8:start])
+    about = json.loads(header.pop("__metadata__")["rebased"])
+    return [about["model"], header, hashlib.sha256(model[start:]).hexdigest()]
 
 
 def call(source: Path, folder: Path, *words: str) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class NotSaved(OSError):
+    """A file of a run could not be written. What was saved before is whole: the run can be resumed."""
+
+
 class FolderInUse(ValueError):
     """Another process holds the lock of a folder."""
 
@@ -76,3 +81,16 @@ def sha256_file(path: Path) -> str:
 def sha256_bytes(content: bytes) -> str:
     """The SHA-256 of `content`, as 64 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def seal(tree: dict[str, Any]) -> dict[str, Any]:
+    """JSON data with a checksum of itself, under the key "sha256"."""
+    return {**tree, "sha256": sha256_bytes(json.dumps(tree, sort_keys=True).encode())}
+
+
+def unseal(tree: dict[str, Any]) -> dict[str, Any]:
+    """What `seal` was given. Raises ValueError if it was changed since. Data without a checksum are returned as is."""
+    content = {key: value for key, value in tree.items() if key != "sha256"}
+    if "sha256" in tree and seal(content) != tree:
+        raise ValueError("its checksum is not that of its contents")
+    return content

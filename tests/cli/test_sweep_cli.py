@@ -160,6 +160,25 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     assert rebased(*words) == 0
 
 
+def test_after_lost_processes_the_advice_is_the_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once the error said to run the same command again, which leaves out the runs that failed."""
+    death = "import os; os.kill(os.getpid(), 9)"
+    Path("moody.py").write_text(MOODY.replace('raise RuntimeError("not today")', death))
+    Path("mood.txt").touch()
+    write({"model.mixers": [["moody"]], "train.seed": [1]}, epochs=1)
+    words = [*WORDS, "--import", "moody.py", "--workers", "1"]
+    assert rebased(*words) == 1
+    out = capsys.readouterr().out
+    assert "ended 3 times, the last time with exit code -9" in out
+    assert "same command" not in out
+    assert out.count("again") == 1
+    assert "again with: rebased sweep tiny.yaml --out out --workers 1 --import moody.py --retry-failed" in out
+    Path("mood.txt").unlink()
+    assert rebased(*words) == 1
+    assert "0 to train" in capsys.readouterr().out
+    assert rebased(*words, "--retry-failed") == 0
+
+
 def test_failures_that_are_tried_again_are_counted_anew(capsys: pytest.CaptureFixture[str]) -> None:
     Path("moody.py").write_text(MOODY)
     Path("mood.txt").touch()

@@ -20,6 +20,7 @@ import yaml
 from rebased.cli import main
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
+from rebased.files import NotSaved
 from rebased.models.weights import load_model
 from rebased.runs.folder import run_folder
 from rebased.runs.record import read_record
@@ -247,3 +248,16 @@ def losses_of(folder: str) -> list[float]:
 def test_parse_overrides() -> None:
     words = ["--train.lr", "-1", "--model.d-model=64", "--task.train=[{a: 1}]", "--train.lr", "3e-3"]
     assert parse_overrides(words, []) == {"train.lr": "3e-3", "model.d_model": "64", "task.train": "[{a: 1}]"}
+
+
+def test_what_could_not_be_saved_is_told_with_the_command_that_resumes(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise NotSaved("checkpoint-8.pt could not be saved: the disk is full; make room, then resume the run")
+
+    monkeypatch.setattr("rebased.cli.train.run_training", full)
+    assert rebased("train", "--config", config, "--out", "run") == 2
+    message = capsys.readouterr().err
+    assert message.count("--resume") == 1
+    assert message.endswith("continue with: rebased train --config run/config.yaml --out run --resume\n")

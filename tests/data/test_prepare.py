@@ -278,7 +278,7 @@ def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
         patch.setattr("rebased.data.preparation.make_encoder", suicidal)
-        with pytest.raises(ValueError, match="a worker process was killed, often because memory ran out"):
+        with pytest.raises(ValueError, match=r"a worker process was killed by SIGKILL, often because memory ran"):
             prepare(mixed, tmp_path / "out", workers=2)
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*-00002.bin"))
@@ -317,6 +317,41 @@ def test_a_damaged_shard_is_found(mixed: PrepareConfig, tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(ValueError, match=r"train-00001\.bin is missing"):
         Corpus(tmp_path / "out")
+
+
+def test_a_changed_manifest_is_found(mixed: PrepareConfig, tmp_path: Path) -> None:
+    """Its sizes and the end-of-text token decide what is trained and measured."""
+    prepare(mixed, tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    shard = manifest["splits"]["train"]["shards"][0]
+    shard["text_bytes"] += 1
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: its checksum is not that of its contents"):
+        Corpus(tmp_path / "out")
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest))  # as older versions wrote it
+    assert Corpus(tmp_path / "out", verify=True).splits["train"].tokens
+    shard["token_file"]["file"] = "../outside.bin"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"splits\.train\.shards\.0\.token_file\.file"):
+        Corpus(tmp_path / "out")
+
+
+def test_a_changed_state_is_not_resumed_from(mixed: PrepareConfig, tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.shards == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        prepare(mixed, tmp_path / "out", on_progress=stop)
+    path = tmp_path / "out" / ".prepare.json"
+    state = json.loads(path.read_text())
+    state["shards"][0]["train"]["text_bytes"] += 1
+    for text in (json.dumps(state), "[]", "["):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"\.prepare\.json is damaged"):
+            prepare(mixed, tmp_path / "out", resume=True)
 
 
 def test_a_damaged_shard_is_not_resumed_from(mixed: PrepareConfig, tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """model.safetensors: what is saved is what is loaded, and nothing else is."""
 
 import json
+import logging
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load, save_file
 
 from rebased.models import LanguageModel
-from rebased.models.weights import load_model, save_model
+from rebased.models.weights import load_model, model_checksum, save_model
 from tiny_run import tiny
 
 PER_HEAD = {"model": {"mixers": {1: {"norm_axis": "per_head"}}}}  # here q and k share the parameters of one norm
@@ -51,3 +54,101 @@ def test_what_is_not_a_model_of_ours(tmp_path: Path) -> None:
     save_file(tensors, path, metadata={"rebased": json.dumps(about)})
     with pytest.raises(ValueError, match="unknown mixer 'unheard_of'"):
         load_model(path)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_model(LanguageModel(tiny().model), tmp_path)
+    return tmp_path / "model.safetensors"
+
+
+def contents(path: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    """(the tensors, our metadata) of a file."""
+    with safe_open(path, framework="pt") as file:
+        return load(path.read_bytes()), json.loads(file.metadata()["rebased"])
+
+
+def rewrite(path: Path, tensors: dict[str, torch.Tensor], about: dict) -> None:
+    save_file(tensors, path, metadata={"rebased": json.dumps(about)})
+
+
+def test_zeroed_bytes_are_noticed(saved: Path) -> None:
+    """2,842 zeroed bytes once gave a perplexity of 28.3 instead of 17.9."""
+    data = bytearray(saved.read_bytes())
+    data[-2000:-1900] = bytes(100)
+    saved.write_bytes(data)
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is damaged: its checksum is not that of its contents; co"
+    ):
+        load_model(saved)
+
+
+def test_every_flipped_bit_is_noticed(saved: Path) -> None:
+    """In the header, the config or the weights: a flipped bit is an error."""
+    data = saved.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    for at in [*range(8, end, 37), *range(end, len(data), len(data) // 40)]:
+        saved.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            load_model(saved)
+
+
+def test_a_changed_config_is_noticed(saved: Path) -> None:
+    """Two heads of width 4 have the weights of four of width 2, so shapes say nothing."""
+    tensors, about = contents(saved)
+    about["model"]["mixers"][1] |= {"n_heads": 4, "key_width": 2}
+    rewrite(saved, tensors, about)
+    with pytest.raises(ValueError, match="its checksum is not that of its contents"):
+        load_model(saved)
+
+
+def test_exchanged_tensors_are_noticed(saved: Path) -> None:
+    tensors, about = contents(saved)
+    first, second = next(
+        (a, b)
+        for a, b in combinations(tensors, 2)
+        if tensors[a].shape == tensors[b].shape and not torch.equal(tensors[a], tensors[b])
+    )
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+    rewrite(saved, tensors, about)
+    with pytest.raises(ValueError, match="its checksum is not that of its contents"):
+        load_model(saved)
+
+
+def test_a_misspelt_checksum_is_no_file_without_one(saved: Path) -> None:
+    tensors, about = contents(saved)
+    about["shb256"] = about.pop("sha256")
+    rewrite(saved, tensors, about)
+    with pytest.raises(ValueError, match="its metadata has the entries format, model, shb256"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64])
+def test_another_dtype_is_refused(saved: Path, dtype: torch.dtype) -> None:
+    """Weights that were cast to int8 were once loaded, where a file has no checksum."""
+    tensors, about = contents(saved)
+    del about["sha256"]
+    rewrite(saved, {name: tensor.to(dtype) for name, tensor in tensors.items()}, about)
+    with pytest.raises(ValueError, match=rf"is \[.*\] {str(dtype)[6:]} in the file and \[.*\] float32 in the model"):
+        load_model(saved)
+
+
+def test_a_file_of_an_older_version_is_loaded_with_a_warning(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_model(saved)
+    assert not caplog.records
+    tensors, about = contents(saved)
+    checksum = about.pop("sha256")
+    assert model_checksum(saved) == checksum
+    rewrite(saved, tensors, about)
+    load_model(saved)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "model.safetensors has no checksum" in caplog.text
+    assert model_checksum(saved) is None
+
+
+def test_metadata_that_is_no_json(saved: Path) -> None:
+    tensors, _ = contents(saved)
+    for text in ("{", "[" * 100_000):
+        save_file(tensors, saved, metadata={"rebased": text})
+        with pytest.raises(ValueError, match="its metadata is not JSON"):
+            load_model(saved)

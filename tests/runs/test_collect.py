@@ -10,6 +10,7 @@ import pytest
 from fake_records import fake_run, write_record
 from rebased.report import Report
 from rebased.runs.collect import collect, write_bundle
+from rebased.runs.record import Record, read_record
 from rebased.train import train
 
 RUNS = [fake_run(seed=seed, lr=lr) for seed in (42, 43) for lr in (1e-3, 1e-2)]
@@ -131,6 +132,54 @@ def test_a_real_run_is_collected(tmp_path: Path) -> None:
     (run,) = collect([tmp_path]).runs
     assert (run.folder, run.digest, run.status) == ("run", config.digest(), "done")
     assert run.best.accuracy == result.accuracy
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A record as a run writes it, with a checksum in its last line."""
+    record = Record(tmp_path / "run" / "record.jsonl")
+    record.path.parent.mkdir()
+    for line in RUNS[0].lines:
+        record.append(line)
+    return record.path
+
+
+def test_a_changed_digit_is_noticed(written: Path, tmp_path: Path) -> None:
+    """Each line is intact, so that only the checksum tells."""
+    write_record(RUNS[1], tmp_path)
+    assert collect([tmp_path]).other == 0
+    data = written.read_bytes()
+    changed = data.replace(b'"accuracy": 0.5', b'"accuracy": 0.9')
+    first, _, *rest = data.splitlines(keepends=True)
+    for content in (changed, data.replace(b'"done"', b'"diverged"'), b"".join([first, *rest])):
+        assert content != data
+        written.write_bytes(content)
+        found = collect([tmp_path])
+        assert [run.digest for run in found.runs] == [RUNS[1].digest]
+        assert found.other_names == ["run (its checksum is not that of its lines)"]
+        with pytest.raises(
+            ValueError, match=r"record\.jsonl is damaged: its checksum is not that of its lines; restore"
+        ):
+            read_record(written)
+
+
+def test_a_checksum_is_for_files_alone(written: Path, tmp_path: Path) -> None:
+    """Whoever reads a record does not see it, and a bundle has that of its archive."""
+    assert b'"sha256"' in written.read_bytes().splitlines()[-1]
+    assert read_record(written) == RUNS[0].lines
+    found = collect([written.parent])
+    assert found.runs[0].lines == RUNS[0].lines
+    write_bundle(found.runs, tmp_path / "records.jsonl.gz")
+    assert collect([tmp_path / "records.jsonl.gz"]).runs[0].lines == RUNS[0].lines
+    joined = b'{"type": "folder", "folder": "%s"}\n' + written.read_bytes()
+    (tmp_path / "joined.jsonl").write_bytes(joined % b"a" + joined % b"b")  # records that a user has put together
+    assert (collect([tmp_path / "joined.jsonl"]).other, len(collect([tmp_path / "joined.jsonl"]).runs)) == (0, 1)
+
+
+def test_a_damaged_line_costs_itself_alone_though_there_is_a_checksum(written: Path) -> None:
+    written.write_bytes(written.read_bytes().replace(b'"epoch": 1', b'"epoch" 1'))
+    found = collect([written])
+    assert (found.damaged_lines, found.other, [run.status for run in found.runs]) == (1, 0, ["done"])
 
 
 def test_bad_input(tmp_path: Path) -> None:

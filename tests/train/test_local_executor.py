@@ -97,6 +97,7 @@ def test_a_process_that_dies_again_and_again_is_named(tmp_path: Path) -> None:
     (outcome,) = train_all([job], workers=1)
     assert isinstance(outcome, Failed)
     assert "run ended 3 times, the last time with exit code -9" in outcome.error
+    assert "command" not in outcome.error  # a sweep needs --retry-failed, and says so
     assert multiprocessing.active_children() == []
 
 
@@ -155,6 +156,21 @@ def test_a_call_is_answered_where_a_run_would_be() -> None:
     assert executor.call(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="not here"):
         executor.call(fails)
+
+
+def die_with_a_child(pid_file: Path) -> None:
+    """End this process by a signal, after it has started one that holds the same pipe open."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    pid_file.write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lost_process_is_noticed_though_its_pipe_stays_open(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a worker process ended with exit code -9 before it returned a result"):
+        LocalExecutor(1).call(die_with_a_child, tmp_path / "pid")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # raises unless it still runs
 
 
 def test_workers_share_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

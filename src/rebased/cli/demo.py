@@ -1,6 +1,7 @@
 """rebased demo: train ReBased, Based and attention on a small MQAR task on the CPU, and write a page about them."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -51,7 +52,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
                 for name, folder in folders.items()
                 if not is_done(folder)
             ]
-            results = LocalExecutor().run(jobs, give_up, board.stopping)
+            results = LocalExecutor().run(jobs, partial(give_up, command), board.stopping)
     except KeyboardInterrupt:
         console.print(f"{AT_ONCE}: {command}", soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
@@ -81,10 +82,10 @@ def is_done(folder: Path) -> bool:
     return (folder / RECORD).exists() and any(line.get("status") == "done" for line in read_record(folder)[-1:])
 
 
-def give_up(index: int, outcome: Outcome) -> None:
+def give_up(command: str, index: int, outcome: Outcome) -> None:
     """Raise ValueError if a run failed, which ends and saves the others: the page needs all models."""
     if isinstance(outcome, Failed):
-        raise ValueError(outcome.error)
+        raise ValueError(f"{outcome.error}; try it again with: {command}")
 
 
 def command_line(out: Path, seeds: int, config: Path | None) -> str:

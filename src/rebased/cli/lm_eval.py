@@ -17,6 +17,7 @@ from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
 from rebased.evaluate.text import evaluate_text
+from rebased.models.weights import model_checksum
 from rebased.ops.backend import choose_device
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
@@ -82,7 +83,7 @@ def lm_eval(
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    trained.corpus.verify_if_small(split)
+    trained.corpus.verify_if_small(split, *(["train"] if max_count is not None else []))
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
     rows = evenly_spaced(len(text), windows)
     with progress_bars(console) as begin_bar:
@@ -116,6 +117,7 @@ def lm_eval(
     if json is not None:
         about = {
             "model": str(model),
+            "model_sha256": model_checksum(model),
             "parameters": trained.model.num_parameters(),
             "corpus": describe_corpus(trained.corpus),
             "split": split,

@@ -12,6 +12,7 @@ from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
+from rebased.files import NotSaved
 from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
@@ -73,6 +74,8 @@ def lm_train(
     except KeyboardInterrupt:  # the second Ctrl-C
         console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
+    except NotSaved as error:
+        raise NotSaved(f"{error}; {continue_with('lm train', folder, imports)}") from error
     except ReportedElsewhere:
         return USER_ERROR
     if result.is_rank_zero:

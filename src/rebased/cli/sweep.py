@@ -15,6 +15,7 @@ from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, describe_plan, plan_table, sweep_board
 from rebased.cli.warn_once import each_warning_once
+from rebased.files import NotSaved
 from rebased.runs.record import lines_so_far
 from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
@@ -106,8 +107,10 @@ def sweep(
             with sweep_board(console, tally) as board:
                 complete = train_runs(runs, log, where, board)
         except KeyboardInterrupt:
-            say(console, f"{AT_ONCE}: {command}")
+            say(console, f"{AT_ONCE}: {again(command, tally)}")
             return INTERRUPTED
+        except NotSaved as error:
+            raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
         return conclude(console, plan, tally, complete, command)
 
 
@@ -132,12 +135,17 @@ def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command
         say(console, f"out of GPU memory: {runs} continued with fewer sequences at once, the same batch")
     say(console, f"{tally.summary()}; {plan.folder}")
     if not complete:
-        say(console, f"interrupted, saved; continue with: {command}")
+        say(console, f"interrupted, saved; continue with: {again(command, tally)}")
         return INTERRUPTED
     if tally.failed:
-        say(console, f"try the failed runs again with: {command} --retry-failed")
+        say(console, f"try the failed runs again with: {again(command, tally)}")
         return SOME_FAILED
     return 0
+
+
+def again(command: str, tally: Tally) -> str:
+    """The command that trains everything that is not done: runs that failed are left out without --retry-failed."""
+    return f"{command} --retry-failed" if tally.failed else command
 
 
 def command_line(

@@ -12,6 +12,7 @@ from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.config import load_config
+from rebased.files import NotSaved
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
@@ -74,6 +75,8 @@ def train(
     except KeyboardInterrupt:  # the second Ctrl-C
         console.print(ended_at_once("train", folder, imports), soft_wrap=True, highlight=False, markup=False)
         return INTERRUPTED
+    except NotSaved as error:
+        raise NotSaved(f"{error}; {continue_with('train', folder, imports)}") from error
     console.print(describe(result, run, imports), soft_wrap=True, highlight=False, markup=False)
     return INTERRUPTED if result.status == "interrupted" else 0
 

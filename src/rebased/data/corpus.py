@@ -1,5 +1,6 @@
 """A prepared folder: its splits as memory-mapped token streams, and its tokenizer."""
 
+import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from rebased.config import did_you_mean
 from rebased.data.manifest import DTYPES, ENDS_DTYPE, Split, read_manifest, verify_file, verify_files
 from rebased.data.tokenizer import Tokenizer, restore_tokenizer, vocabulary_digest
 from rebased.data.windows import Windows
+
+logger = logging.getLogger("rebased")
 
 SMALL_BYTES = 2 * 10**9  # of tokens: their checksums take a few seconds
 
@@ -37,10 +40,12 @@ class Corpus:
     def verify_if_small(self, *splits: str) -> bool:
         """Compare the checksums of these splits (default: all) if they are small enough for that to take seconds.
 
-        Returns False, without reading anything, if they are larger; `rebased data check` compares any size.
+        If they are larger, nothing is read: a warning is logged and False returned. `rebased data check` compares any
+        size.
         """
         chosen = splits or tuple(self.splits)
         if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SMALL_BYTES:
+            logger.warning("%s is large: its checksums are compared only by `rebased data check`", self.folder)
             return False
         verify_files(self.folder, self.manifest, chosen)
         return True

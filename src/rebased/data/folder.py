@@ -1,5 +1,6 @@
 """The folder of a preparation: it holds one preparation, and one process at a time works in it."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from rebased.config import Config
 from rebased.data.manifest import MANIFEST, Manifest, Shard, read_manifest, verify_file
-from rebased.files import LOCK, PARTIAL, locked, replacing
+from rebased.files import LOCK, PARTIAL, locked, replacing, seal, unseal
 
 STATE = ".prepare.json"
 SHARD = re.compile(r".+-\d{5,}\.(bin|ends)")
@@ -61,8 +62,8 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
             raise ValueError(f"{folder} is not empty and was not begun by this command; choose another folder (-o)")
         return State(plan=plan)
     try:
-        state = State.model_validate_json(path.read_bytes())
-    except ValidationError as error:
+        state = State.model_validate(unseal(json.loads(path.read_bytes())))
+    except (ValidationError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged; remove {folder} and prepare it again") from error
     different = [key for key in plan if state.plan.get(key) != plan[key]]
     if different and not state.shards:
@@ -80,6 +81,6 @@ def discard_shards(folder: Path, state: State) -> None:
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Replace the state file of a preparation."""
+    """Replace the state file of a preparation. It has a checksum of itself: the manifest is made of it."""
     with replacing(folder / STATE) as file:
-        file.write(state.model_dump_json().encode())
+        file.write(json.dumps(seal(state.model_dump(mode="json"))).encode())

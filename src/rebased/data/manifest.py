@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain
-from rebased.files import replacing, sha256_file
+from rebased.files import replacing, seal, sha256_file, unseal
 
 MANIFEST = "manifest.json"
 FORMAT = "rebased-text-1"
@@ -19,7 +20,7 @@ ENDS_DTYPE = np.dtype("<i8")
 class ShardFile(Config):
     """The name and the checksum of a file in a prepared folder."""
 
-    file: str
+    file: str = Field(pattern=r"^[^/]+$")  # never outside of the folder
     sha256: str
 
 
@@ -84,9 +85,9 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, which marks the folder as complete."""
+    """Write manifest.json, with a checksum of itself. It marks the folder as complete."""
     with replacing(folder / MANIFEST) as file:
-        file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode())
+        file.write(json.dumps(seal(manifest.model_dump(mode="json")), indent=1).encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -103,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("format") != FORMAT:
             raise ValueError(f"{path}: format {content.get('format')!r} is not {FORMAT!r}; prepare the text again")
-        manifest = Manifest.model_validate(content)
+        manifest = Manifest.model_validate(_unsealed(path, content))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}; prepare the text again") from error
     except ValidationError as error:
@@ -114,6 +115,14 @@ def read_manifest(folder: Path) -> Manifest:
         _check_size(folder / shard.token_file.file, shard.tokens * DTYPES[manifest.dtype].itemsize)
         _check_size(folder / shard.ends_file.file, shard.documents * ENDS_DTYPE.itemsize)
     return manifest
+
+
+def _unsealed(path: Path, content: Any) -> Any:
+    """The content of manifest.json without its checksum, which manifests of older versions do not have."""
+    try:
+        return unseal(content) if isinstance(content, dict) else content
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again, or prepare the text again") from error
 
 
 def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:

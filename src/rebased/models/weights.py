@@ -1,7 +1,15 @@
-"""A trained model as one file, model.safetensors. Its metadata holds the config that rebuilds the model."""
+"""A trained model as one file, model.safetensors. Its metadata holds the config that rebuilds it, and a checksum.
 
+The checksum covers the config and the name, dtype, shape and bytes of every tensor. It is compared whenever a model is
+loaded.
+"""
+
+import hashlib
 import json
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -10,64 +18,120 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.files import replacing
+from rebased.files import NotSaved, replacing
 from rebased.models import LanguageModel, LMConfig
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
+CHECKSUM = "sha256"
+REMEDY = "copy it again from where it was made, or train it again"
+
+logger = logging.getLogger("rebased")
 
 
 def save_model(model: LanguageModel, folder: Path) -> None:
-    """Write the model's weights and config to folder/model.safetensors. Equal models give equal files."""
-    # One metadata entry only: safetensors writes several in a random order.
-    about = json.dumps({"format": FORMAT, "model": model.config.model_dump(mode="json")}, sort_keys=True)
+    """Write the model's weights, config and checksum to folder/model.safetensors. Equal models give equal files."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
+    about = {"format": FORMAT, "model": model.config.model_dump(mode="json")}
+    about[CHECKSUM] = _checksum(about, tensors, tensors.__getitem__)
     path = folder / WEIGHTS
     try:
         with replacing(path) as file:
-            file.write(save(_tensors(model), metadata={"rebased": about}))
+            # One metadata entry only: safetensors writes several in a random order.
+            file.write(save(tensors, metadata={"rebased": json.dumps(about, sort_keys=True)}))
     except OSError as error:
-        raise OSError(
-            f"{path} could not be saved: {error.strerror}; the checkpoint beside it is whole: make room and run "
-            "again with --resume"
+        raise NotSaved(
+            f"{path} could not be saved: {error.strerror}; the checkpoint beside it is whole: make room, then resume "
+            "the run"
         ) from error
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> LanguageModel:
     """Return the trained model of a run's folder, or of one model.safetensors file, on `device` and in eval mode.
 
-    Random number streams are left as they are.
+    Raises ValueError if the file's checksum is not that of its contents, or if its tensors are not those of the model
+    that its config describes. A file of an older version has no checksum: that is logged as a warning. Random number
+    streams are left as they are.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / WEIGHTS
-        if not path.exists():
-            raise ValueError(f"{path} is not there: it is written when a run ends; finish it with --resume")
+    path = _file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+            about = _about(path, file.metadata())
+            if CHECKSUM not in about:
+                logger.warning("%s has no checksum, so damage to it cannot be noticed: an older version wrote it", path)
+            elif _checksum(about, file.keys(), file.get_tensor) != about[CHECKSUM]:
+                raise ValueError(f"{path} is damaged: its checksum is not that of its contents; {REMEDY}")
+            model = _build(path, about["model"])
+            own = _tensors(model)
+            _check_kinds(path, {name: _kind(file.get_tensor(name)) for name in file.keys()}, own)  # noqa: SIM118
+            with torch.no_grad():
+                for name, tensor in own.items():
+                    tensor.copy_(file.get_tensor(name))
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}; write it anew") from error
-    about = json.loads(metadata.get("rebased", "{}"))
-    if about.get("format") != FORMAT:
-        raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}; {REMEDY}") from error
+    return model.to(device).eval()
+
+
+def model_checksum(path: Path | str) -> str | None:
+    """Return the checksum that a run's folder or a model.safetensors names; None for a file of an older version."""
+    path = _file(path)
+    with safe_open(path, framework="pt") as file:
+        checksum: str | None = _about(path, file.metadata()).get(CHECKSUM)
+    return checksum
+
+
+def _file(path: Path | str) -> Path:
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / WEIGHTS).exists():
+        raise ValueError(f"{path / WEIGHTS} is not there: it is written when a run ends; finish it with --resume")
+    return path / WEIGHTS
+
+
+def _about(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
+    """Our entry of a file's metadata."""
     try:
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten
-            model = LanguageModel(LMConfig.model_validate(about["model"]))
+        about = json.loads((metadata or {}).get("rebased", "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its metadata is not JSON; {REMEDY}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
+    if about.keys() - {CHECKSUM} != {"format", "model"}:  # a misspelt checksum must not pass for a file without one
+        raise ValueError(f"{path} is damaged: its metadata has the entries {', '.join(about)}; {REMEDY}")
+    return about
+
+
+def _checksum(about: dict[str, Any], names: Iterable[str], get_tensor: Callable[[str], Tensor]) -> str:
+    """The SHA-256 of the metadata and of the tensors, which are read one at a time. Tensors are on the CPU."""
+    sha256 = hashlib.sha256(json.dumps({key: about[key] for key in ("format", "model")}, sort_keys=True).encode())
+    for name in sorted(names):
+        tensor = get_tensor(name)
+        sha256.update(f"\n{json.dumps(name)} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        if tensor.numel():
+            sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
+    """The model of a config, with initial weights."""
+    try:
+        with torch.random.fork_rng(devices=[]):  # they are drawn and then overwritten
+            return LanguageModel(LMConfig.model_validate(config))
     except ValidationError as error:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
-    own = _tensors(model)
-    odd = [name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)]
+
+
+def _check_kinds(path: Path, there: dict[str, str], own: dict[str, Tensor]) -> None:
+    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model."""
+    here = {name: _kind(tensor) for name, tensor in own.items()}
+    odd = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
     if odd:
         name = min(odd)
         raise ValueError(
-            f"{path} does not fit its own config: {name} is {_shape(tensors, name)} in the file and "
-            f"{_shape(own, name)} in the model ({len(odd)} such); it was written by other code, or damaged"
+            f"{path} does not fit its own config: {name} is {there.get(name)} in the file and {here.get(name)} in the "
+            f"model ({len(odd)} such); it was written by other code, or damaged"
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-    return model.to(device).eval()
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:
@@ -76,5 +140,6 @@ def _tensors(model: LanguageModel) -> dict[str, Tensor]:
     return {name: named[name].detach() for name in model.state_dict() if name in named}
 
 
-def _shape(tensors: dict[str, Tensor], name: str) -> list[int] | None:
-    return list(tensors[name].shape) if name in tensors else None
+def _kind(tensor: Tensor) -> str:
+    """The shape and dtype of a tensor: "[64, 64] float32"."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

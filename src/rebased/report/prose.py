@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
-SHOWN = 5  # files that a sentence names
+SHOWN = 5  # files or records that a sentence names
 
 
 def plural(count: int, noun: str) -> str:
@@ -32,12 +32,16 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     """Warnings about records that are damaged or missing, and about runs of sweeps that failed or have not begun.
     `ended` are the runs whose results count."""
     if found.damaged_lines:
-        where = ", ".join(found.damaged_files[:SHOWN]) + (", ..." if len(found.damaged_files) > SHOWN else "")
+        where = shortened(found.damaged_files)
         yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}. Their content is missing here."
     if found.nameless:
-        yield f"{plural(found.nameless, 'record')} left out: the first line is not readable."
+        named = "" if found.damaged_lines else f", in {shortened(found.damaged_files)}"
+        yield f"{plural(found.nameless, 'record')} left out: the first line is not readable{named}."
     if found.other:
-        yield f"{plural(found.other, 'record')} left out: neither a synthetic task's nor a language model's."
+        yield (
+            f"{plural(found.other, 'record')} left out, which no run on a synthetic task or of a language model can "
+            f"have: {shortened(found.other_names)}."
+        )
     if found.repeated:
         yield f"{plural(found.repeated, 'record')} of runs that have several. The most complete of each run counts."
     done = {run.digest for run in ended}
@@ -49,6 +53,11 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     if absent:
         reason = "without a readable record, or not begun yet" if found.nameless else "not begun yet"
         yield f"{plural(absent, 'run')} of a sweep {reason}."
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The first few names, and dots if there are more."""
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def warn_about_open_runs(runs: Sequence[Run], found: Collection) -> Iterator[str]:

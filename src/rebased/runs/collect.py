@@ -1,29 +1,30 @@
 """Collect runs from folders of runs and sweeps, from single records and from compressed bundles.
 
 A bundle is a file of many records. Before each record there is a line of type "folder" with the name of the run's
-folder. The suffix `.xz` or `.gz` says how the bundle is compressed. Damaged lines are left out and counted.
+folder. The suffix `.xz` or `.gz` says how the bundle is compressed. Damaged lines, and records that no run can have
+written, are left out, counted and named. Memory is bounded, whatever a file holds (limits.py).
 """
 
 import gzip
+import hashlib
 import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rebased.files import replacing
 from rebased.runs import sweep_log
 from rebased.runs.finished import Run
-from rebased.runs.record import RECORD
+from rebased.runs.limits import MAX_LINES, MAX_NAMED, MAX_TEXT, OPENERS, TooLarge, parse_line, read_lines
+from rebased.runs.record import CHECKSUM, RECORD, end_checksum
+from rebased.runs.record_schema import check_run, is_of_language_model, is_whole, is_whole_epoch
 
-OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
-SEGMENT = ("seq_len", "examples")
-MACHINE = ("cpu", "cores", "threads", "gpu", "system", "python", "torch")
+CHANGED = "changed"  # the status of a record whose checksum does not fit
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
-TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, TooLarge)
 
 
 @dataclass
@@ -36,7 +37,8 @@ class Collection:
     damaged_lines: int = 0
     damaged_files: list[str] = field(default_factory=list)  # names of files with damaged lines, or that end too early
     nameless: int = 0  # records whose first line is damaged or missing
-    other: int = 0  # records of another kind of run
+    other: int = 0  # records of another kind of run, or with settings that no run can have
+    other_names: list[str] = field(default_factory=list)  # their folders, each with what is wrong with it
     repeated: int = 0  # further records of runs that were found already
     failures: dict[str, str] = field(default_factory=dict)  # errors that sweeps have logged, by digest
     asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps have planned
@@ -61,7 +63,7 @@ def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lam
         for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
             read_sweep(log, found)
     for run in runs.values():
-        (found.runs if is_synthetic(run.lines[0]) else found.lm_runs).append(run)
+        (found.lm_runs if is_of_language_model(run.lines[0]) else found.runs).append(run)
     if not runs:
         raise ValueError(nothing_found(paths, found, "a run on a synthetic task or of a language model"))
     return found
@@ -98,16 +100,22 @@ def record_files(path: Path) -> list[Path]:
 def read_file(path: Path, found: Collection) -> Iterator[Run]:
     """The runs of one record or bundle. Damage is counted in `found`."""
     damaged = found.damaged_lines + found.nameless
-    with OPENERS[path.suffix](path, "rb") as file:
-        for name, lines in split_runs(whole_lines(file, found), path):
-            if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
-                found.nameless += 1
-            elif not is_synthetic(lines[0]) and not is_text(lines[0]):
-                found.other += 1
-            else:
-                kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line)]
-                found.damaged_lines += len(lines) - len(kept)
-                yield Run(name, kept)
+    for name, lines in split_runs(whole_lines(path, found), path, found):
+        if not lines or lines[0]["type"] != "run" or "digest" not in lines[0]:
+            found.nameless += 1
+            continue
+        try:
+            check_run(lines[0])
+            if lines[-1].get("status") == CHANGED:
+                raise ValueError("its checksum is not that of its lines")
+        except ValueError as error:
+            found.other += 1
+            if len(found.other_names) < MAX_NAMED:
+                found.other_names.append(f"{name} ({error})")
+            continue
+        kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line, lines[0])]
+        found.damaged_lines += len(lines) - len(kept)
+        yield Run(name, kept)
     if found.damaged_lines + found.nameless > damaged:
         found.damaged_files.append(f"{path.parent.name}/{path.name}")
 
@@ -115,95 +123,65 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
 def read_sweep(path: Path, found: Collection) -> None:
     """Add to `found` which runs a sweep has planned and which of them failed."""
     damaged = found.damaged_lines
-    with open(path, "rb") as file:
-        for line in whole_lines(file, found):
-            if not sweep_log.is_whole(line):
-                found.damaged_lines += 1
-            elif line["type"] == "sweep":
-                found.asked |= set(line["runs"])
-            elif line["type"] == "failed":
-                found.failures[line["digest"]] = line["error"]
-            elif line["type"] == "retry":
-                found.failures.pop(line["digest"], None)
+    for line in whole_lines(path, found):
+        if not sweep_log.is_whole(line):
+            found.damaged_lines += 1
+        elif line["type"] == "sweep":
+            found.asked |= set(line["runs"])
+        elif line["type"] == "failed":
+            found.failures[line["digest"]] = line["error"][:MAX_TEXT]
+        elif line["type"] == "retry":
+            found.failures.pop(line["digest"], None)
     if found.damaged_lines > damaged:
         found.damaged_files.append(f"{path.parent.name}/{path.name}")
 
 
-def whole_lines(file: BinaryIO, found: Collection) -> Iterator[dict[str, Any]]:
+def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
     """The intact lines of a record. Others are counted as damaged, except an unfinished last line: it is being
-    written."""
+    written. The status of a record whose checksum does not fit its lines, though all are intact, is CHANGED."""
+    sha256, intact = hashlib.sha256(), True  # of the lines of one record
     try:
-        for text in file:
-            if not text.endswith(b"\n"):
+        for text in read_lines(path):
+            if text and not text.endswith(b"\n"):
                 return
             try:
-                line = json.loads(text)
+                line = parse_line(text)
                 whole = is_whole(line)
-            except (ValueError, TypeError, KeyError):
+            except ValueError:
                 whole = False
-            if whole:
-                yield line
-            else:
+            if not whole:
                 found.damaged_lines += 1
+                intact = False
+                continue
+            if line["type"] == "folder":
+                sha256, intact = hashlib.sha256(), True
+            elif line["type"] == "end" and CHECKSUM in line:
+                expected = line.pop(CHECKSUM)
+                if intact and end_checksum(sha256, line) != expected:
+                    line["status"] = CHANGED
+            else:
+                sha256.update(text)
+            yield line
     except TORN:
         found.damaged_lines += 1  # a torn archive does not tell how many more there were
 
 
-def is_whole(line: dict[str, Any]) -> bool:
-    """True if the line has the fields of its type. A KeyError or TypeError also means that it has not."""
-    if line["type"] in ("run", "resume"):
-        code, machine = line["code"], line["machine"]
-        return all(key in code for key in ("version", "commit", "dirty")) and all(key in machine for key in MACHINE)
-    return isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
+def split_runs(
+    lines: Iterable[dict[str, Any]], path: Path, found: Collection
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """(folder name, lines) of each run. A single record has no "folder" line: the file's own folder is used.
 
-
-def is_whole_epoch(line: dict[str, Any]) -> bool:
-    """True if the line of an epoch has all its numbers and they are finite."""
-    try:
-        splits = [line[split] for split in ("test", "held_out") if split == "test" or split in line]
-        numbers = [line["epoch"], line["seconds"], line["test_seconds"], *(split["accuracy"] for split in splits)]
-        slices = [part for split in splits for part in (split["by_length"], *optional_parts(split))]
-        return all(isfinite(number) for number in (*numbers, *(value for part in slices for value in part.values())))
-    except (KeyError, TypeError, AttributeError):
-        return False
-
-
-def optional_parts(split: dict[str, Any]) -> list[dict[str, float]]:
-    """Accuracies by number of pairs and by slice, for tasks that have them."""
-    return [split[kind] for kind in ("by_pairs", "slices") if kind in split]
-
-
-def is_synthetic(run: dict[str, Any]) -> bool:
-    """True if a record's first line is that of a run on a synthetic task, with all that tables and figures need."""
-    try:
-        config = run["config"]
-        named = all(mixer["name"] for mixer in config["model"]["mixers"]) and config["train"]["protocol"]
-        numbers = (config["model"]["d_model"], config["train"]["lr"], config["train"]["seed"], run["parameters"])
-        sizes = [part[key] for split in ("train", "test") for part in config["task"][split] for key in SEGMENT]
-        return bool(named and sizes) and all(isfinite(number) for number in (*numbers, *sizes))
-    except (KeyError, TypeError):
-        return False
-
-
-def is_text(run: dict[str, Any]) -> bool:
-    """True if a record's first line is that of a language model's run, with all that tables and figures need."""
-    try:
-        config = run["config"]
-        known = all(mixer["name"] for mixer in config["model"]["mixers"]) and run["corpus"]["sha256"]
-        return bool(known) and all(isfinite(n) for n in (config["data"]["seq_len"], config["train"]["seed"]))
-    except (KeyError, TypeError):
-        return False
-
-
-def split_runs(lines: Iterable[dict[str, Any]], path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """(folder name, lines) of each run. A single record has no "folder" line: the file's own folder is used."""
+    Lines beyond MAX_LINES are left out and counted as damaged.
+    """
     name, run = path.parent.name, list[dict[str, Any]]()
     began = False
     for line in lines:
         if line["type"] == "folder":
             if began:
                 yield name, run
-            name, run, began = str(line.get("folder")), [], True
+            name, run, began = str(line.get("folder"))[:MAX_TEXT], [], True
+        elif len(run) == MAX_LINES:
+            found.damaged_lines += 1
         else:
             run.append(line)
             began = True

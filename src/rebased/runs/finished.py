@@ -151,10 +151,9 @@ def _state_bytes(model: str, seq_len: int) -> int | None:
 @cache
 def _shape(model: str) -> LanguageModel | None:
     try:
-        config = LMConfig.model_validate(json.loads(model))
-    except ValueError:  # a user's own mixer, or a setting that this code does not know
+        return shape_of(LMConfig.model_validate(json.loads(model)))
+    except Exception:  # a user's own mixer, a setting that this code does not know, or one that no model can have
         return None
-    return shape_of(config)
 
 
 def read_run(folder: Path) -> Run:

@@ -2,17 +2,21 @@
 
 Each line has a "type". The first line is "run" (config, digest, code, machine). One "epoch" line per epoch follows, and
 "end" is the last. "resume" says that the run was resumed with other code or on another machine, "out_of_memory" that it
-continued with fewer sequences at once.
+continued with fewer sequences at once. In the file the last line also has a checksum of the whole record, which is
+compared and removed by whoever reads it; records of older versions have none.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from rebased.files import sha256_bytes
+from rebased.files import NotSaved
+from rebased.runs.limits import parse_line
 
 RECORD = "record.jsonl"
+CHECKSUM = "sha256"  # a key of the last line
 
 
 class Record:
@@ -42,7 +46,8 @@ class Record:
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line to disk. If that fails, the file keeps its earlier lines and OSError is raised."""
-        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        checksum = {CHECKSUM: end_checksum(self._hash(self.size), line)} if line["type"] == "end" else {}
+        data = json.dumps(line | checksum, allow_nan=False).encode() + b"\n"
         try:
             with open(self.path, "ab") as file:
                 file.write(data)
@@ -59,8 +64,10 @@ class Record:
         return {"bytes": self.size, "sha256": self._checksum(self.size)}
 
     def _checksum(self, size: int) -> str:
-        data = self.path.read_bytes()[:size] if self.path.exists() else b""
-        return sha256_bytes(data)
+        return self._hash(size).hexdigest()
+
+    def _hash(self, size: int) -> "hashlib._Hash":
+        return hashlib.sha256(self.path.read_bytes()[:size] if self.path.exists() else b"")
 
     def rewind(self, size: int, sha256: str | None = None) -> None:
         """Drop the lines after the first `size` bytes, and a last line that is not whole.
@@ -95,11 +102,18 @@ class Record:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def _not_written(self, error: OSError) -> OSError:
-        return OSError(
+    def _not_written(self, error: OSError) -> NotSaved:
+        return NotSaved(
             f"{self.path} could not be written: {error.strerror}; what was saved before is complete: "
-            "make room and run again with --resume"
+            "make room, then resume the run"
         )
+
+
+def end_checksum(earlier: "hashlib._Hash", end: dict[str, Any]) -> str:
+    """The checksum of a record. `earlier` is the hash of all bytes before the last line, `end` that line without it."""
+    whole = earlier.copy()
+    whole.update(json.dumps(end).encode())
+    return whole.hexdigest()
 
 
 def read_record(path: Path | str) -> list[dict[str, Any]]:
@@ -129,9 +143,9 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
     lines, errors = [], []
     for number, text in enumerate(complete.splitlines(), start=1):
         try:
-            line = json.loads(text)
+            line = parse_line(text)
             valid = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, KeyError):
             valid = False
         if not valid:
             errors.append(
@@ -142,4 +156,14 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
             )
         else:
             lines.append(line)
+    expected = lines[-1].pop(CHECKSUM, None) if lines and lines[-1]["type"] == "end" else None
+    if expected is not None and not errors:
+        earlier = hashlib.sha256(complete[: complete.rstrip(b"\n").rfind(b"\n") + 1])
+        if end_checksum(earlier, lines[-1]) != expected:
+            errors.append(
+                ValueError(
+                    f"{path} is damaged: its checksum is not that of its lines; restore it, or remove {path.parent} "
+                    "and train the run again"
+                )
+            )
     return lines, errors, len(complete)

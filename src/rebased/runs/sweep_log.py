@@ -26,7 +26,7 @@ def is_whole(line: dict[str, Any]) -> bool:
     """Whether a line has the keys that its type needs, with values of the right types."""
     required = REQUIRED.get(line["type"], {})
     present = all(isinstance(line.get(key), kind) for key, kind in required.items())
-    return present and all(isinstance(digest, str) for digest in line.get("runs", ()))
+    return present and (line["type"] != "sweep" or all(isinstance(digest, str) for digest in line["runs"]))
 
 
 class SweepLog:

@@ -6,14 +6,13 @@ the record at that moment. The former checkpoint is deleted last. A process that
 one in force. Nothing is deleted before another checkpoint was found whole.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.files import describe_file, replacing
+from rebased.files import NotSaved, describe_file, replacing, seal, unseal
 from rebased.train.world import World
 
 POINTER = "checkpoint.json"
@@ -69,7 +68,7 @@ def save_checkpoint(
             }
             try:
                 with replacing(folder / POINTER) as file:
-                    file.write(json.dumps({**about, "sha256": _checksum(about)}, indent=2).encode() + b"\n")
+                    file.write(json.dumps(seal(about), indent=2).encode() + b"\n")
             except OSError as error:
                 raise _not_saved(folder, path, error) from error
             delete_others(folder, path.name)
@@ -119,9 +118,9 @@ def read_pointer(folder: Path) -> Pointer | None:
 def _parse(tree: dict[str, Any]) -> Pointer:
     """The pointer in a file of this or an older format."""
     if tree["format"] == FORMAT:
-        if _checksum({key: value for key, value in tree.items() if key != "sha256"}) != tree["sha256"]:
-            raise ValueError("its checksum is not that of its contents")
-        return Pointer(**{key: tree[key] for key in Pointer._fields})
+        if "sha256" not in tree:
+            raise ValueError("it has no checksum")
+        return Pointer(**{key: unseal(tree)[key] for key in Pointer._fields})
     if tree["format"] == 1:  # of synthetic runs, until version 0.1
         about = {"bytes": tree["bytes"], "sha256": tree["sha256"]}
         return Pointer(tree["step"], tree["digest"], tree["file"], {tree["file"]: about}, None, None)
@@ -132,10 +131,6 @@ def _parse(tree: dict[str, Any]) -> Pointer:
         progress["loss"] = progress.pop("nats")
         return Pointer(progress["step"], tree["digest"], tree["folder"], files, progress, record)
     raise ValueError(f"it is of format {tree['format']}, and this version reads {FORMAT}")
-
-
-def _checksum(tree: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def _check_files(folder: Path, pointer: Pointer) -> None:
@@ -151,7 +146,7 @@ def _check_files(folder: Path, pointer: Pointer) -> None:
             raise ValueError(f"{path} is damaged: its checksum is not the one in {POINTER}; {REMEDY}")
 
 
-def _not_saved(folder: Path, path: Path, error: BaseException) -> OSError:
+def _not_saved(folder: Path, path: Path, error: BaseException) -> NotSaved:
     """A full disk, with what is left and what to do."""
     former = read_pointer(folder)
     kept = f"the one of step {former.step} is whole" if former else "there is no earlier one"
@@ -160,7 +155,7 @@ def _not_saved(folder: Path, path: Path, error: BaseException) -> OSError:
     else:
         delete_others(folder, former.name)
     reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
-    return OSError(f"{path} could not be saved: {reason}; {kept}: make room and run again with --resume")
+    return NotSaved(f"{path} could not be saved: {reason}; {kept}: make room, then resume the run")
 
 
 def delete_others(folder: Path, keep: str) -> None:

@@ -149,12 +149,20 @@ def test_every_warning() -> None:
         fake_run(seed=42, lr=1e-2),
     ]
     found = Collection(
-        runs, files=9, damaged_lines=3, damaged_files=["a/record.jsonl"], nameless=1, other=2, repeated=4
+        runs,
+        files=9,
+        damaged_lines=3,
+        damaged_files=["a/record.jsonl"],
+        nameless=1,
+        other=2,
+        other_names=["b (its lr)", "c (its seed)"],
+        repeated=4,
     )
     assert Report(found).warnings == [
         "3 damaged lines skipped, in a/record.jsonl. Their content is missing here.",
         "1 record left out: the first line is not readable.",
-        "2 records left out: neither a synthetic task's nor a language model's.",
+        "2 records left out, which no run on a synthetic task or of a language model can have: b (its lr), "
+        "c (its seed).",
         "4 records of runs that have several. The most complete of each run counts.",
         "The runs were made with 2 versions of the code, which may cause differences between them. "
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",

@@ -1,11 +1,14 @@
 """A language model's run that is killed and resumed is the same run, bit for bit; damage is an error."""
 
 import errno
+import hashlib
+import json
 import os
 import pickle
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from rebased.config import merge
+from rebased.files import describe_file
 from rebased.models import LanguageModel
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
@@ -194,7 +198,7 @@ def test_another_architecture_is_an_error(
         "rebased.train.lm.workload.LanguageModel",
         lambda shape: LanguageModel(shape.model_copy(update={"mlp_ratio": 3})),
     )
-    with pytest.raises(ValueError, match=r"another architecture.*fc1.bias is \[16\] there and \[24\] here"):
+    with pytest.raises(ValueError, match=r"another architecture.*fc1.bias is \[16\] float32 there and \[24\] float32"):
         train(config, folder, resume=True)
 
 
@@ -228,6 +232,72 @@ def test_a_table_of_contents_cannot_run_code(tmp_path: Path, module: str, name: 
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + call)
     with pytest.raises(pickle.UnpicklingError, match="is not allowed in a checkpoint"):
         SafeReader(tmp_path).read_metadata()
+
+
+def forge(folder: Path, change: Callable[[Any], None], files: bool = False) -> None:
+    """Change the table of contents of the checkpoint in `folder`, and write a pointer with matching checksums.
+
+    With `files` it is the file of tensors that `change` gets, not the table of contents.
+    """
+    pointer = json.loads((folder / "checkpoint.json").read_text())
+    step = folder / pointer["name"]
+    if files:
+        change(step / "__0_0.distcp")
+    else:
+        metadata = SafeReader(step).read_metadata()
+        change(metadata)
+        (step / ".metadata").write_bytes(pickle.dumps(metadata))
+    pointer["files"] = {name: describe_file(folder / name) for name in pointer["files"]}
+    del pointer["sha256"]
+    checksum = hashlib.sha256(json.dumps(pointer, sort_keys=True).encode()).hexdigest()
+    (folder / "checkpoint.json").write_text(json.dumps({**pointer, "sha256": checksum}))
+
+
+def rename(name: str) -> Callable[[Any], None]:
+    def act(metadata: Any) -> None:
+        infos = metadata.storage_data
+        metadata.storage_data = {index: replace(info, relative_path=name) for index, info in infos.items()}
+
+    return act
+
+
+def cast(metadata: Any) -> None:
+    about = next(iter(metadata.state_dict_metadata.values()))
+    about.properties.dtype = torch.int8
+
+
+def drop_a_chunk(metadata: Any) -> None:
+    next(iter(metadata.state_dict_metadata.values())).chunks.clear()
+
+
+FORGED = {
+    "outside": (rename("../../outside.bin"), r"it names '\.\./\.\./outside\.bin', which is outside of the checkpoint"),
+    "absolute": (rename("/etc/hostname"), "it names '/etc/hostname', which is outside of the checkpoint"),
+    "unknown": (rename("__1_0.distcp"), r"it names '__1_0\.distcp', of which checkpoint\.json has no checksum"),
+    "dtype": (cast, r"is of another architecture.*int8 there and .* float32 here"),
+    "chunks": (drop_a_chunk, r"is of another architecture.* is None there and "),
+    "nothing": (lambda metadata: vars(metadata).update(storage_data=None), "cannot be read safely"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_table_of_contents_that_lies_is_refused(text: Path, at_seven: Path, tmp_path: Path, name: str) -> None:
+    change, message = FORGED[name]
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
+    shutil.copy(next(folder.glob("checkpoint-*/__0_0.distcp")), tmp_path / "outside.bin")
+    forge(folder, change)
+    with pytest.raises(ValueError, match=message):
+        train(tiny(text, OFTEN), folder, resume=True)
+
+
+@pytest.mark.parametrize("content", [b"\0", b"garbage "])
+def test_tensors_that_are_garbage_are_one_line(text: Path, at_seven: Path, tmp_path: Path, content: bytes) -> None:
+    """The checksum is that of the garbage, so the file is read. torch's error has 61 lines."""
+    folder = Path(shutil.copytree(at_seven, tmp_path / "run"))
+    forge(folder, lambda path: path.write_bytes(content * (path.stat().st_size // len(content))), files=True)
+    with pytest.raises(ValueError, match=r"holds tensors that cannot be read: .*restore it") as caught:
+        train(tiny(text, OFTEN), folder, resume=True)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(

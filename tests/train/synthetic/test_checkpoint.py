@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rebased.files import describe_file
+from rebased.files import NotSaved, describe_file
 from rebased.train import Diverged, train
 from rebased.train.checkpoint import read_pointer, save_checkpoint
 from rebased.train.synthetic.workload import read_state
@@ -145,6 +145,13 @@ def test_of_another_architecture(folder: Path) -> None:
     resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight.*resume with the code")
 
 
+def test_of_another_dtype(folder: Path) -> None:
+    state = read_state(folder / "checkpoint-10.pt")
+    state["model"]["norm.weight"] = state["model"]["norm.weight"].to(torch.int8)
+    forge(folder, state)
+    resume_fails(folder, r"checkpoint-99\.pt is of another architecture.*norm\.weight is torch\.int8 there")
+
+
 def test_code_in_a_checkpoint_is_not_run(folder: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
@@ -186,7 +193,7 @@ def test_full_disk(folder: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, n
         real(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"could not be (saved|written): No space left on device.*--resume"):
+    with pytest.raises(NotSaved, match=r"could not be (saved|written): No space left.*make room, then resume the run"):
         train(CONFIG, folder, resume=True)
     monkeypatch.setattr(os, "fsync", real)
     assert not list(folder.glob(".*.partial"))

@@ -74,12 +74,15 @@ class Cell:
 
     def slices(self, kind: SliceKind) -> dict[Any, float]:
         """Accuracy by number of pairs or by length (numbers), or by a task's own slices (names): mean over seeds in the
-        best epoch, on the held-out split if any. Empty where the task has no such slices."""
+        best epoch, on the held-out split if any. Empty where the task has no such slices. A run counts 0 if it has no
+        epoch, and does not count for a slice that its record lacks."""
         split = "held_out" if self.held_out else "test"
         lines = [run.best_epoch for run in self.chosen.values()]
-        found = {key for line in lines if line for key in line[split].get(kind, {})}
+        parts = [line[split].get(kind, {}) for line in lines if line]
+        found = {key for part in parts for key in part}
         keys = sorted(found) if kind == "slices" else sorted(map(int, found))
-        return {key: fmean(line[split][kind][str(key)] if line else 0.0 for line in lines) for key in keys}
+        nothing = [0.0] * (len(lines) - len(parts))
+        return {key: fmean([part[str(key)] for part in parts if str(key) in part] + nothing) for key in keys}
 
     @property
     def state_bytes(self) -> int | None:

@@ -114,7 +114,7 @@ def place_of(run: Run) -> Place | None:
     if run.task != PAPER_TASK:
         return None
     tested, trained = (
-        [(s["seq_len"], s["kv_pairs"]) for s in run.settings["task"][part]] for part in ("test", "train")
+        [(s["seq_len"], s.get("kv_pairs")) for s in run.settings["task"][part]] for part in ("test", "train")
     )
     return Place(run.model, *tested[0], run.d_model) if len(tested) == 1 and trained == tested else None
 
@@ -150,13 +150,14 @@ def deviations(run: Run) -> list[str]:
         if ours not in (papers, None):  # other versions of the code may not have had that setting
             found.append(
                 f"{name} {ours:,} instead of {papers:,}"
-                if isinstance(ours, int)
+                if isinstance(ours, int) and not isinstance(papers, str)
                 else f"{name} {ours} instead of {papers}"
             )
     examples = sum(segment["examples"] for segment in run.settings["task"]["train"])
     if examples != _EXAMPLES:
         found.append(f"{examples:,} examples instead of {_EXAMPLES:,}")
-    heads = {mixer["n_heads"] for mixer in run.settings["model"]["mixers"] if mixer["name"] in ("rebased", "based")}
+    mixers = [mixer for mixer in run.settings["model"]["mixers"] if mixer["name"] in ("rebased", "based")]
+    heads = {mixer["n_heads"] for mixer in mixers if mixer.get("n_heads")}
     if heads - {HEADS}:
         found.append(f"heads {', '.join(map(str, sorted(heads)))} instead of {HEADS}")
     return found

@@ -46,8 +46,9 @@ class LocalExecutor(Executor):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         process, connection = self._process(0, _answer, self.prepare, function, arguments)
         try:
-            answer = connection.recv()
-        except EOFError:
+            wait([connection, process.sentinel])
+            answer = _receive(connection, process)
+        except WorkerEnded:
             process.join()
             raise ValueError(
                 f"a worker process ended with exit code {process.exitcode} before it returned a result"
@@ -69,30 +70,39 @@ class LocalExecutor(Executor):
             outcomes[index] = outcome
             ended(index, outcome)
 
+        def lose(index: int, exit_code: int | None) -> None:
+            if outcomes[index] is None and not stop.asked:
+                lost[index] += 1
+                if lost[index] < MAX_LOSSES:
+                    waiting.insert(0, index)
+                else:
+                    finish(index, _died(jobs[index], exit_code))
+
         with stop_request() as stop:
             try:
                 while running or (waiting and not stop.asked):
                     while waiting and len(running) < self.workers and not stop.asked:
                         index = waiting.pop(0)
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})
-                        started = self._start(jobs[index], index, slot)
+                        try:
+                            started = self._start(jobs[index], index, slot)
+                        except WorkerEnded:
+                            lose(index, None)
+                            continue
                         running[started.connection] = started
                     if stop.asked and _ask_to_stop(running):
                         stopping(len(running))
-                    for connection in wait(list(running), timeout=0.2):
+                    ends = {started.process.sentinel: connection for connection, started in running.items()}
+                    ready = wait([*running, *ends], timeout=0.2)
+                    for connection in {ends[one] if isinstance(one, int) else one for one in ready}:
                         assert isinstance(connection, Connection)
                         index, process = running[connection].index, running[connection].process
                         try:
-                            event, content = connection.recv()
-                        except EOFError:
+                            event, content = _receive(connection, process)
+                        except WorkerEnded:
                             del running[connection]
                             process.join()
-                            if outcomes[index] is None and not stop.asked:
-                                lost[index] += 1
-                                if lost[index] < MAX_LOSSES:
-                                    waiting.insert(0, index)
-                                else:
-                                    finish(index, _died(jobs[index], process))
+                            lose(index, process.exitcode)
                             continue
                         if event == "outcome":
                             finish(index, content)
@@ -123,8 +133,12 @@ class LocalExecutor(Executor):
         reader, writer = context.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
         process = context.Process(target=_begin, args=(gpu, function, *arguments, writer))
-        process.start()
-        writer.close()  # so that the pipe ends when the process does
+        try:
+            process.start()
+        except (OSError, EOFError) as error:  # the process, or the server that forks it, was killed meanwhile
+            raise WorkerEnded from error
+        finally:
+            writer.close()  # so that the pipe ends when the process does
         return process, reader
 
 
@@ -186,10 +200,27 @@ def _join(running: dict[Connection, _Running]) -> None:
         raise
 
 
-def _died(job: Job, process: ForkServerProcess) -> Failed:
+class WorkerEnded(Exception):
+    """A worker process has ended without a result."""
+
+
+def _receive(connection: Connection, process: ForkServerProcess) -> Any:
+    """What a process has sent. Raises WorkerEnded if it has ended and there is no more.
+
+    The pipe alone does not tell: what the process has started may hold it open.
+    """
+    if not connection.poll() and not process.is_alive() and not connection.poll():
+        raise WorkerEnded
+    try:
+        return connection.recv()
+    except (EOFError, OSError) as error:
+        raise WorkerEnded from error
+
+
+def _died(job: Job, exit_code: int | None) -> Failed:
     return Failed(
-        f"the process that trained {job.folder} ended {MAX_LOSSES} times, the last time with exit code "
-        f"{process.exitcode} (-9 often means too little memory); run the same command again to resume"
+        f"the process that trained {job.folder} ended {MAX_LOSSES} times, the last time with exit code {exit_code} "
+        "(-9 often means too little memory; fewer runs at once need less)"
     )
 
 

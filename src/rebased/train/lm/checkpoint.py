@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from rebased.models import LanguageModel
-from rebased.train.checkpoint import REMEDY
+from rebased.train.checkpoint import POINTER, REMEDY, read_pointer
 from rebased.train.optimiser import MOMENTS
 from rebased.train.world import World
 
@@ -29,25 +29,50 @@ def save_tensors(path: Path, model: LanguageModel, optimiser: AdamW, world: Worl
 
 
 def load_tensors(path: Path, model: LanguageModel, optimiser: AdamW, world: World) -> None:
-    """Restore in place, from the folder `path`, what `save_tensors` wrote. Raises ValueError if shapes differ."""
+    """Restore in place, from the folder `path`, what `save_tensors` wrote. Raises ValueError if it holds anything else.
+
+    checkpoint.json beside `path` names the files that may be read; their checksums have been compared.
+    """
     state = _tensors(model, optimiser)
-    world.together(lambda: _check_shapes(path, state))
+    world.together(lambda: _check_contents(path, state))
+
+    def load() -> None:
+        try:
+            dcp.load(state, storage_reader=SafeReader(path), no_dist=world.size == 1)
+        except dcp.CheckpointException as error:
+            raise ValueError(f"{path} holds tensors that cannot be read: {_reason(error)}; {REMEDY}") from error
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(state, storage_reader=SafeReader(path), no_dist=world.size == 1)
+        world.together(load)
+
+
+def _reason(error: dcp.CheckpointException) -> str:
+    """The first line of the error in the first process that had one. torch shows the traceback of each."""
+    first = next(iter(error.failures.values()))[0]
+    lines = str(first).splitlines() or [""]
+    return f"{type(first).__name__}: {lines[0][:200]}"
 
 
 class SafeReader(dcp.FileSystemReader):
     """Reads a checkpoint without trusting it.
 
     torch reads the tensors safely, but the table of contents with pickle. Here that pickle may name only the classes
-    that a table of contents consists of.
+    that a table of contents consists of, and files of the checkpoint's own folder.
     """
 
     def read_metadata(self, *_: Any, **__: Any) -> dcp.Metadata:
         with open(Path(self.path) / ".metadata", "rb") as file:
             metadata: dcp.Metadata = _Unpickler(file).load()
+        for name in _file_names(metadata):
+            if Path(name).name != name:
+                raise ValueError(f"it names {name!r}, which is outside of the checkpoint")
         return metadata
+
+
+def _file_names(metadata: dcp.Metadata) -> set[str]:
+    """The files that a table of contents names."""
+    return {info.relative_path for info in metadata.storage_data.values()}
 
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -93,15 +118,22 @@ def _tensors(model: LanguageModel, optimiser: AdamW) -> dict[str, Tensor]:
     return state
 
 
-def _check_shapes(path: Path, state: dict[str, Tensor]) -> None:
+def _check_contents(path: Path, state: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the table of contents names exactly these tensors, and only files with a checksum."""
+    pointer = read_pointer(path.parent)
     try:
-        saved = SafeReader(path).read_metadata().state_dict_metadata
+        metadata = SafeReader(path).read_metadata()
+        for name in _file_names(metadata):
+            if pointer is None or f"{path.name}/{name}" not in pointer.files:
+                raise ValueError(f"it names {name!r}, of which {POINTER} has no checksum")
         in_file = {
-            name: list(about.size) for name, about in saved.items() if isinstance(about, dcp.TensorStorageMetadata)
+            name: _kind(about.size, about.properties.dtype)
+            for name, about in metadata.state_dict_metadata.items()
+            if isinstance(about, dcp.TensorStorageMetadata) and _is_complete(about)
         }
     except Exception as error:  # pickle raises many kinds
         raise ValueError(f"{path} has a table of contents that cannot be read safely: {error}; {REMEDY}") from error
-    in_model = {name: list(tensor.shape) for name, tensor in state.items()}
+    in_model = {name: _kind(tensor.shape, tensor.dtype) for name, tensor in state.items()}
     different = sorted(name for name in in_file.keys() | in_model.keys() if in_file.get(name) != in_model.get(name))
     if different:
         name = different[0]
@@ -110,3 +142,13 @@ def _check_shapes(path: Path, state: dict[str, Tensor]) -> None:
             f"{in_model.get(name)} here ({len(different)} such); resume with the code that wrote it (record.jsonl "
             "names the commit), or start the run again in another folder"
         )
+
+
+def _is_complete(about: dcp.TensorStorageMetadata) -> bool:
+    """Whether the chunks of a tensor have as many elements as the tensor."""
+    return sum(chunk.sizes.numel() for chunk in about.chunks) == about.size.numel()
+
+
+def _kind(size: torch.Size, dtype: torch.dtype) -> str:
+    """A shape and dtype in words: "[64, 64] float32"."""
+    return f"{list(size)} {str(dtype).removeprefix('torch.')}"

@@ -1,13 +1,10 @@
 """The prepared text of a run: checked before training, and described in the record for a resumed run to compare."""
 
 import hashlib
-import logging
 from typing import Any
 
 from rebased.data import Corpus
 from rebased.runs.lm_config import LMRunConfig
-
-logger = logging.getLogger("rebased")
 
 
 def open_corpus(config: LMRunConfig, *, verify: bool = True) -> Corpus:
@@ -33,8 +30,8 @@ def open_corpus(config: LMRunConfig, *, verify: bool = True) -> Corpus:
         )
     for split in ("train", "valid"):
         corpus.windows(split, config.data.seq_len)  # raises ValueError if the split is missing or empty
-    if verify and not corpus.verify_if_small():
-        logger.info("%s is large: its checksums were not compared; compare them with: rebased data check", folder)
+    if verify:
+        corpus.verify_if_small()
     return corpus
 
 

@@ -100,6 +100,9 @@ class SyntheticWorkload(Workload):
     def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
         state = read_state(path)
         try:
+            for name, tensor in self.model.state_dict().items():  # load_state_dict would convert another dtype
+                if state["model"][name].dtype != tensor.dtype:
+                    raise TypeError(f"{name} is {state['model'][name].dtype} there and {tensor.dtype} here")
             self.model.load_state_dict(state["model"])
             # Moments alone: rates are the config's, and where they are kept (a tensor on a GPU) is this device's.
             groups = self.optimiser.state_dict()["param_groups"]
@@ -108,7 +111,7 @@ class SyntheticWorkload(Workload):
             torch.set_rng_state(state["random"])
             if self.world.device.type == "cuda" and state["random_gpu"] is not None:
                 torch.cuda.set_rng_state(state["random_gpu"], self.world.device)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"{path} is of another architecture than this code builds ({reason}); resume with the code that wrote "

@@ -1,0 +1,183 @@
+"""What the lines of a record must hold for tables and figures. Records may come from other code, or be damaged.
+
+Only what a report reads is described here. Other settings may be anything: users have mixers and tasks of their own.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from rebased.config import short
+from rebased.runs.limits import MAX_COUNT, MAX_LAYERS, MAX_SIZE, MAX_TEXT, check_leaves
+
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=MAX_TEXT)]
+Number = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,14})$")]  # as a key
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT)]
+Scalar = str | int | float | bool | None
+
+
+class _Part(BaseModel):
+    """A mapping in a record. Types are strict, and numbers are finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Code(_Part):
+    version: Text
+    commit: Text | None
+    dirty: bool | None
+
+
+class _Machine(_Part):
+    cpu: Text
+    cores: Count | None
+    threads: Count | None
+    gpu: Text | None
+    system: Text
+    python: Text
+    torch: Text
+
+
+class _Where(_Part):
+    """A line of type "run" or "resume"."""
+
+    code: _Code
+    machine: _Machine
+
+
+class _Mixer(_Part):
+    name: Name
+    n_heads: Size | None = None
+    qk_transform: Text | None = None
+
+
+class _Model(_Part):
+    mixers: Annotated[list[_Mixer], Field(min_length=1, max_length=MAX_LAYERS)]
+    d_model: Size
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 1
+    vocab_size: Size = 1
+    max_len: Size = 1
+
+
+class _Segment(_Part):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[Word, Scalar]
+
+    seq_len: Size
+    examples: Count
+
+
+Segments = Annotated[list[_Segment], Field(min_length=1)]
+
+
+class _Task(_Part):
+    name: Name = "mqar"
+    train: Segments
+    test: Segments
+    held_out: list[_Segment] | None = None
+
+
+class _SyntheticTraining(_Part):
+    protocol: Literal["paper", "held_out"]
+    lr: Annotated[float, Field(gt=0)]
+    seed: int
+
+
+class _SyntheticConfig(_Part):
+    task: _Task
+    model: _Model
+    train: _SyntheticTraining
+
+
+class _SyntheticRun(_Part):
+    digest: Name
+    parameters: Count
+    config: _SyntheticConfig
+
+
+class _Corpus(_Part):
+    sha256: Name
+
+
+class _Data(_Part):
+    folder: Text
+    seq_len: Size
+    isolate_documents: bool
+
+
+class _LMTraining(_Part):
+    seed: int
+
+
+class _LMConfig(_Part):
+    data: _Data
+    model: _Model
+    train: _LMTraining
+
+
+class _LMRun(_Part):
+    digest: Name
+    parameters: Count
+    corpus: _Corpus
+    config: _LMConfig
+
+
+class _Split(_Part):
+    accuracy: Share
+    by_length: dict[Number, Share]
+    by_pairs: dict[Number, Share] = {}
+    slices: dict[Name, Share] = {}
+
+
+class _Epoch(_Part):
+    epoch: Count
+    seconds: Seconds
+    test_seconds: Seconds
+    test: _Split
+    held_out: _Split | None = None
+
+
+_WHERE, _EPOCH, _SYNTHETIC, _LM = (TypeAdapter(kind) for kind in (_Where, _Epoch, _SyntheticRun, _LMRun))
+
+
+def is_whole(line: dict[str, Any]) -> bool:
+    """True if the line has the fields of its type that every kind of run has."""
+    kind = line.get("type")
+    if kind in ("run", "resume"):
+        return _fits(_WHERE, line)
+    return isinstance(kind, str) and (kind != "end" or isinstance(line.get("status"), str))
+
+
+def is_whole_epoch(line: dict[str, Any], run: dict[str, Any]) -> bool:
+    """True if the line of an epoch has all its numbers and they are possible. `run` is the record's first line."""
+    return _fits(_EPOCH, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
+
+
+def is_of_language_model(run: dict[str, Any]) -> bool:
+    """True if a record's first line is that of a language model: it names a text."""
+    return "corpus" in run
+
+
+def check_run(run: dict[str, Any]) -> None:
+    """Raise ValueError if a record's first line lacks something that a report needs, or has what no run can have."""
+    try:
+        (_LM if is_of_language_model(run) else _SYNTHETIC).validate_python(run)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        value = "" if first["type"] == "missing" else f", not {short(first['input'])}"
+        raise ValueError(f"{where}: {first['msg']}{value}") from error
+    check_leaves(run["config"])
+
+
+def _fits(schema: TypeAdapter[Any], line: dict[str, Any]) -> bool:
+    try:
+        schema.validate_python(line)
+    except ValidationError:
+        return False
+    return True
