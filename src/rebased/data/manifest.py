@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain
-from rebased.files import replacing, sha256_file
+from rebased.files import read_json, replacing, sha256_file
 
 MANIFEST = "manifest.json"
 FORMAT = "rebased-text-1"
@@ -100,12 +100,13 @@ def read_manifest(folder: Path) -> Manifest:
             "rebased data prepare makes one, and with --resume it goes on"
         )
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; prepare the text again") from error
+    try:
         if isinstance(content, dict) and content.get("format") != FORMAT:
             raise ValueError(f"{path}: format {content.get('format')!r} is not {FORMAT!r}; prepare the text again")
         manifest = Manifest.model_validate(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}; prepare the text again") from error
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error)}") from error
     if manifest.dtype not in DTYPES:

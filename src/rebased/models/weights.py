@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.files import replacing
+from rebased.files import parse_json, replacing
 from rebased.models import LanguageModel, LMConfig
 
 WEIGHTS = "model.safetensors"
@@ -48,8 +48,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}; write it anew") from error
-    about = json.loads(metadata.get("rebased", "{}"))
-    if about.get("format") != FORMAT:
+    about = parse_json(metadata.get("rebased", "{}"), f"{path}: its metadata")
+    if not isinstance(about, dict) or about.get("format") != FORMAT or "model" not in about:
         raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
     try:
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten

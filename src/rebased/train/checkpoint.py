@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.files import describe_file, replacing
+from rebased.files import describe_file, read_json, replacing
 from rebased.train.world import World
 
 POINTER = "checkpoint.json"
@@ -105,7 +105,7 @@ def read_pointer(folder: Path) -> Pointer | None:
     if not path.exists():
         return None
     try:
-        pointer = _parse(json.loads(path.read_bytes()))
+        pointer = _parse(read_json(path))
         names = [Path(name) for name in (pointer.name, *pointer.files)]
         if any(name.is_absolute() or ".." in name.parts for name in names):
             raise ValueError("it names a file outside of this folder")

@@ -1,14 +1,15 @@
 """Read facts from files: one fact per line (.jsonl), or the sentences of SQuAD that contain an answer."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.data.sources import open_text
+from rebased.files import parse_json
 
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 SHORTEST_CUE = 3  # words; fewer do not identify a sentence
+FACT_BYTES = 2**29  # of a file, unpacked; SQuAD has 40 MB
 
 
 class Fact(NamedTuple):
@@ -36,7 +37,7 @@ def read_facts(path: Path | str) -> list[Fact]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line, f"{path}, line {number}")
             cue, answer = entry["context"].strip(), entry["continuation"].strip()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -57,7 +58,7 @@ def read_squad(path: Path | str) -> list[Fact]:
     """
     path = Path(path)
     try:
-        passages = [passage for article in json.loads(_read_text(path))["data"] for passage in article["paragraphs"]]
+        passages = [passage for article in parse_json(_read_text(path), str(path))["data"] for passage in article["paragraphs"]]
         spans = [(passage["context"], _answers(passage)) for passage in passages]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in the format of SQuAD: {error!r}; give a dev-v2.0.json") from error
@@ -89,7 +90,9 @@ def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
 
 def _read_text(path: Path) -> str:
     with open_text(path) as (stream, _):
-        content = stream.read()
+        content = stream.read(FACT_BYTES + 1)
+    if len(content) > FACT_BYTES:
+        raise ValueError(f"{path} has more than {FACT_BYTES:,} bytes of text; give a smaller file")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
