@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebased.config import explain
 from rebased.files import parse_json, replacing
-from rebased.models import LanguageModel, LMConfig
+from rebased.models import LanguageModel, LMConfig, check_model_fits
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
@@ -53,7 +53,9 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
         raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
     try:
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten
-            model = LanguageModel(LMConfig.model_validate(about["model"]))
+            config = LMConfig.model_validate(about["model"])
+            check_model_fits(config)
+            model = LanguageModel(config)
     except ValidationError as error:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
     own = _tensors(model)

@@ -58,7 +58,9 @@ def read_squad(path: Path | str) -> list[Fact]:
     """
     path = Path(path)
     try:
-        passages = [passage for article in parse_json(_read_text(path), str(path))["data"] for passage in article["paragraphs"]]
+        passages = [
+            passage for article in parse_json(_read_text(path), str(path))["data"] for passage in article["paragraphs"]
+        ]
         spans = [(passage["context"], _answers(passage)) for passage in passages]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in the format of SQuAD: {error!r}; give a dev-v2.0.json") from error

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
-from rebased.models import LMConfig, shape_of
+from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
 from rebased.runs.shipped import find_config
@@ -101,6 +101,7 @@ def parse_buildable(tree: Any) -> RunConfig:
 @cache
 def check_model(model: LMConfig) -> None:
     """Raise ValueError if the model cannot be built."""
+    check_model_fits(model)
     shape_of(model)
 
 
