@@ -20,8 +20,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", REBASED_TRACEBACK="0")
 
-from tests.torture.inputs import hostile_value, mutate_json, mutate_text, mutate_words, mutate_yaml, write  # noqa: E402
-from tests.torture.outcome import Limits, judge, run_forked  # noqa: E402
+from tests.torture.inputs import hostile_value, mutate_json, mutate_text, mutate_words, mutate_yaml, write
+from tests.torture.outcome import Limits, judge, run_forked
 
 RUN: dict[str, Any] = {
     "task": {
@@ -52,7 +52,16 @@ MIXERS = ("based", "attention", "sliding_window", "short_conv", "mamba", "rwkv",
 ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "train": (
         ["train", "--config", "run.yaml", "--out", "out", "--train.epochs", "1"],
-        ("--train.lr", "--model.d_model", "--model.mixers.1.n_heads", "--resume", "--import", "--out", "--task", "--wandb"),
+        (
+            "--train.lr",
+            "--model.d_model",
+            "--model.mixers.1.n_heads",
+            "--resume",
+            "--import",
+            "--out",
+            "--task",
+            "--wandb",
+        ),
     ),
     "lm train": (
         ["lm", "train", "--config", "lm.yaml", "--out", "out", "--train.steps", "1"],
@@ -64,7 +73,17 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "lm eval": (
         ["lm", "eval", "lm-run", "--device", "cpu"],
-        ("--batch-size", "--split", "--windows", "--seq-len", "--json", "--data", "--precision", "--warmup", "--stride"),
+        (
+            "--batch-size",
+            "--split",
+            "--windows",
+            "--seq-len",
+            "--json",
+            "--data",
+            "--precision",
+            "--warmup",
+            "--stride",
+        ),
     ),
     "lm recall": (
         ["lm", "recall", "lm-run", "--facts", "facts.jsonl", "--questions", "2"],
@@ -84,9 +103,11 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 
 def make_world(folder: Path) -> None:
     """A prepared text, a finished run of each kind and an unfinished one, made by children: this process stays warm."""
-    words = "the quick brown fox jumps over a lazy dog and it rained all day".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "it", "rained", "all", "day"]
     (folder / "text.txt").write_text("\n\n".join(" ".join(words[i % 13 :]) for i in range(60)))
-    (folder / "facts.jsonl").write_text("\n".join(json.dumps({"context": f"x {i} is", "continuation": f"{i}"}) for i in range(9)))
+    (folder / "facts.jsonl").write_text(
+        "\n".join(json.dumps({"context": f"x {i} is", "continuation": f"{i}"}) for i in range(9))
+    )
     write(folder / "run.yaml", json.dumps(RUN))
     write(folder / "lm.yaml", json.dumps(TEXT_RUN))
     write(folder / "sweep.yaml", json.dumps(SWEEP))
@@ -124,7 +145,15 @@ def sweep(random: Random, folder: Path) -> list[str]:
 
 
 def override(random: Random, folder: Path) -> list[str]:
-    keys = ("train.lr", "train", "model.mixers", "model.mixers.1", "model.mixers.1.n_heads", "task.train.0.seq_len", "task")
+    keys = (
+        "train.lr",
+        "train",
+        "model.mixers",
+        "model.mixers.1",
+        "model.mixers.1.n_heads",
+        "task.train.0.seq_len",
+        "task",
+    )
     value = mutate_text(random, "[1, {a: 2}]") if random.random() < 0.3 else str(hostile_value(random))
     return ["train", "--config", "run.yaml", "--out", "out", f"--{random.choice(keys)}={value}".replace("\0", "")]
 
@@ -180,7 +209,15 @@ def jsonl(random: Random, folder: Path) -> list[str]:
 
 
 def facts(random: Random, folder: Path) -> list[str]:
-    tree = {"data": [{"paragraphs": [{"context": "This is a text of Oslo.", "qas": [{"answers": [{"text": "Oslo", "answer_start": 18}]}]}]}]}
+    tree = {
+        "data": [
+            {
+                "paragraphs": [
+                    {"context": "This is a text of Oslo.", "qas": [{"answers": [{"text": "Oslo", "answer_start": 18}]}]}
+                ]
+            }
+        ]
+    }
     write(folder / "x.json", mutate_json(random, tree))
     return ["lm", "recall", "lm-run", "--squad", "x.json", "--questions", "2", "--device", "cpu"]
 
@@ -213,6 +250,7 @@ def main() -> int:
     kinds = [kind for kind in KINDS if not options.only or kind.__name__ in options.only]
     for module in ("train", "lm_train", "sweep", "lm_eval", "lm_recall", "data", "report", "lm_compare", "params"):
         __import__(f"rebased.cli.{module}")
+    __import__("torch._dynamo")  # the optimiser needs it, and its import takes seconds
     limits, broken, number, started = Limits(), 0, options.first, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
         world = Path(scratch) / "world"
@@ -227,7 +265,10 @@ def main() -> int:
             outcome = run_forked(words, folder, limits)
             if problem := judge(outcome, limits):
                 broken += 1
-                print(f"{number} {kind.__name__}: {problem}\n  {' '.join(words)[:300]!r}\n  ...{outcome.output[-700:]!r}", flush=True)
+                print(
+                    f"{number} {kind.__name__}: {problem}\n  {' '.join(words)[:300]!r}\n  ...{outcome.output[-700:]!r}",
+                    flush=True,
+                )
                 if options.keep:
                     shutil.copytree(folder, options.keep / f"{options.seed}-{number}", dirs_exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)

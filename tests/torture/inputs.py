@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,9 +40,56 @@ TEXTS = (
     "-",
     "nan",
 )
-OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"": {}}, {"name": 5}, {"name": []}, [None], {"a": 1}, {1: 2})
-SNIPPETS = ("!!bool abc", "!!timestamp abc", "!!binary x", "*a", "&a ", "<<: *a", "- ", "? ", ": ", "{", "[", "}", "]", "'")
-SNIPPETS += ('"', "|", ">", "%", "@", "`", "\t", "\0", "\ufeff", "\u2028", "#", "\n", "---", "...", "0x", "1:2:3", "~", ",")
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    {"": {}},
+    {"name": 5},
+    {"name": []},
+    [None],
+    {"a": 1},
+    {1: 2},
+)
+SNIPPETS = (
+    "!!bool abc",
+    "!!timestamp abc",
+    "!!binary x",
+    "*a",
+    "&a ",
+    "<<: *a",
+    "- ",
+    "? ",
+    ": ",
+    "{",
+    "[",
+    "}",
+    "]",
+    "'",
+)
+SNIPPETS += (
+    '"',
+    "|",
+    ">",
+    "%",
+    "@",
+    "`",
+    "\t",
+    "\0",
+    "\ufeff",
+    "\u2028",
+    "#",
+    "\n",
+    "---",
+    "...",
+    "0x",
+    "1:2:3",
+    "~",
+    ",",
+)
 
 
 def hostile_value(random: Random) -> Any:
@@ -124,18 +171,16 @@ def mutate_words(random: Random, words: Sequence[str], options: Sequence[str]) -
     """A command line with one to three changes. A NUL cannot be part of an argument."""
     changed = list(words)
     for _ in range(random.randint(1, 3)):
-        at = random.randrange(1, len(changed) + 1)
-        value = str(hostile_value(random))
-        actions: tuple[Callable[[], Any], ...] = (
-            lambda: changed.insert(at, value),
-            lambda: changed.__setitem__(at - 1, value),
-            lambda: changed.__delitem__(at - 1),
-            lambda: changed.extend([random.choice(options), value]),
-            lambda: changed.extend([f"{random.choice(options)}={value}"]),
-            lambda: changed.extend([random.choice(options)]),
-        )
-        random.choice(actions)()
-        changed = changed or ["--help"]
+        at, value, option = random.randrange(len(changed)), str(hostile_value(random)), random.choice(options)
+        action = random.randrange(6)
+        if action == 0:
+            changed.insert(at + 1, value)
+        elif action == 1:
+            changed[at] = value
+        elif action == 2 and len(changed) > 1:
+            del changed[at]
+        else:
+            changed += [[option, value], [f"{option}={value}"], [option]][action % 3]
     return [word.replace("\0", "").encode("utf-8", "surrogatepass").decode("utf-8", "replace") for word in changed]
 
 

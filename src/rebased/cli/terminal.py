@@ -1,9 +1,11 @@
 """The consoles of all commands: text is shown as it is, never as rich's markup and never as codes of the terminal."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 _UNSAFE = (
     *(code for code in range(0x20) if chr(code) not in "\n\t"),
@@ -29,6 +31,10 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as rich shows it, for a cell or a title. Rich alone would drop some control characters."""
+        return super().render_str(plain(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of a renderable. Those that move the cursor are rich's own; all others are cleaned."""

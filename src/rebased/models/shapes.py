@@ -28,14 +28,13 @@ def weight_bytes(config: LMConfig) -> int:
 
     Raises ValueError if a tensor would have more than 2**63 bytes, or a mixer refuses its arguments.
     """
-    numbers, period = (config.vocab_size + config.max_len) * config.d_model, len(config.mixers)
-    if 4 * numbers < 2**63:
-        with _without_weights():
-            for layer in range(period):
-                block = Block(config, layer)
-                repeats = -(-(config.n_layers - layer) // period)
-                numbers += repeats * sum(parameter.numel() for parameter in block.parameters())
-    return 4 * numbers
+    numbers, period = 0, len(config.mixers)
+    with _without_weights():
+        for layer in range(period):
+            block = Block(config, layer)
+            repeats = -(-(config.n_layers - layer) // period)
+            numbers += repeats * sum(parameter.numel() for parameter in block.parameters())
+    return 4 * numbers + _embedding_bytes(config)
 
 
 def check_model_fits(config: LMConfig, copies: int = 1, more: int = 0) -> None:
@@ -43,13 +42,19 @@ def check_model_fits(config: LMConfig, copies: int = 1, more: int = 0) -> None:
 
     A mixer that cannot be built without weights is not counted.
     """
+    what = f"a model of d_model {config.d_model} and {config.n_layers} layers needs"
+    check_memory(copies * _embedding_bytes(config), what)  # first, since layers as wide may have sizes that overflow
     try:
         needed = weight_bytes(config)
     except ValueError:
         raise
     except Exception:  # of a user's own mixer, which may need real tensors: it is built with weights soon
         needed = 0
-    check_memory(copies * needed + more, f"a model of d_model {config.d_model} and {config.n_layers} layers needs")
+    check_memory(copies * needed + more, what)
+
+
+def _embedding_bytes(config: LMConfig) -> int:
+    return 4 * (config.vocab_size + config.max_len) * config.d_model
 
 
 @contextmanager

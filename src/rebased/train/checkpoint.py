@@ -113,7 +113,8 @@ def read_pointer(folder: Path) -> Pointer | None:
             raise ValueError("it does not name the files of its checkpoint")
         return pointer
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}; {REMEDY}") from error
+        reason = str(error).removeprefix(f"{path} ") if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is damaged: {reason}; {REMEDY}") from error
 
 
 def _parse(tree: dict[str, Any]) -> Pointer:

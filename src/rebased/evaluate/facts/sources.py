@@ -61,8 +61,8 @@ def read_squad(path: Path | str) -> list[Fact]:
         passages = [
             passage for article in parse_json(_read_text(path), str(path))["data"] for passage in article["paragraphs"]
         ]
-        spans = [(passage["context"], _answers(passage)) for passage in passages]
-    except (ValueError, KeyError, TypeError) as error:
+        spans = [(str(passage["context"]), _answers(passage)) for passage in passages]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is not in the format of SQuAD: {error!r}; give a dev-v2.0.json") from error
     facts = []
     for group, (text, answers) in enumerate(spans):
@@ -76,7 +76,10 @@ def read_squad(path: Path | str) -> list[Fact]:
 def _answers(passage: dict[str, Any]) -> set[tuple[int, str]]:
     """(start, text) of the first answer of each question that has one."""
     answers = [question["answers"][0] for question in passage["qas"] if question["answers"]]
-    return {(answer["answer_start"], answer["text"]) for answer in answers}
+    found = {(answer["answer_start"], answer["text"]) for answer in answers}
+    if not all(isinstance(start, int) and isinstance(text, str) for start, text in found):
+        raise TypeError("an answer is a text and the number of its first character")
+    return found
 
 
 def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:

@@ -1,6 +1,7 @@
 """A sweep file: a base run, and a grid of settings that the runs of the sweep change in it."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from rebased.runs.run_config import RunConfig
 from rebased.runs.shipped import find_config
 
 SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
+MOST_RUNS = 50_000  # grid points: each becomes a config in memory and a folder on disk
 
 
 class Point(NamedTuple):
@@ -77,6 +79,8 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     axes = [list(entries(path, name, axis)) for name, axis in sweep.grid.items()]
     if not axes:
         raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
+    if (count := math.prod(map(len, axes))) > MOST_RUNS:
+        raise ValueError(f"{path}: the grid has {count:,} combinations; at most {MOST_RUNS:,} are one sweep: divide it")
     points, mistakes = [], dict[str, list[str]]()
     for combination in itertools.product(*axes):
         settings: dict[str, Any] = {}
