@@ -1,8 +1,10 @@
 """The `rebased` command. Each verb is one file, imported only when the verb is called, so --help answers at once."""
 
+import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -76,8 +78,7 @@ def main(tokens: Sequence[str] | None = None) -> Never:
             import_verb(words)
         code = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, shows no traceback either
+        atexit.register(signal.signal, signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, is as quiet
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `rebased ... | head`: the reader is gone, so Python must not flush stdout at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +97,8 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
 
     A KeyboardInterrupt in the middle of an import would be a traceback, or whatever a C extension makes of it.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by a caller
+    ours = threading.current_thread() is threading.main_thread()  # only this one may set handlers
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or a caller's
         yield
         return
     signal.signal(signal.SIGINT, _leave)

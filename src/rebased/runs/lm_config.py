@@ -31,7 +31,7 @@ class LMTrainConfig(Config):
         None, ge=1, description="sequences that a process computes at once; none: its whole share of the batch"
     )
     lr: float = Field(
-        1e-3, gt=0, le=1e6, allow_inf_nan=False, description="the highest rate, reached at the end of the warm-up"
+        1e-3, gt=0, le=1e30, allow_inf_nan=False, description="the highest rate, reached at the end of the warm-up"
     )
     warmup_steps: int = Field(200, ge=0, description="steps over which the rate rises linearly")
     final_lr: float = Field(0.1, ge=0, le=1, description="the rate at the end of the cosine, as a fraction of lr")

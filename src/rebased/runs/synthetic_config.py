@@ -27,7 +27,7 @@ class SyntheticTrainConfig(Config):
     epochs: int = Field(64, ge=1)
     batch_size: int = Field(512, ge=1, description="sequences per step, however many are computed at once")
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
-    lr: float = Field(1e-3, gt=0, le=1e6, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0, le=1e30, allow_inf_nan=False)
     weight_decay: float = Field(
         0.1, ge=0, le=1e6, allow_inf_nan=False, description="of every parameter, as in the paper"
     )
