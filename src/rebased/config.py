@@ -11,6 +11,17 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from rebased.files import read_bounded
+
+YAML_BYTES = 2**18
+"""The largest YAML text that is read; the shipped configs have about a thousand bytes."""
+YAML_DEPTH = 32
+"""The deepest nesting of a YAML text."""
+YAML_VALUES = 20_000
+"""The most values of a YAML text, each alias (*name) counted with all that it stands for."""
+INTEGERS = 2**63
+"""Integers of a config are smaller than this: torch's and numpy's have 64 bits."""
+
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """The end of an error message about an unknown word: the most similar known word, or all of them."""
@@ -43,6 +54,8 @@ class Config(BaseModel):
                     raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), list(cls.model_fields))}")
                 if isinstance(value, bool) and cls.model_fields[key].annotation in (int, float):
                     raise ValueError(f"{key} should be a number; got {value}")  # pydantic would take yes for 1
+                if isinstance(value, int) and abs(value) >= INTEGERS:
+                    raise ValueError(f"{key} is {short(value)}, which does not fit into 64 bits; choose a smaller one")
         return values
 
     def digest(self) -> str:
@@ -162,12 +175,58 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
 
 def short(value: Any) -> str:
     """A value as error messages show it: its repr, at most 60 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a user's object that holds itself
+        return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
+
+
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 3e-3 as a number (YAML 1.1 wants 3.0e-3) and rejects repeated keys."""
+    """A YAML loader that reads 3e-3 as a number (YAML 1.1 wants 3.0e-3), dates as text, and rejects repeated keys.
+
+    Texts that are nested deep, or that aliases make large, are errors before anything is made of them.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}  # values that a node stands for, by its id; the graph keeps the nodes alive
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        if self._depth == YAML_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {YAML_DEPTH} levels", mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if not is_alias:
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(child)] for child in _child_nodes(node))
+        elif id(node) not in self._sizes:
+            raise yaml.composer.ComposerError(None, None, "this alias stands for a value that holds it", mark)
+        if max(self._sizes[id(node)], len(self._sizes)) > YAML_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {YAML_VALUES:,} values", mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} has no use here", node.start_mark
+            )
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:  # such as of !!bool abc
+            what = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{short(node.value)} is not of the kind !!{what}", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -181,25 +240,40 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _child_nodes(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            yield from pair
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML text. Raises ValueError, which names `source`, if it is not valid YAML."""
+    """The value of a YAML text. Raises ValueError, which names `source`, if it is not valid YAML or too large."""
+    if len(text) > YAML_BYTES:
+        raise ValueError(f"{source} has {len(text):,} characters; at most {YAML_BYTES:,} are read here")
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: no code is run
     except yaml.YAMLError as error:
         problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{source} is not valid YAML{where}: {problem or error}") from error
+        reason = problem or " ".join(str(error).split())  # of a character that YAML does not allow
+        raise ValueError(f"{source} is not valid YAML{where}: {reason}") from error
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ValueError if the file is empty or holds something else."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bounded(path, YAML_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file: {error.reason} at byte {error.start}") from error
     tree = parse_yaml(text, str(path))

@@ -1,9 +1,10 @@
-"""Files on disk: atomic writes, folder locks and checksums."""
+"""Files on disk: atomic writes, folder locks, checksums, and reading within limits."""
 
 import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any, BinaryIO
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+JSON_BYTES = 2**26
+"""The largest JSON file that `read_json` takes: manifests of ten thousands of shards are below it."""
+JSON_DEPTH = 64
+"""The deepest nesting that `parse_json` takes; ours have at most ten levels."""
 
 
 @contextmanager
@@ -94,3 +99,43 @@ def unseal(tree: dict[str, Any]) -> dict[str, Any]:
     if "sha256" in tree and seal(content) != tree:
         raise ValueError("its checksum is not that of its contents")
     return content
+
+
+def read_bounded(path: Path | str, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Raises ValueError if the file is larger, or a device or a pipe, which may never end; OSError if it cannot be read.
+    """
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):  # a folder: open says so
+        raise ValueError(f"{path} is a device, a pipe or a socket; give a regular file")
+    with open(path, "rb") as file:
+        content = file.read(limit + 1) if state.st_size <= limit else b""
+    if state.st_size > limit or len(content) > limit:
+        raise ValueError(f"{path} has {max(state.st_size, len(content)):,} bytes; at most {limit:,} are read here")
+    return content
+
+
+def read_json(path: Path | str, limit: int = JSON_BYTES) -> Any:
+    """The value in a JSON file of at most `limit` bytes. Raises ValueError, as `read_bounded` and `parse_json` do."""
+    return parse_json(read_bounded(path, limit), str(path))
+
+
+def parse_json(content: bytes | str, source: str) -> Any:
+    """The value of a JSON text. Raises ValueError, which names `source`, if it is no JSON or nested too deep."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels; that is none of ours") from None
+    except ValueError as error:  # also of bytes that are not UTF-8, and of numbers with thousands of digits
+        raise ValueError(f"{source} is not JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [child for each in level if isinstance(each, dict | list) for child in _children(each)]:
+        depth += 1
+        if depth > JSON_DEPTH:
+            raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels; that is none of ours")
+    return value
+
+
+def _children(value: dict[str, Any] | list[Any]) -> Iterator[Any]:
+    yield from value.values() if isinstance(value, dict) else value

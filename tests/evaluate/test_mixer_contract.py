@@ -42,6 +42,11 @@ class LooksAhead(Good):
         return self.out_proj(x + x.roll(-1, 1))
 
 
+class MultipliesMasked(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril() @ x)
+
+
 class ReturnsTuple(Good):
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), None
@@ -124,6 +129,9 @@ class Raises(Good):
 FAULTS: list[tuple[type[Good], str, str]] = [
     (LooksAhead, "never_looks_ahead[at=10]", "the output before position 10"),
     (LooksAhead, "gradients_never_look_ahead", "in x from position 10 on"),
+    (MultipliesMasked, "not_finite_reaches_no_other[nan]", "nan at position 10 reaches earlier outputs"),
+    (MultipliesMasked, "not_finite_reaches_no_other[inf]", "inf at position 10 reaches earlier outputs"),
+    (MixesRows, "not_finite_reaches_no_other[nan]", "other rows, with nan in row 0"),
     (ReturnsTuple, "keeps_shape[T=7]", "returned a tuple; forward must return one tensor of x's shape"),
     (WrongShape, "keeps_shape[T=7]", r"returned the shape \[1, 6, 48\]; forward must return x's shape"),
     (WrongDtype, "keeps_dtype[float32]", "returned torch.float64; forward must return x's dtype, torch.float32"),

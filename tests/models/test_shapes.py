@@ -5,6 +5,7 @@ import torch
 
 from rebased.models import LanguageModel, preset, shape_of
 from rebased.models.presets import mqar_preset_names
+from rebased.models.shapes import weight_bytes
 
 
 @pytest.mark.parametrize("name", mqar_preset_names())
@@ -26,3 +27,10 @@ def test_models_that_are_built_afterwards_are_drawn_as_ever() -> None:
     for name, tensor in drawn[0].items():
         assert torch.equal(tensor, drawn[1][name]), name
     assert drawn[0]["embedding.weight"].std() > 0
+
+
+@pytest.mark.parametrize("name", mqar_preset_names())
+def test_bytes_of_weights_are_counted_without_building_the_model(name: str) -> None:
+    config = preset(name, d_model=48).model_copy(update={"n_layers": 5})
+    final_norm = 2 * config.d_model
+    assert weight_bytes(config) == 4 * (LanguageModel(config).num_parameters() - final_norm)

@@ -171,3 +171,21 @@ def test_no_nan_at_any_scale(cut: Cut, chunk: int | None, scale: float) -> None:
     given, _ = tensors(Shape(B=1, T=70, H=1, K=16, V=3), REBASED, torch.float16)
     scaled = [(scale * x).detach().requires_grad_(x.requires_grad) for x in given]
     assert not any(x.isnan().any() for x in attend(scaled, REBASED))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_a_nan_stays_in_its_row_head_and_document(cut: Cut, chunk: int | None, which: int) -> None:
+    """Of earlier tokens it reaches those of its own tile of 64 alone, counted from the document's first token."""
+    cut(chunk)
+    given, _ = tensors(Shape(B=1, T=80, H=2, K=4, V=3), REBASED, torch.float32)
+    q, k, v = (x.detach().clone() for x in given[:3])
+    (q, k, v)[which][0, 70, 1, 2] = torch.nan
+    o = poly_attention(q, k, v, coefficients=REBASED, backend="triton")
+    assert o[0, :, 0].isfinite().all()
+    assert o[0, :64].isfinite().all()
+    assert not o[0, 70, 1].isfinite().all()
+    cu_seqlens = torch.tensor([0, 66, 69, 75, 80])
+    packed = poly_attention(q, k, v, coefficients=REBASED, cu_seqlens=cu_seqlens, backend="triton")
+    assert packed[0, :69].isfinite().all()
+    assert packed[0, 75:].isfinite().all()

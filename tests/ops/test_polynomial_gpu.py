@@ -332,3 +332,21 @@ def test_a_state_on_another_device() -> None:
     q, k, v, _ = made(1, 3, 2, 16, 64, dtype=torch.float32)
     with pytest.raises(ValueError, match="state is on cpu and the inputs are on cuda"):
         poly_attention_extend(q, k, v, init_poly_state(1, 2, 16, 64, REBASED), coefficients=REBASED)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["q", "k", "v"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_nan_stays_in_its_row_head_and_document(which: int, dtype: torch.dtype, regime: Regime) -> None:
+    """Of earlier tokens it reaches those of its own tile of 64 alone, counted from the document's first token."""
+    q, k, v, _ = (x.detach() for x in made(2, 300, 2, 16, 32, dtype=dtype))
+    (q, k, v)[which][0, 200, 1, 3] = torch.nan
+    o = poly_attention(q, k, v, coefficients=REBASED, backend="triton")
+    assert o[1].isfinite().all()
+    assert o[0, :, 0].isfinite().all()
+    assert o[0, :192].isfinite().all()
+    assert not o[0, 200, 1].isfinite().all()
+    cu_seqlens = torch.tensor([0, 150, 198, 230, 300], device="cuda")
+    packed = poly_attention(q[:1], k[:1], v[:1], coefficients=REBASED, cu_seqlens=cu_seqlens, backend="triton")
+    assert packed[0, :198].isfinite().all()
+    assert packed[0, 230:].isfinite().all()
+    assert packed[0, :, 0].isfinite().all()

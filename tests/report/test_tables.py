@@ -1,11 +1,13 @@
 """Tables say what the records say."""
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
 
 from fake_records import fake_run
-from rebased.report import accuracy_by_pairs, epochs_by_seed, summary
+from rebased.report import Table, accuracy_by_pairs, epochs_by_seed, summary
 from rebased.runs.finished import by_model, read_run
 from rebased.train import train
 
@@ -34,6 +36,20 @@ def test_summary() -> None:
     assert table.rows[1] == ("Based", ">1", "0.100", "1,234", f"{4 * (12 * 153 * 3 + 48):,} B", "constant", "4 s")
     assert table.rows[2] == ("ConvAttention", "2", "0.995", "1,234", f"{4 * (2 * 32 * 24 + 48):,} B", "grows", "7 s")
     assert table.rows[3][0] == "Hyena"
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+SUM(A1)", "-1+cmd|x", "@x", "\t=1", "--1"])
+def test_a_text_is_no_formula_in_csv(text: str) -> None:
+    (_, cells) = csv.reader(io.StringIO(Table(("model", "x"), [(text, text)]).to_csv()))
+    assert cells == [f"'{text}"] * 2
+
+
+@pytest.mark.parametrize(
+    "number", ["-0.5", "+3", "-", "-1e-05", "+0.012 (0.010–0.300)", "-0.1 to +0.2", "+12%", "–", "7"]
+)
+def test_a_number_stays_a_number_in_csv(number: str) -> None:
+    (_, cells) = csv.reader(io.StringIO(Table(("model", "x"), [("ReBased", number)]).to_csv()))
+    assert cells == ["ReBased", number]
 
 
 def test_epochs_by_seed() -> None:

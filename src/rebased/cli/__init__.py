@@ -1,13 +1,19 @@
 """The `rebased` command. Each verb is one file, imported only when the verb is called, so --help answers at once."""
 
+import atexit
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Never
-
-from cyclopts import App, CycloptsError
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Never
 
 from rebased import __version__
+
+if TYPE_CHECKING:  # imported by `main`, where Ctrl-C ends the command without a traceback
+    from cyclopts import App
 
 # verb: (module:function, one line of help). The function's signature defines the options. It returns the exit code
 # (None means 0). If it raises, the error is shown in one line. A verb may have two words ("lm train"); then its first
@@ -38,12 +44,15 @@ GROUPS: dict[str, str] = {
 INTERRUPTED = 130  # what shells expect from a process that Ctrl-C ended
 USER_ERROR = 2
 OUR_ERROR = 1
+LONGEST_ERROR = 4000  # characters
 
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 
 
-def build_app() -> App:
+def build_app() -> "App":
     """Return the command with all its verbs. No verb's module is imported yet."""
+    from cyclopts import App
+
     app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
     groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
     for group in groups.values():
@@ -66,8 +75,11 @@ def main(tokens: Sequence[str] | None = None) -> Never:
     words = [word for word in words if word != "--debug"]
     try:
         refuse_unknown_verb(words)
+        with ctrl_c_ends_at_once():
+            import_verb(words)
         code = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
+        atexit.register(signal.signal, signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, is as quiet
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `rebased ... | head`: the reader is gone, so Python must not flush stdout at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,6 +90,35 @@ def main(tokens: Sequence[str] | None = None) -> Never:
         say_error(explain_error(error))
         sys.exit(USER_ERROR if is_users(error) else OUR_ERROR)
     sys.exit(code)
+
+
+@contextmanager
+def ctrl_c_ends_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process without a word: while modules are imported, nothing is begun yet.
+
+    A KeyboardInterrupt in the middle of an import would be a traceback, or whatever a C extension makes of it.
+    """
+    ours = threading.current_thread() is threading.main_thread()  # only this one may set handlers
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or a caller's
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+def import_verb(words: Sequence[str]) -> None:
+    """Import the module of the verb that these words begin with, and what parses its options."""
+    import_module("cyclopts")
+    function, _ = COMMANDS.get(" ".join(words[:2]) if words and words[0] in GROUPS else "".join(words[:1]), ("", ""))
+    if function:
+        import_module(function.partition(":")[0])
 
 
 def refuse_unknown_verb(words: Sequence[str]) -> None:
@@ -94,21 +135,39 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
 
 
 def is_users(error: Exception) -> bool:
-    """Return True if the user can fix it: wrong options or values, missing files or packages."""
-    return isinstance(error, CycloptsError | ValueError | OSError | ImportError)
+    """Return True if the user can fix it: wrong options or values, missing files or packages, too little memory."""
+    from cyclopts import CycloptsError
+
+    return isinstance(error, CycloptsError | ValueError | OSError | ImportError) or is_out_of_memory(error)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if Python, numpy or torch could not get memory on the CPU."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 def explain_error(error: Exception) -> str:
     """Return the message that the user sees."""
+    from cyclopts import CycloptsError
+
     if isinstance(error, CycloptsError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, ImportError):
         error = _most_helpful(error)
+    if is_out_of_memory(error):
+        reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error)  # torch adds where it is in its sources
+        return f"out of memory: {_first_line(reason) or 'Python could get no more'}; choose smaller sizes"
     if is_users(error):
         return str(error)
-    return f"{type(error).__name__}: {error} (not your fault: run again with --debug and report what it shows)"
+    what = f"{type(error).__name__}: {_first_line(str(error))}"
+    return f"{what} (not your fault: run again with --debug and report what it shows)"
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of a text. In messages of torch a trace of C++ follows it."""
+    return text.strip().partition("\n")[0]
 
 
 def _most_helpful(error: ImportError) -> ImportError:
@@ -122,8 +181,10 @@ def _most_helpful(error: ImportError) -> ImportError:
 
 def say_error(message: str) -> None:
     """Print `error: ...` on stderr. The first word is red in a terminal."""
-    from rich.console import Console
     from rich.text import Text
 
-    line = Text.assemble(("error:", "bold red"), " ", message)
-    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+    from rebased.cli.terminal import Terminal, plain
+
+    shown = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."
+    line = Text.assemble(("error:", "bold red"), " ", plain(shown))
+    Terminal(stderr=True).print(line, soft_wrap=True, highlight=False)

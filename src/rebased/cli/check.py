@@ -5,11 +5,11 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
 from rebased.cli.overrides import parse_overrides
+from rebased.cli.terminal import Terminal
 from rebased.config import did_you_mean, parse_yaml
 from rebased.evaluate.checks import CheckResult
 from rebased.evaluate.mixer_contract import run_mixer_contract
@@ -82,13 +82,13 @@ def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
 
 def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]]) -> int:
     """Print one line per check and a summary. Return the number of checks that failed."""
-    console = Console()
+    console = Terminal()
     done = failed = 0
-    with console.status(f"checking {kind} {name} ...") as status:
+    with console.status(Text(f"checking {kind} {name} ...")) as status:
         for result in run():
             done, failed = done + 1, failed + (not result.ok)
             console.print(line_of(result), soft_wrap=True)
-            status.update(f"checking {kind} {name}: {done} done ...")
+            status.update(Text(f"checking {kind} {name}: {done} done ..."))
     verdict = f"{failed} of {done} checks failed" if failed else f"all {done} checks passed"
     console.print(f"{kind} {name}: {verdict}", style="bold red" if failed else "bold green", highlight=False)
     return failed

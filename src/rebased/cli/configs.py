@@ -3,9 +3,9 @@
 import re
 from itertools import takewhile
 
-from rich.console import Console
 from rich.table import Table
 
+from rebased.cli.terminal import Terminal
 from rebased.config import did_you_mean
 from rebased.runs.shipped import shipped_configs
 
@@ -25,7 +25,7 @@ def configs(name: str | None = None) -> None:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for known, path in shipped.items():
             table.add_row(known, first_sentence(path.read_text(encoding="utf-8")))
-        Console().print(table, highlight=False)
+        Terminal().print(table, highlight=False)
     elif name in shipped:
         print(shipped[name].read_text(encoding="utf-8"), end="")
     else:

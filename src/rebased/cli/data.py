@@ -16,6 +16,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from rebased.cli import INTERRUPTED
+from rebased.cli.terminal import Terminal
 from rebased.data import Corpus, PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
 from rebased.data.manifest import Manifest
@@ -76,7 +77,7 @@ def prepare(
         invalid_utf8=invalid_utf8,
         shard_bytes=parse_size(shard_size),
     )
-    console = Console()
+    console = Terminal()
     begin = time.perf_counter()
     try:
         with ProgressBar(console) as bar:
@@ -104,7 +105,7 @@ def check(folder: Path) -> int:
     folder
         A folder that rebased data prepare wrote.
     """
-    console = Console()
+    console = Terminal()
     with console.status("reading"):
         corpus = Corpus(folder, verify=True)
     console.print(describe(corpus.manifest, folder))
@@ -153,10 +154,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = RichProgress(
-            TextColumn("shard {task.fields[shard]}"),
+            TextColumn("shard {task.fields[shard]}", markup=False),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,

@@ -4,11 +4,10 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.cli.interruption import AT_ONCE
+from rebased.cli.terminal import Terminal
 from rebased.config import load_config
 from rebased.report import check_replaceable, demo_page, write_page
 from rebased.report.demo import findings
@@ -41,7 +40,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    console, page, command = Console(), out / "report.html", command_line(out, seeds, config)
+    console, page, command = Terminal(), out / "report.html", command_line(out, seeds, config)
     check_replaceable(page)  # before minutes of training, not after
     configs = demo_configs(config, seeds)
     folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from rebased.cli.rich_table import rich_table
+from rebased.cli.terminal import Terminal, plain
 from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
 from rebased.runs.collect import collect, nothing_found
 
@@ -19,12 +18,12 @@ def lm_compare(runs: tuple[Path, ...], /) -> int:
     runs
         Folders of runs, searched at any depth, record.jsonl files, or bundles of them (.jsonl.gz, .jsonl.xz).
     """
-    collection, console = collect(runs), Console()
+    collection, console = collect(runs), Terminal()
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
     found = compare_language_models(collection.lm_runs)
     if not console.is_terminal:
-        print(to_markdown(found), end="")
+        print(plain(to_markdown(found)), end="")
         return 0
     for table in compare_tables(found):
         console.print(rich_table(table), "")

@@ -13,6 +13,7 @@ from rich.table import Table
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.results import check_new, progress_bars, write_json
+from rebased.cli.terminal import Terminal
 from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
@@ -79,7 +80,7 @@ def lm_eval(
     check_new(json)
     for name in imports:
         import_user_code(name)
-    console = Console()
+    console = Terminal()
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")

@@ -12,6 +12,7 @@ from rebased.analysis.intervals import wilson
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_eval import PRECISION, check_length
 from rebased.cli.results import check_new, progress_bars, write_json
+from rebased.cli.terminal import Terminal
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
 from rebased.ops.backend import choose_device
@@ -85,7 +86,7 @@ def lm_recall(
     if (facts is None) == (squad is None):
         raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
-    where, console = choose_device(device), Console()
+    where, console = choose_device(device), Terminal()
     trained = open_trained(model, data, where)
     size = check_length(trained.seq_len if length is None else length, trained, "--length")
     with console.status("making contexts"):

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import continue_with, ended_at_once
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
+from rebased.cli.terminal import Terminal
 from rebased.config import load_config
 from rebased.files import NotSaved
 from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
@@ -66,7 +66,7 @@ def lm_train(
     config = find_config(config, "lm")
     run = load_config(LMRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
-    console = Console()
+    console = Terminal()
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
         with progress_sink(console) as sink:

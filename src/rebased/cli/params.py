@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from rebased.cli.terminal import Terminal
 from rebased.models import preset
 from rebased.models.paper import (
     SAME_LENGTH,
@@ -44,7 +45,7 @@ def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
         cells = [_record(cell, count) for cell, count in ours.items()]
         print(json.dumps({"cells": cells, "at_one_length": [size._asdict() for size in sizes]}, indent=1))
     else:
-        console = Console()
+        console = Terminal()
         for table in (TABLE_4, TABLE_9):
             console.print(_table(table, ours))
         console.print(_size_table(sizes))
@@ -65,7 +66,8 @@ def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
     for name in ("D", "positions", "ours", "paper", ""):
         table.add_column(name, justify="right")
     for cell in cells:
-        mark = "[green]✓[/]" if ours[cell] == cell.parameters else f"[red]✗ {ours[cell] - cell.parameters:+,}[/]"
+        off = ours[cell] - cell.parameters
+        mark = Text("✓", "green") if off == 0 else Text(f"✗ {off:+,}", "red")
         counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
         table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # a model's last width
     return table

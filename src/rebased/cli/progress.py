@@ -95,7 +95,7 @@ class Bar(ProgressSink):
         self._progress = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[what]}"),
+            TextColumn("{task.fields[what]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
         )

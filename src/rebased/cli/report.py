@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.terminal import Terminal
 from rebased.files import replacing
 from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.runs.collect import check_bundle_name, collect, write_bundle
@@ -63,7 +63,7 @@ def report(
     if bundle:
         check_bundle_name(bundle)
         check_free([bundle], replace)
-    console = Console()
+    console = Terminal()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("reading", total=None)
         found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
@@ -85,7 +85,7 @@ def report(
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for warning in result.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
-        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+        Terminal(stderr=True).print(line, soft_wrap=True, highlight=False)
     for written in (output, tables, bundle):
         if written:
             console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)

@@ -23,7 +23,7 @@ def progress_bars(console: Console) -> Iterator[Callable[[str], OnProgress]]:
     The bars disappear when the block ends. Outside a terminal nothing is shown.
     """
     progress = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -14,6 +14,7 @@ from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, describe_plan, plan_table, sweep_board
+from rebased.cli.terminal import Terminal
 from rebased.cli.warn_once import each_warning_once
 from rebased.files import NotSaved
 from rebased.runs.record import lines_so_far
@@ -74,7 +75,7 @@ def sweep(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    console, folder = Console(), out or Path("runs") / file.stem
+    console, folder = Terminal(), out or Path("runs") / file.stem
     names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
     names = [
         str(Path(name).absolute()) if name.endswith(".py") else name for name in names

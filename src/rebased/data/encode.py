@@ -1,6 +1,5 @@
 """Encode chunks of documents as tokens. This is the work that is spread over processes."""
 
-import json
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from rebased.data.shards import Encoded
 from rebased.data.sources import text_of
 from rebased.data.splits import Chunk
 from rebased.data.tokenizer import Tokenizer
+from rebased.files import parse_json
 
 
 class ChunkBatch(NamedTuple):
@@ -78,10 +78,7 @@ class ChunkEncoder:
         if chunk.kind == "text":
             data = chunk.data
         else:
-            try:
-                row = json.loads(chunk.data)
-            except ValueError as error:
-                raise ValueError(f"{chunk.source} is not JSON: {error}") from error
+            row = parse_json(chunk.data, chunk.source)
             # JSON can hold lone surrogates, which are not UTF-8 either: they are found just below.
             data = text_of(row, self._field, chunk.source).encode("utf-8", "surrogatepass")
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from rebased.config import Config, explain
-from rebased.files import replacing, seal, sha256_file, unseal
+from rebased.files import read_json, replacing, seal, sha256_file, unseal
 
 MANIFEST = "manifest.json"
 FORMAT = "rebased-text-1"
@@ -101,12 +101,13 @@ def read_manifest(folder: Path) -> Manifest:
             "rebased data prepare makes one, and with --resume it goes on"
         )
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; prepare the text again") from error
+    try:
         if isinstance(content, dict) and content.get("format") != FORMAT:
             raise ValueError(f"{path}: format {content.get('format')!r} is not {FORMAT!r}; prepare the text again")
         manifest = Manifest.model_validate(_unsealed(path, content))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}; prepare the text again") from error
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error)}") from error
     if manifest.dtype not in DTYPES:

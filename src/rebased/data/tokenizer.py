@@ -15,6 +15,8 @@ from rebased.files import sha256_bytes
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
 """Usual names of the token that ends a document, tried in this order."""
+TOKENIZER_BYTES = 2**28
+"""The largest tokenizer.json that is read, unpacked; those of 250,000 tokens have a tenth of it."""
 
 
 class Tokenizer(Protocol):
@@ -143,7 +145,9 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> Tokenizer:
         path = path / "tokenizer.json"
     if path.is_file():
         with open_text(path) as (stream, _):
-            content = stream.read()
+            content = stream.read(TOKENIZER_BYTES + 1)
+        if len(content) > TOKENIZER_BYTES:
+            raise ValueError(f"{path} has more than {TOKENIZER_BYTES:,} bytes; give a tokenizer.json")
         return JsonTokenizer(content, path.name, end_of_text)
     if path.suffix in (".json", ".xz", ".gz", ".zst") or path.is_absolute() or name.startswith("."):
         raise ValueError(f"there is no tokenizer file {path}; give a tokenizer.json, a name on the Hub, or bytes")

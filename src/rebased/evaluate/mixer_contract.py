@@ -141,6 +141,25 @@ def never_looks_ahead(name: str, at: int) -> None:
     )
 
 
+def not_finite_reaches_no_other(name: str, value: float) -> None:
+    """Check that a NaN or an infinity at one token leaves earlier tokens and other rows as they are.
+
+    A mixer that declares `spreads_nan` is asked about other rows only.
+    """
+    mixer, x = _build(name), _inputs()
+    changed = x.clone()
+    changed[0, 10, 3] = value
+    before, after = _forward(mixer, x), _forward(mixer, changed)
+    _require_near(after[1:], before[1:], f"other rows, with {value} in row 0,")
+    if reason := getattr(mixer, "spreads_nan", None):
+        raise NotApplicable(f"mixer {name!r} declares spreads_nan: {reason}")
+    _require(
+        after[0, :10].isfinite().all(),
+        f"{value} at position 10 reaches earlier outputs; if it must, say why in a class attribute `spreads_nan`",
+    )
+    _require_near(after[:1, :10], before[:1, :10], f"the output before {value} at position 10")
+
+
 def gradients_never_look_ahead(name: str) -> None:
     """Check that outputs before a position have no gradient in x from it on."""
     x = _inputs().requires_grad_()
@@ -296,6 +315,7 @@ def _list_checks() -> list[Check]:
     floats = (torch.float64, torch.float32)
     lengths = "some sequence lengths do not work"
     leak = "the model is trained on tokens that it must predict"
+    spreads = "one bad number hides where it came from"
     gradient = "training does not follow the loss"
     generation = "generation gives other tokens than training"
     checks = [Check(f"keeps_shape[T={n}]", lengths, partial(keeps_shape, length=n)) for n in (1, 2, 7, 21, 64)]
@@ -307,6 +327,10 @@ def _list_checks() -> list[Check]:
     ]
     checks += [Check("computes_in_bfloat16", "it cannot be trained in bfloat16", computes_in_bfloat16)]
     checks += [Check(f"never_looks_ahead[at={n}]", leak, partial(never_looks_ahead, at=n)) for n in (1, 10, 20)]
+    checks += [
+        Check(f"not_finite_reaches_no_other[{value}]", spreads, partial(not_finite_reaches_no_other, value=value))
+        for value in (math.nan, math.inf)
+    ]
     checks += [
         Check("gradients_never_look_ahead", leak, gradients_never_look_ahead),
         Check("every_parameter_has_gradient", "a weight is never trained", every_parameter_has_gradient),

@@ -43,6 +43,7 @@ class SoftmaxAttention(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
 
     def __init__(
         self,

@@ -8,6 +8,8 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 - `forward_documents` keeps packed documents apart (Isolating, documents.py).
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
+- `spreads_nan` says, in words, why a NaN in x may reach earlier tokens of its row. A mixer without it keeps a NaN or an
+  infinity from them, as the contract suite checks.
 
 The constructor's signature is the schema of a mixer's config. Its arguments are the config's keys, except those that
 the model fills in: CONTEXT and FACTORY.

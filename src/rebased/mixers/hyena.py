@@ -93,6 +93,7 @@ class Hyena(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    spreads_nan = "an FFT mixes all tokens of a row, and separates them again only while all are finite"
 
     def __init__(
         self,

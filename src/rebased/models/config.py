@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
 from torch import nn
 
-from rebased.config import Config, check_added_later
+from rebased.config import Config, check_added_later, short
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
 
 
@@ -53,8 +53,10 @@ def _parse_mixer(value: Any) -> Any:
         value = {"name": value}
     if isinstance(value, MixerConfig):
         value = value.model_dump()
-    if not isinstance(value, dict) or "name" not in value:
-        raise ValueError(f"a mixer is a name, or a mapping with one ({{name: rebased, n_heads: 8}}); got {value!r}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError(
+            f"a mixer is a name, or a mapping with one ({{name: rebased, n_heads: 8}}); got {short(value)}"
+        )
     cls = mixer_class(value["name"])
     return mixer_schema(value["name"], cls).model_validate(value)  # type: ignore[arg-type]  # classes are hashable
 
@@ -68,7 +70,7 @@ class LMConfig(Config):
     Args:
         vocab_size: number of tokens, at least 2. Default 8,192.
         d_model: width D of the residual stream. Default 128.
-        n_layers: number of layers (blocks). Default 2.
+        n_layers: number of layers (blocks), at most 10,000. Default 2.
         max_len: number of learned positions, the longest sequence the model takes. Default 256.
         mixers: the mixers of the layers from first to last, repeated until there are n_layers. Each is a name
             ("rebased"; rebased.mixer_names() lists them) or a mapping with a name and arguments of the mixer's
@@ -84,7 +86,7 @@ class LMConfig(Config):
 
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
-    n_layers: int = Field(2, ge=1)
+    n_layers: int = Field(2, ge=1, le=10_000)
     max_len: int = Field(256, ge=1, description="learned positions: the longest sequence the model takes")
     mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
     mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.files import NotSaved, replacing
-from rebased.models import LanguageModel, LMConfig
+from rebased.files import NotSaved, parse_json, replacing
+from rebased.models import LanguageModel, LMConfig, check_model_fits
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
@@ -50,8 +50,8 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     """Return the trained model of a run's folder, or of one model.safetensors file, on `device` and in eval mode.
 
     Raises ValueError if the file's checksum is not that of its contents, or if its tensors are not those of the model
-    that its config describes. A file of an older version has no checksum: that is logged as a warning. Random number
-    streams are left as they are.
+    that its config describes. A file of an older version has no checksum: that is logged as a warning. Weights that
+    were saved in half precision are returned in fp32. Random number streams are left as they are.
     """
     path = _file(path)
     try:
@@ -62,11 +62,14 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
             elif _checksum(about, file.keys(), file.get_tensor) != about[CHECKSUM]:
                 raise ValueError(f"{path} is damaged: its checksum is not that of its contents; {REMEDY}")
             model = _build(path, about["model"])
+            there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict; mapped, not read
+            if any(tensor.dtype == torch.float64 for tensor in there.values()):
+                model = model.double()
             own = _tensors(model)
-            _check_kinds(path, {name: _kind(file.get_tensor(name)) for name in file.keys()}, own)  # noqa: SIM118
+            _check_kinds(path, there, own)
             with torch.no_grad():
                 for name, tensor in own.items():
-                    tensor.copy_(file.get_tensor(name))
+                    tensor.copy_(there[name])
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}; {REMEDY}") from error
     return model.to(device).eval()
@@ -91,10 +94,7 @@ def _file(path: Path | str) -> Path:
 
 def _about(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
     """Our entry of a file's metadata."""
-    try:
-        about = json.loads((metadata or {}).get("rebased", "{}"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: its metadata is not JSON; {REMEDY}") from error
+    about = parse_json((metadata or {}).get("rebased", "{}"), f"{path}: its metadata")
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
     if about.keys() - {CHECKSUM} != {"format", "model"}:  # a misspelt checksum must not pass for a file without one
@@ -117,21 +117,29 @@ def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
     """The model of a config, with initial weights."""
     try:
         with torch.random.fork_rng(devices=[]):  # they are drawn and then overwritten
-            return LanguageModel(LMConfig.model_validate(config))
+            known = LMConfig.model_validate(config)
+            check_model_fits(known)
+            return LanguageModel(known)
     except ValidationError as error:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
 
 
-def _check_kinds(path: Path, there: dict[str, str], own: dict[str, Tensor]) -> None:
-    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model."""
-    here = {name: _kind(tensor) for name, tensor in own.items()}
-    odd = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
+def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise ValueError if the names, shapes and kinds of dtypes in the file are not those of the model."""
+    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name))]
     if odd:
         name = min(odd)
         raise ValueError(
-            f"{path} does not fit its own config: {name} is {there.get(name)} in the file and {here.get(name)} in the "
-            f"model ({len(odd)} such); it was written by other code, or damaged"
+            f"{path} does not fit its own config: {name} is {_kind(there.get(name))} in the file and "
+            f"{_kind(own.get(name))} in the model ({len(odd)} such); it was written by other code, or damaged"
         )
+
+
+def _are_alike(a: Tensor | None, b: Tensor | None) -> bool:
+    """True if one can hold the other: equal shapes and dtypes, where one floating dtype stands for all."""
+    if a is None or b is None or a.shape != b.shape:
+        return False
+    return a.dtype == b.dtype or (a.is_floating_point() and b.is_floating_point())
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:
@@ -140,6 +148,8 @@ def _tensors(model: LanguageModel) -> dict[str, Tensor]:
     return {name: named[name].detach() for name in model.state_dict() if name in named}
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Tensor | None) -> str:
     """The shape and dtype of a tensor: "[64, 64] float32"."""
+    if tensor is None:
+        return "missing"
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -132,3 +133,77 @@ def kernel_path(backend: Backend, x: Tensor) -> Backend:
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of states and sums for inputs of `dtype`: fp64 for fp64, fp32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that this process can still get; None if the system does not say.
+
+    It is the least of what the machine has free (swap included), what a container may use, and the limit of a shell
+    (ulimit -v).
+    """
+    found = [_free_memory(), _limit_of_container(), _limit_of_process()]
+    return min((size for size in found if size is not None), default=None)
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Raise ValueError if `needed` bytes are more than `available_memory`. `what` needs them, and the remedy is its.
+
+    A lower bound of what is needed is enough: the check is there to refuse what cannot work before it is begun.
+    """
+    available = available_memory()
+    if available is not None and needed > available:
+        raise ValueError(
+            f"{what} at least {_in_bytes(needed)} of memory, and {_in_bytes(available)} are available; "
+            "choose smaller sizes"
+        )
+
+
+def _free_memory() -> int | None:
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024 * sum(int(lines[key].split()[0]) for key in ("MemAvailable", "SwapFree"))
+    except (OSError, ValueError, KeyError):  # not Linux: what there is at all
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (ValueError, OSError, AttributeError):
+            return None
+
+
+def _limit_of_container() -> int | None:
+    """What the control groups (v2) of this process leave it; their file caches can be freed, so these do not count."""
+    try:
+        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition(":")[2].strip("/")
+    except (OSError, IndexError):
+        return None
+    root, left = Path("/sys/fs/cgroup"), []
+    for group in [root / own, *(root / own).parents]:
+        try:
+            limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+            cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+            left += [] if limit == "max" else [max(0, int(limit) - used + int(cached))]
+        except (OSError, ValueError, KeyError):
+            continue
+    return min(left, default=None)
+
+
+def _limit_of_process() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        used = 0
+    return max(0, limit - used)
+
+
+def _in_bytes(size: int) -> str:
+    """A size in words: "12.3 GB (12,345,678,901 bytes)", "1e+30 bytes"."""
+    if size >= 10**18:
+        return f"{size:.2g} bytes"
+    name, unit = next(((name, unit) for name, unit in (("TB", 10**12), ("GB", 10**9)) if size >= unit), ("MB", 10**6))
+    return f"{size / unit:,.1f} {name} ({size:,} bytes)"

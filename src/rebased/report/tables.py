@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from html import escape
 from math import inf, isnan
@@ -15,6 +16,9 @@ LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} 
     "²": "$^2$", "−": "$-$", "≥": r"$\ge$", "→": r"$\to$", "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$",
 }  # fmt: skip
 NONE = "–"  # an empty cell
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
+NUMERIC = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?)?( ?[%±(–to) ]+[-+]?\d[\d.,]*)*[%)]*")
+"""A number, a range ("-0.1 to +0.2") or a dash: what begins with a sign and is none of these is text."""
 
 
 class Table(NamedTuple):
@@ -49,10 +53,18 @@ class Table(NamedTuple):
         return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
 
     def to_csv(self) -> str:
-        """Comma-separated values with one line per row, the head first."""
+        """Comma-separated values with one line per row, the head first.
+
+        A text that a spreadsheet would compute as a formula gets an apostrophe before it; numbers stay as they are.
+        """
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.head, *self.rows])
+        lines = ([_no_formula(cell) for cell in line] for line in (self.head, *self.rows))
+        csv.writer(file, lineterminator="\n").writerows(lines)
         return file.getvalue()
+
+
+def _no_formula(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(FORMULA) and not NUMERIC.fullmatch(cell) else cell
 
 
 def summary(runs: Sequence[Run], mark: float) -> Table:

@@ -31,18 +31,18 @@ class LMTrainConfig(Config):
         None, ge=1, description="sequences that a process computes at once; none: its whole share of the batch"
     )
     lr: float = Field(
-        1e-3, gt=0, allow_inf_nan=False, description="the highest rate, reached at the end of the warm-up"
+        1e-3, gt=0, le=1e30, allow_inf_nan=False, description="the highest rate, reached at the end of the warm-up"
     )
     warmup_steps: int = Field(200, ge=0, description="steps over which the rate rises linearly")
     final_lr: float = Field(0.1, ge=0, le=1, description="the rate at the end of the cosine, as a fraction of lr")
-    weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.1, ge=0, le=1e6, allow_inf_nan=False)
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="what decays: weights with two or more axes, or all, with norms and biases"
     )
     betas: Betas = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False)
     clip_norm: float | None = Field(
-        1.0, gt=0, allow_inf_nan=False, description="gradients are clipped to this norm; none: not clipped"
+        1.0, gt=0, le=1e30, allow_inf_nan=False, description="gradients are clipped to this norm; none: not clipped"
     )
     device: Device = "auto"
     precision: Precision = Field(
@@ -58,7 +58,7 @@ class LMTrainConfig(Config):
         description="what torchrun's processes divide: the sequences of a step, each process with all weights (ddp) or "
         "a shard of every weight (fsdp); or the tokens of each sequence, each process with all weights (context)",
     )
-    log_every: int = Field(10, ge=1, description="steps between two lines of the record")
+    log_every: int = Field(10, ge=1, le=10**6, description="steps between two lines of the record")
     eval_every: int | None = Field(500, ge=1, description="steps between two evaluations; none: only at the end")
     eval_windows: int | None = Field(None, ge=1, description="windows of the valid split to evaluate; none: all")
     final_windows: int | None = Field(None, ge=1, description="windows of each split to measure at the end; none: all")

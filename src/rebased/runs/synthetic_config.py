@@ -27,10 +27,12 @@ class SyntheticTrainConfig(Config):
     epochs: int = Field(64, ge=1)
     batch_size: int = Field(512, ge=1, description="sequences per step, however many are computed at once")
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
-    lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    weight_decay: float = Field(0.1, ge=0, allow_inf_nan=False, description="of every parameter, as in the paper")
+    lr: float = Field(1e-3, gt=0, le=1e30, allow_inf_nan=False)
+    weight_decay: float = Field(
+        0.1, ge=0, le=1e6, allow_inf_nan=False, description="of every parameter, as in the paper"
+    )
     betas: Betas = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     device: Device = "auto"
     precision: Precision = "fp32"

@@ -8,7 +8,8 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
 from torch import Generator, Tensor
 
-from rebased.config import Config, check_added_later, explain
+from rebased.config import Config, check_added_later, explain, short
+from rebased.ops.backend import check_memory
 from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
 from rebased.tasks.seeds import mix_seed
 
@@ -88,8 +89,19 @@ class TaskData(Config):
         shared = [key for key in self.task_type.model_fields if key not in self.task_type.segment_fields]
         return self.task_type(**{key: getattr(self, key) for key in shared}, **segment.settings())
 
+    def data_bytes(self) -> int:
+        """The bytes of inputs and labels of all splits, and of the block of rows that is drawn at a time."""
+        segments = (*self.train, *self.test, *self.held_out)
+        scratch = BLOCK_ROWS * max(segment.seq_len for segment in segments)
+        return 16 * (scratch + sum(segment.examples * segment.seq_len for segment in segments))
+
     def build(self, run_seed: int, device: torch.device | str = "cpu") -> Splits:
-        """The data of a run. `run_seed` matters only where seeds is "per_run"."""
+        """The data of a run. `run_seed` matters only where seeds is "per_run".
+
+        Raises ValueError if the memory of a CPU cannot hold them.
+        """
+        if torch.device(device).type == "cpu":
+            check_memory(self.data_bytes(), f"the examples of task {self.name!r} need")
         run = (run_seed,) if self.seeds == "per_run" else ()
         seen: dict[int, Tensor] = {}  # seq_len -> hashes of the rows of the splits made so far
         splits: list[tuple[Examples, ...]] = []
@@ -141,8 +153,10 @@ def _parse_task(value: Any) -> Any:
         value = {"name": value}
     if isinstance(value, TaskData):
         value = value.model_dump()
-    if not isinstance(value, dict):
-        raise ValueError(f"a task is a name, or a mapping of settings ({{name: mqar, vocab_size: 64}}); got {value!r}")
+    if not isinstance(value, dict) or not isinstance(value.get("name", DEFAULT_TASK), str):
+        raise ValueError(
+            f"a task is a name, or a mapping of settings ({{name: mqar, vocab_size: 64}}); got {short(value)}"
+        )
     return task_data(value.get("name", DEFAULT_TASK)).model_validate(value)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rebased.files import NotSaved, describe_file, replacing, seal, unseal
+from rebased.files import NotSaved, describe_file, read_json, replacing, seal, unseal
 from rebased.train.world import World
 
 POINTER = "checkpoint.json"
@@ -104,7 +104,7 @@ def read_pointer(folder: Path) -> Pointer | None:
     if not path.exists():
         return None
     try:
-        pointer = _parse(json.loads(path.read_bytes()))
+        pointer = _parse(read_json(path))
         names = [Path(name) for name in (pointer.name, *pointer.files)]
         if any(name.is_absolute() or ".." in name.parts for name in names):
             raise ValueError("it names a file outside of this folder")
@@ -112,7 +112,8 @@ def read_pointer(folder: Path) -> Pointer | None:
             raise ValueError("it does not name the files of its checkpoint")
         return pointer
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}; {REMEDY}") from error
+        reason = str(error).removeprefix(f"{path} ") if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is damaged: {reason}; {REMEDY}") from error
 
 
 def _parse(tree: dict[str, Any]) -> Pointer:

@@ -21,6 +21,7 @@ from rebased.runs.run_config import RunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
 from rebased.train.cuda_graph import own_stream
+from rebased.train.host_memory import check_run_fits
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
@@ -72,6 +73,7 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
 def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks: Sequence[Sink]) -> RunResult:
     """`train` between joining the world and leaving it. A function of its own, so that the workload is gone before the
     world is left: torch waits forever if a DistributedDataParallel is the last to hold the processes' group."""
+    check_run_fits(config, world.device, world.size)
     workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
     check_causality(workload.model)
     with (

@@ -1,14 +1,15 @@
 """Read facts from files: one fact per line (.jsonl), or the sentences of SQuAD that contain an answer."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.data.sources import open_text
+from rebased.files import parse_json
 
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 SHORTEST_CUE = 3  # words; fewer do not identify a sentence
+FACT_BYTES = 2**29  # of a file, unpacked; SQuAD has 40 MB
 
 
 class Fact(NamedTuple):
@@ -36,7 +37,7 @@ def read_facts(path: Path | str) -> list[Fact]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line, f"{path}, line {number}")
             cue, answer = entry["context"].strip(), entry["continuation"].strip()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -57,9 +58,11 @@ def read_squad(path: Path | str) -> list[Fact]:
     """
     path = Path(path)
     try:
-        passages = [passage for article in json.loads(_read_text(path))["data"] for passage in article["paragraphs"]]
-        spans = [(passage["context"], _answers(passage)) for passage in passages]
-    except (ValueError, KeyError, TypeError) as error:
+        passages = [
+            passage for article in parse_json(_read_text(path), str(path))["data"] for passage in article["paragraphs"]
+        ]
+        spans = [(str(passage["context"]), _answers(passage)) for passage in passages]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is not in the format of SQuAD: {error!r}; give a dev-v2.0.json") from error
     facts = []
     for group, (text, answers) in enumerate(spans):
@@ -73,7 +76,10 @@ def read_squad(path: Path | str) -> list[Fact]:
 def _answers(passage: dict[str, Any]) -> set[tuple[int, str]]:
     """(start, text) of the first answer of each question that has one."""
     answers = [question["answers"][0] for question in passage["qas"] if question["answers"]]
-    return {(answer["answer_start"], answer["text"]) for answer in answers}
+    found = {(answer["answer_start"], answer["text"]) for answer in answers}
+    if not all(isinstance(start, int) and isinstance(text, str) for start, text in found):
+        raise TypeError("an answer is a text and the number of its first character")
+    return found
 
 
 def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
@@ -89,7 +95,9 @@ def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
 
 def _read_text(path: Path) -> str:
     with open_text(path) as (stream, _):
-        content = stream.read()
+        content = stream.read(FACT_BYTES + 1)
+    if len(content) > FACT_BYTES:
+        raise ValueError(f"{path} has more than {FACT_BYTES:,} bytes of text; give a smaller file")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -16,8 +16,13 @@ A walk divides time into *chunks*. Readers see the writers of earlier chunks thr
 those of their own chunk pair by pair, one *tile* of readers after another. Chunks of one tile are the classic chunked
 form; one chunk for all tokens is tiled quadratic attention. The backward computes states again by walking again, so
 nothing of the size of a state is stored per chunk.
+
+Masked pairs are zeros in a product, and zero times NaN is NaN. So on a CPU tiles also end where a sum first meets a NaN
+or an infinity (`_cuts`): no reader of a tile then stands on the wrong side of it.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -244,10 +249,12 @@ def _walk(
     after = u.new_empty(B, H, F, W) if want_state else None
 
     walk = _Walk(x, y, u, w, state, out, dx, after)
+    summed = [u] * want_out + [y] * (w is not None)  # the writers' tensors that masked pairs are multiplied with
+    cuts = sorted({cut for tensor in summed for cut in _cuts(tensor, reverse)})
 
     def walk_rows(rows: tuple[slice, slice]) -> None:
         with torch.autocast(x.device.type, enabled=False):
-            _walk_rows(kernel, walk.rows(*rows), chunk, tile, reverse)
+            _walk_rows(kernel, walk.rows(*rows), chunk, tile, cuts, reverse)
 
     limit = CPU_WORDS if x.device.type == "cpu" else ACCELERATOR_WORDS
     rows = max(1, limit // (tile * (K * K + 2 * F + 3 * chunk + 4 * W)))
@@ -256,8 +263,8 @@ def _walk(
     return out, dx, after
 
 
-def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, reverse: bool) -> None:
-    """Fills out, dx and after of a walk of n pairs (b, h), where they are given.
+def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, cuts: list[int], reverse: bool) -> None:
+    """Fills out, dx and after of a walk of n pairs (b, h), where they are given. Tiles also end at `cuts`.
 
     Inside, tokens are the last axis of x, y and w, so that features are rows and no matmul needs a transposed copy.
     """
@@ -274,7 +281,7 @@ def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, reverse: bool
     for number, (first, last) in enumerate(chunks):
         ys = _features_first(y[:, first:last], dtype)  # [n,K,L]
         us = _tokens_first(u[:, first:last])  # [n,L,W]
-        for i, j in _spans(first, last, tile, reverse):
+        for i, j in _spans(first, last, tile, reverse, cuts):
             seen = slice(i - first, None) if reverse else slice(0, j - first)  # the writers that this tile sees
             own = slice(0, j - i) if reverse else slice(i - first, j - first)  # of these, the tokens of this tile
             xs = _features_first(x[:, i:j], dtype)  # [n,K,C]
@@ -338,10 +345,26 @@ def _row_groups(B: int, H: int, rows: int) -> list[tuple[slice, slice]]:
     return [(slice(b, b + batch), slice(h, h + heads)) for b in range(0, B, batch) for h in range(0, H, heads)]
 
 
-def _spans(start: int, stop: int, length: int, reverse: bool) -> list[tuple[int, int]]:
-    """(first, last) of each run of at most `length` tokens from start to stop."""
-    spans = [(i, min(i + length, stop)) for i in range(start, stop, length)]
+def _spans(start: int, stop: int, length: int, reverse: bool, cuts: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """(first, last) of each run of at most `length` tokens from start to stop, which also ends at each of `cuts`."""
+    inside = [cut for cut in cuts if start < cut < stop]
+    spans = list(pairwise(sorted({*range(start, stop, length), *inside, stop})))
     return spans[::-1] if reverse else spans
+
+
+def _cuts(u: Tensor, reverse: bool) -> list[int]:
+    """Positions at which tiles must end so that no NaN or infinity of u [B, T, H, W] reaches a token it may not reach.
+
+    A product keeps the columns of u apart, and a sum that has met a NaN or an infinity is never finite again. So the
+    first that a walk meets in a row and column counts: it must be the first token of its tile, or the last one of a
+    reverse walk. The usual answer, none, costs one sum over u. Only a CPU is asked: elsewhere the host would wait.
+    """
+    if u.device.type != "cpu" or u.sum(dtype=accumulate_dtype(u.dtype)).isfinite():
+        return []
+    odd = u.isfinite().logical_not_()
+    odd = odd.flip(1) if reverse else odd
+    first = odd.to(torch.uint8).argmax(1)[odd.any(1)].unique().tolist()
+    return [u.shape[1] - at for at in first] if reverse else first
 
 
 def _features_first(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,11 +19,23 @@ def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float
     return (c0 + s * (c1 + c2 * s)).tril()
 
 
+def sum_values(sim: Tensor, v: Tensor) -> Tensor:
+    """sum_{j<=i} sim_ij v_j: sim [B, H, T, T], zero for j > i, and v [B, T, H, V] -> [B, T, H, V].
+
+    A v that is NaN or infinite reaches no earlier token, though zero times NaN is NaN: sums are taken without it, and
+    are NaN or infinite themselves from its token on.
+    """
+    finite = v.isfinite()
+    sums = torch.einsum("bhij,bjhv->bihv", sim, torch.where(finite, v, 0))
+    met = torch.where(finite, 0, v).cumsum(1)
+    return torch.where(met == 0, sums, met)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
-    numerator = torch.einsum("bhij,bjhv->bihv", sim, v.to(dtype))
+    numerator = sum_values(sim, v.to(dtype))
     denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,T,H,1]
     return (numerator / (denominator + eps)).to(v.dtype)
 
@@ -37,7 +49,7 @@ def extend(
     sim = similarity(q, k, coefficients=coefficients, scale=scale)
     phi_q = query_features(q, coefficients, scale)  # [B,T,H,F]
     phi_k = key_features(k, coefficients)  # [B,T,H,F]
-    numerator = torch.einsum("bhij,bjhv->bihv", sim, v) + torch.einsum("bihf,bhfv->bihv", phi_q, state.kv)
+    numerator = sum_values(sim, v) + torch.einsum("bihf,bhfv->bihv", phi_q, state.kv)
     denominator = sim.sum(-1).transpose(1, 2) + torch.einsum("bihf,bhf->bih", phi_q, state.z)
     after = PolyState(
         kv=state.kv + torch.einsum("bjhf,bjhv->bhfv", phi_k, v),

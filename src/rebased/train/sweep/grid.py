@@ -1,6 +1,7 @@
 """A sweep file: a base run, and a grid of settings that the runs of the sweep change in it."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
-from rebased.models import LMConfig, shape_of
+from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
 from rebased.runs.shipped import find_config
 
 SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
+MOST_RUNS = 50_000  # grid points: each becomes a config in memory and a folder on disk
 
 
 class Point(NamedTuple):
@@ -77,6 +79,8 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     axes = [list(entries(path, name, axis)) for name, axis in sweep.grid.items()]
     if not axes:
         raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
+    if (count := math.prod(map(len, axes))) > MOST_RUNS:
+        raise ValueError(f"{path}: the grid has {count:,} combinations; at most {MOST_RUNS:,} are one sweep: divide it")
     points, mistakes = [], dict[str, list[str]]()
     for combination in itertools.product(*axes):
         settings: dict[str, Any] = {}
@@ -101,6 +105,7 @@ def parse_buildable(tree: Any) -> RunConfig:
 @cache
 def check_model(model: LMConfig) -> None:
     """Raise ValueError if the model cannot be built."""
+    check_model_fits(model)
     shape_of(model)
 
 
