@@ -38,13 +38,13 @@ class Shard(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A causal language model: token and position embeddings, n_layers blocks, a norm, a head tied to the embeddings.
+    """A causal language model: embeddings of tokens (and positions), n_layers blocks, a norm, a head tied to the tokens'.
 
     Args:
         config: an LMConfig. `preset(name)` makes those of the paper.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    Methods, with tokens [B,T] of dtype int64 or int32, T at most config.max_len:
+    Methods, with tokens [B,T] of dtype int64 or int32, T at most config.length_limit:
         forward(tokens): all logits [B,T,vocab].
         hidden(tokens): features [B,T,D] before the head; logits(hidden) applies the head to those you need.
         loss(tokens, labels): mean cross-entropy over the labelled positions. The label of a position stands at the
@@ -72,7 +72,8 @@ class LanguageModel(nn.Module):
         self.config = config
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **factory)
-        self.positions = nn.Embedding(config.max_len, config.d_model, **factory)
+        learned = config.positions == "learned"
+        self.positions = nn.Embedding(config.max_len, config.d_model, **factory) if learned else None
         self.dropout = nn.Dropout(config.embed_dropout)
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
             Block(config, layer, **factory) for layer in range(config.n_layers)
@@ -223,11 +224,13 @@ class LanguageModel(nn.Module):
             raise ValueError(f"tokens are {tokens.dtype}; use int64 or int32, for example tokens.long()")
         if tokens.device != weight.device:
             raise ValueError(f"tokens are on {tokens.device} and the model is on {weight.device}; move one of them")
+        if self.positions is None:
+            return self.dropout(embed(tokens, weight))
         end = start + tokens.shape[1]
         if end > self.config.max_len:
             raise ValueError(
                 f"{end} tokens are more than the {self.config.max_len} learned positions; "
-                f"build the model with max_len >= {end}"
+                f"build the model with max_len >= {end}, or with positions 'none'"
             )
         if cu_seqlens is None:
             positions = self.positions.weight[start:end]
