@@ -6,7 +6,7 @@ import torch
 
 from ops.polynomial_cases import EVEN, MIXED, STATE_NAMES, Cut, extend, past, tensors
 from polynomial_inputs import Shape, inputs
-from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention_extend
+from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention_extend, poly_attention_extend_
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
 pytestmark = pytest.mark.usefixtures("poisoned_kernels")

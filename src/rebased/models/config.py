@@ -99,7 +99,7 @@ class LMConfig(Config):
     )
     embed_dropout: float = Field(0.1, ge=0, lt=1)
     positions: Literal["learned", "none"] = Field(
-        "learned", description="an embedding per position, up to max_len; or none: the order comes from the mixers alone"
+        "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
     )
 
     @model_validator(mode="after")

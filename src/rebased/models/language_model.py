@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
 from rebased.ops import IGNORE, embed, linear_cross_entropy
 
+if TYPE_CHECKING:
+    from rebased.data.tokenizer import Tokenizer
+    from rebased.models.generation import Generated, Generation, Prompts
+
 
 class LMState(NamedTuple):
     """The state of a LanguageModel after the tokens it has read."""
@@ -38,7 +42,7 @@ class Shard(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A causal language model: embeddings of tokens (and positions), n_layers blocks, a norm, a head tied to the tokens'.
+    """A causal language model: token and position embeddings, n_layers blocks, a norm, a head tied to the embeddings.
 
     Args:
         config: an LMConfig. `preset(name)` makes those of the paper.
@@ -50,6 +54,7 @@ class LanguageModel(nn.Module):
         loss(tokens, labels): mean cross-entropy over the labelled positions. The label of a position stands at the
             position itself: the model does not shift labels. IGNORE (-100) marks positions without a label.
         init_state(batch), extend(tokens, state): prefill and decoding with a state.
+        generate(prompts), stream(prompts): what the model writes after prompts, at once or token by token.
         state_size(seq_len), num_parameters(): counts.
 
     Set `recompute = True` for gradient checkpointing: the backward pass computes each block again from its input.
@@ -197,6 +202,89 @@ class LanguageModel(nn.Module):
             x, layer = block.extend(x, layer)
             layers.append(layer)
         return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
+
+    def generate(
+        self,
+        prompts: "Prompts",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        n: int = 1,
+        stop: Sequence[str] = (),
+        end_of_text: int | None = None,
+        ignore_end_of_text: bool = False,
+        tokenizer: "Tokenizer | None" = None,
+        slots: int = 64,
+    ) -> "Generated":
+        """Return what the model writes after each prompt: Generated(tokens, logprobs, finish_reasons, texts).
+
+        The model must be in eval mode. Arguments as in `stream`.
+        """
+        return self.stream(
+            prompts,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            n=n,
+            stop=stop,
+            end_of_text=end_of_text,
+            ignore_end_of_text=ignore_end_of_text,
+            tokenizer=tokenizer,
+            slots=slots,
+        ).run()
+
+    def stream(
+        self,
+        prompts: "Prompts",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        n: int = 1,
+        stop: Sequence[str] = (),
+        end_of_text: int | None = None,
+        ignore_end_of_text: bool = False,
+        tokenizer: "Tokenizer | None" = None,
+        slots: int = 64,
+    ) -> "Generation":
+        """Return an iterator over the tokens that the model writes after each prompt, as they are made.
+
+        Args:
+            prompts: token ids of one prompt, or of several of any lengths; texts if there is a tokenizer. An empty
+                prompt begins with the end-of-text token.
+            max_tokens: how many tokens a sequence gets at most.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see Sampling. Temperature 0 is greedy.
+            n: how many sequences are written per prompt.
+            stop: strings that end a sequence; they need a tokenizer.
+            end_of_text: the token that ends a sequence. Default: the tokenizer's, if there is one.
+            ignore_end_of_text: whether a sequence goes on after that token.
+            tokenizer: turns prompts into tokens and tokens into text.
+            slots: how many sequences are decoded at once; the others wait.
+
+        Example:
+            >>> for token in model.stream("def main(", tokenizer=ByteTokenizer(), max_tokens=100):
+            ...     print(token.text, end="", flush=True)
+        """
+        from rebased.models.generation import Ending, begin  # here: it imports this file
+        from rebased.models.sampling import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        stops = stop if isinstance(stop, str) else tuple(stop)
+        ending = Ending(max_tokens, stops, end_of_text, ignore_end_of_text)  # type: ignore[arg-type]
+        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""

@@ -1,5 +1,6 @@
 """A trained model as one file, model.safetensors. Its metadata holds the config that rebuilds the model."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from rebased.config import explain
 from rebased.files import replacing
-from rebased.models import LanguageModel, LMConfig
+from rebased.models.config import LMConfig
+from rebased.models.language_model import LanguageModel
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
@@ -68,6 +70,15 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
     return model.to(device).eval()
+
+
+def weights_digest(model: LanguageModel) -> str:
+    """Return the SHA-256 of all weights, as 64 hexadecimal digits: equal for models that compute the same."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_tensors(model).items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:
