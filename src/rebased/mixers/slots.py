@@ -68,7 +68,8 @@ class FixedSlots:
     """
 
     def __init__(self, mixer: Any, count: int) -> None:
-        self._mixer, self._state = mixer, mixer.init_state(count)
+        # Copies: a state may hold one tensor twice, or expanded ones, and steps write to them.
+        self._mixer, self._state = mixer, map_tensors(_copy, mixer.init_state(count))
 
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence into a slot."""
@@ -155,6 +156,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(map_tensors(function, child) for child in state)
     return state
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _has_rows(mixer: nn.Module) -> bool:
