@@ -13,6 +13,7 @@ from rebased.ops import (
     PolyState,
     init_poly_state,
     poly_attention_extend,
+    poly_attention_extend_,
 )
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
