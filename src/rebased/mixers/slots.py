@@ -17,6 +17,8 @@ from rebased.mixers.checks import check_extended
 class Slots(Protocol):
     """The states of one mixer in `count` slots."""
 
+    grows: bool  # whether a step reads more of a longer sequence, and `reserve` may move the tensors
+
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence of `length` tokens, as `extend` returned it at B = 1, into a slot."""
 
@@ -67,6 +69,8 @@ class FixedSlots:
     state copied.
     """
 
+    grows = False
+
     def __init__(self, mixer: Any, count: int) -> None:
         # Copies: a state may hold one tensor twice, or expanded ones, and steps write to them.
         self._mixer, self._state = mixer, map_tensors(_copy, mixer.init_state(count))
@@ -99,6 +103,8 @@ class FixedSlots:
 
 class SeparateSlots:
     """Slots of any mixer: one state per sequence, stepped one after the other. No CUDA graph can capture that."""
+
+    grows = True
 
     def __init__(self, mixer: Any, count: int) -> None:
         self._mixer, self._states = mixer, [mixer.init_state(1) for _ in range(count)]
