@@ -16,6 +16,7 @@ from rebased.cli.prompts import collect_prompts
 from rebased.cli.results import check_new, progress_bars, to_json, write_json
 from rebased.cli.text_output import TextOutput
 from rebased.models import Generation, load_generation, save_generation
+from rebased.models.decoder import PREFILL_CHUNK
 from rebased.ops.backend import choose_device
 from rebased.runs.load import TextModel, open_text_model
 from rebased.runs.provenance import describe_code, describe_machine
@@ -141,9 +142,10 @@ def lm_generate(
             generation = generation.fork(seed)
         if generation.done:
             generation.go_on(max_tokens)
-    output = TextOutput(Console(highlight=False), generation, silent=to_stdout)
     begin = time.perf_counter()
     with stop_request() as request:
+        read(generation)
+        output = TextOutput(Console(highlight=False), generation, silent=to_stdout)
         made = write(generation, output, request)
     seconds = time.perf_counter() - begin
     output.close()
@@ -170,19 +172,20 @@ def check_continued(given: dict[str, Any], **others: Any) -> None:
         raise ValueError(f"--continue goes on as the generation began: leave out {names}")
 
 
+def read(generation: Generation) -> None:
+    """Read the first prompts and make the first tokens; a progress bar shows how far a long prompt is read."""
+    if generation.done:
+        return
+    if max(len(sequence.prompt) for sequence in generation.sequences) <= PREFILL_CHUNK:
+        generation.advance()
+        return
+    with progress_bars(Console(stderr=True)) as begin_bar:
+        generation.advance(begin_bar("reading prompts"))
+
+
 def write(generation: Generation, output: TextOutput, request: StopRequest) -> int:
     """Write tokens until all sequences have ended or the user asks to stop. Returns how many there were."""
     made = 0
-    with progress_bars(Console(stderr=True)) as begin_bar:
-        bar = None
-
-        def on_prefill(done: int, total: int) -> None:
-            nonlocal bar
-            bar = bar or begin_bar("reading the prompt")
-            bar(done, total)
-
-        if not generation.done:
-            generation.advance(on_prefill)
     while not request.check():
         token = next(generation, None)
         if token is None:

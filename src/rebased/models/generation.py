@@ -177,7 +177,7 @@ class Generation(Iterator[Token]):
             tokens=[list(sequence.tokens) for sequence in self.sequences],
             logprobs=[list(sequence.logprobs) for sequence in self.sequences],
             finish_reasons=[sequence.finish_reason for sequence in self.sequences],
-            texts=[text.passed for text in self._texts],
+            texts=[self._whole_text(number) for number in range(len(self.sequences))],
         )
 
     def snapshot(self) -> Snapshot:
@@ -275,6 +275,18 @@ class Generation(Iterator[Token]):
         if sequence.finish_reason is None or (self._keep_states and sequence.finish_reason == "length"):
             return piece  # what is held may become whole when the sequence goes on
         return piece + text.finish()
+
+    def _whole_text(self, number: int) -> str:
+        """Return the text of a sequence so far; if it has ended, with what is held for when it goes on."""
+        sequence, text = self.sequences[number], self._texts[number]
+        if not self._keep_states or sequence.finish_reason != "length":
+            return text.passed
+        whole = _Text(self.tokenizer, self.ending.stop)
+        for token in sequence.tokens:
+            if token != self.ending.end_of_text:
+                whole.push(token)
+        whole.finish()
+        return whole.passed
 
     def _replay(self, number: int, sequence: Progress) -> None:
         """Find the text of the tokens that a sequence has, and queue those that were not returned yet."""

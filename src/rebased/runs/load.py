@@ -77,11 +77,9 @@ def open_text_model(
     else:
         folder = run.get("config", {}).get("data", {}).get("folder")
         if folder is None or not Path(folder).exists():
-            where = (
-                f"the text that it was trained on, {folder}, does not exist here"
-                if folder
-                else "it does not say which tokenizer it was trained with"
-            )
+            where = "it does not say which tokenizer it was trained with"
+            if folder is not None:
+                where = f"the text that it was trained on, {folder}, does not exist here"
             raise ValueError(f"{path}: {where}; give its tokenizer with --tokenizer tokenizer.json, or bytes")
         found = Corpus(folder).tokenizer
     _check_same_tokenizer(model, found, trained_on)
