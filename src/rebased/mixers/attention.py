@@ -171,8 +171,8 @@ class KVSlots:
 
     def get(self, slot: int, length: int) -> KVCache:
         """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
-        k, v = (each[slot : slot + 1, :, :length].transpose(1, 2).contiguous() for each in (self.k, self.v))
-        return KVCache(k, v)
+        k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))
+        return KVCache(k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""

@@ -154,8 +154,9 @@ class Generation(Iterator[Token]):
     def go_on(self, max_tokens: int) -> None:
         """Let each sequence that has as many tokens as it may get `max_tokens` more, with the state that was kept.
 
-        It needs `keep_states`. Nothing changes but the number of tokens: the result is what one generation with the
-        larger number gives, equal to the bit.
+        It needs `keep_states`. The tokens are those of one generation with the larger number. So are the
+        log-probabilities, to the bit where all sequences have a slot; one that had to wait may get another slot, whose
+        row is rounded differently.
         """
         if not self._keep_states:
             raise ValueError("the states of sequences that have ended were not kept; begin with keep_states=True")
@@ -168,6 +169,7 @@ class Generation(Iterator[Token]):
                 if sequence.slot in taken:
                     sequence.slot = None
                 else:
+                    taken.add(sequence.slot)
                     self._put(sequence.slot or 0, number, self._kept.pop(number))
         self._wait()
 
