@@ -112,6 +112,8 @@ class SoftmaxAttention(nn.Module):
                 f"this state is of another shape: {shape}; x {list(x.shape)} needs a KVCache of "
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
+        if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
+            return self._attend(q, k, v, mask=None), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
