@@ -264,14 +264,8 @@ def show(record: dict[str, Any]) -> None:
             continue
         eager = f"{row['eager_ms']:.3f}" if "eager_ms" in row else ""
         peak = f"{row['peak_bytes'] / 1e9:.2f}" if row["peak_bytes"] else ""
-        table.add_row(
-            *cells,
-            f"{row['ms']:.3f}",
-            eager,
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['state_bytes'] / 1e6:.1f}",
-            peak,
-        )
+        speed, state = f"{row['tokens_per_second']:,.0f}", f"{row['state_bytes'] / 1e6:.1f}"
+        table.add_row(*cells, f"{row['ms']:.3f}", eager, speed, state, peak)
     console = Console()
     console.print(table)
     for row in record["first"]:
