@@ -1,6 +1,7 @@
 """The language model: its block written out, its head, its loss, and extend."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rebased.mixers import register_mixer
-from rebased.models import IGNORE, LanguageModel, LMConfig, LMState, preset
+from rebased.models import IGNORE, LanguageModel, LMConfig, LMState, check_causality, preset
 from tolerances import assert_near
 
 VOCAB, D, B, T = 50, 24, 2, 13
@@ -181,6 +182,30 @@ def test_more_tokens_than_positions() -> None:
         model(tokens().float())
     with pytest.raises(ValueError, match="tokens are on meta and the model is on cpu"):
         model(tokens().to("meta"))
+
+
+def test_without_positions_a_sequence_may_be_longer_than_max_len() -> None:
+    model = build(positions="none", mlp_ratio=2)
+    assert not [name for name, _ in model.named_parameters() if "positions" in name]
+    assert model.config.length_limit is None
+    ids = tokens(40)
+    state, hidden = model.init_state(B), []
+    for piece in ids.split([16, 20, 1, 3], dim=1):
+        h, state = model.extend(piece, state)
+        hidden.append(h)
+    assert_near(torch.cat(hidden, 1), model.hidden(ids), *SUMS, 40)
+    bounds = torch.tensor([0, 25, 40, 80])
+    alone = torch.cat([model.hidden(ids.flatten()[None, i:j]) for i, j in pairwise(bounds.tolist())], 1)
+    assert_near(model.hidden(ids, bounds).view(1, 80, D), alone, *SUMS, 40)
+    check_causality(model)
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+
+
+def test_a_filter_of_fixed_length_bounds_a_model_without_positions() -> None:
+    model = build(positions="none", mixers=("short_conv", "hyena"))
+    assert model.config.length_limit == 16
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 that Hyena's filter was built for"):
+        model(tokens(17))
 
 
 def test_a_foreign_state_is_refused() -> None:

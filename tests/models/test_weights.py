@@ -133,6 +133,17 @@ def test_another_dtype_is_refused(saved: Path, dtype: torch.dtype) -> None:
         load_model(saved)
 
 
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float64,) * 2]
+)
+def test_half_precision_is_loaded_as_fp32(tmp_path: Path, saved_as: torch.dtype, loaded_as: torch.dtype) -> None:
+    model = LanguageModel(LMConfig(d_model=8, mixers=("short_conv",))).to(saved_as)
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path)
+    assert {weight.dtype for weight in loaded.parameters()} == {loaded_as}
+    assert all(torch.equal(a, b.to(loaded_as)) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+
+
 def test_a_file_of_an_older_version_is_loaded_with_a_warning(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_model(saved)
     assert not caplog.records

@@ -136,10 +136,12 @@ def lm_eval(
 
 
 def check_length(length: int, trained: Trained, option: str) -> int:
-    """`length`, if the model has so many positions; otherwise ValueError that names `option`."""
-    positions = trained.model.config.max_len
-    if not 1 <= length <= positions:
-        raise ValueError(f"{option} {length}: the model has {positions} positions; give 1 to {positions}")
+    """`length`, if the model takes such sequences; otherwise ValueError that names `option`."""
+    limit = trained.model.config.length_limit
+    if length < 1:
+        raise ValueError(f"{option} {length}: give 1 or more")
+    if limit is not None and length > limit:
+        raise ValueError(f"{option} {length}: the model has {limit} positions; give 1 to {limit}")
     return length
 
 

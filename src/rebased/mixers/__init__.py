@@ -24,6 +24,7 @@ from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, R
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
+from rebased.mixers.slots import HasSlots, Slots, init_slots, map_tensors, tensors_of
 
 __all__ = [
     "CONTEXT",
@@ -32,6 +33,7 @@ __all__ = [
     "Based",
     "Extendable",
     "GatherEarlier",
+    "HasSlots",
     "Hyena",
     "HyenaState",
     "Isolating",
@@ -45,6 +47,7 @@ __all__ = [
     "Shardable",
     "ShortConv",
     "SlidingWindow",
+    "Slots",
     "SoftmaxAttention",
     "WindowCache",
     "can_extend",
@@ -56,9 +59,12 @@ __all__ = [
     "describe_mixer",
     "find_residual_projections",
     "forward_documents",
+    "init_slots",
+    "map_tensors",
     "mixer_class",
     "mixer_name",
     "mixer_names",
     "positions_in_documents",
     "register_mixer",
+    "tensors_of",
 ]

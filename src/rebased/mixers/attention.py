@@ -11,6 +11,7 @@ from rebased.mixers.checks import check_input
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
+from rebased.mixers.slots import grown
 
 
 class KVCache(NamedTuple):
@@ -112,8 +113,19 @@ class SoftmaxAttention(nn.Module):
                 f"this state is of another shape: {shape}; x {list(x.shape)} needs a KVCache of "
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
+        if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
+            return self._attend(q, k, v, mask=None), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
+
+    def init_slots(
+        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> "KVSlots":
+        """Return empty caches for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
+        weight = self.out_proj.weight
+        shape = (count, self.n_heads, capacity, self.d_model // self.n_heads)
+        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        return KVSlots(self, k, v)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds after seq_len tokens: 2 seq_len D."""
@@ -144,3 +156,43 @@ class SoftmaxAttention(nn.Module):
             is_causal=mask is None,
         )
         return self.out_proj(o.transpose(1, 2).flatten(-2))
+
+
+class KVSlots:
+    """KV caches of a fixed capacity for sequences of different lengths: k and v [count,H,capacity,W]."""
+
+    grows = True
+
+    def __init__(self, mixer: SoftmaxAttention, k: Tensor, v: Tensor) -> None:
+        self._mixer, self.k, self.v = mixer, k, v
+        self._rows = torch.arange(k.shape[0], device=k.device)
+
+    def put(self, slot: int, state: KVCache, length: int) -> None:
+        """Copy the cache of one sequence, k and v [1,length,H,W], into a slot."""
+        for mine, given in ((self.k, state.k), (self.v, state.v)):
+            mine[slot, :, :length].copy_(given[0].transpose(0, 1))
+
+    def get(self, slot: int, length: int) -> KVCache:
+        """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
+        k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))
+        return KVCache(k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""
+        q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
+        self.k[self._rows, :, lengths] = k[:, :, 0].to(self.k.dtype)
+        self.v[self._rows, :, lengths] = v[:, :, 0].to(self.v.dtype)
+        seen = torch.arange(longest, device=x.device) <= lengths.unsqueeze(1)  # [count,longest]
+        o = functional.scaled_dot_product_attention(
+            q, self.k[:, :, :longest], self.v[:, :, :longest], attn_mask=seen[:, None, None]
+        )
+        return self._mixer.out_proj(o.transpose(1, 2).flatten(-2))
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of `capacity` tokens."""
+        if capacity > self.k.shape[2]:
+            self.k, self.v = grown(self.k, capacity, 2), grown(self.v, capacity, 2)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the caches."""
+        return [self.k, self.v]

@@ -5,6 +5,8 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 - `forward(x)` is enough to train a mixer and to measure what it recalls.
 - `init_state`, `extend` and `state_size` let a model generate with it (Extendable). Prefill and decoding are the same
   method, with many tokens or with one.
+- `init_slots` keeps the states of many sequences of different lengths for decoding (HasSlots, slots.py). Only a mixer
+  whose state grows needs it. `extend_` overwrites a state of fixed size, to save time.
 - `forward_documents` keeps packed documents apart (Isolating, documents.py).
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).

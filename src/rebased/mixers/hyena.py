@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.contract import register_mixer
+from rebased.mixers.slots import grown
 from rebased.ops import Backend, long_conv, long_conv_extend, short_conv_extend
 
 FAST, SLOW, TARGET = 0.3, 1.5, 0.01  # the fastest and the slowest channel decay to TARGET at these shares of max_len
@@ -160,6 +161,13 @@ class Hyena(nn.Module):
         y, past = long_conv_extend(z, taps, self.skip, state.past, backend=self.backend)
         return self.out_proj(y * x2), HyenaState(conv, past)
 
+    def init_slots(
+        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> "HyenaSlots":
+        """Return empty states for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
+        conv, past = self.init_state(count, device=device, dtype=dtype)
+        return HyenaSlots(self, conv, grown(past, min(capacity, self.filter.max_len), 1))
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: 3 (width - 1) D + seq_len D."""
         return (self.width - 1) * 3 * self.d_model + seq_len * self.d_model
@@ -185,3 +193,47 @@ class Hyena(nn.Module):
                 f"build it with max_len >= {T}"
             )
         return self.filter(T)
+
+
+class HyenaSlots:
+    """States of Hyena for sequences of different lengths: conv [count, width - 1, 3D] and past [count,capacity,D].
+
+    The taps are computed once: weights must not change while there are slots.
+    """
+
+    grows = True
+
+    def __init__(self, mixer: Hyena, conv: Tensor, past: Tensor) -> None:
+        self._mixer, self.conv, self.past = mixer, conv, past
+        self._rows = torch.arange(len(past), device=past.device)
+        self._taps = mixer.filter(mixer.filter.max_len).detach()  # [max_len,D]
+
+    def put(self, slot: int, state: HyenaState, length: int) -> None:
+        """Copy the state of one sequence into a slot."""
+        self.conv[slot].copy_(state.conv[0])
+        self.past[slot, :length].copy_(state.past[0])
+
+    def get(self, slot: int, length: int) -> HyenaState:
+        """Return a copy of the state in a slot."""
+        return HyenaState(self.conv[slot : slot + 1].clone(), self.past[slot : slot + 1, :length].clone())
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return y [count,1,D] of one more token per slot, and overwrite the states."""
+        x2, z, conv = self._mixer._gates(x, HyenaState(self.conv, self.past))
+        self.conv.copy_(conv)
+        self.past[self._rows, lengths] = z[:, 0].to(self.past.dtype)
+        ago = lengths.unsqueeze(1) - torch.arange(longest, device=x.device)  # [count,longest]; below 0: not yet
+        taps = self._taps[ago.clamp(min=0)] * (ago >= 0).unsqueeze(2)  # [count,longest,D]
+        y = (self.past[:, :longest].to(taps.dtype) * taps).sum(1, keepdim=True)
+        y = (y + z.to(taps.dtype) * self._mixer.skip.to(taps.dtype)).to(x.dtype)
+        return self._mixer.out_proj(y * x2)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of `capacity` tokens, as far as the filter goes."""
+        capacity = min(capacity, self._mixer.filter.max_len)
+        if capacity > self.past.shape[1]:
+            self.past = grown(self.past, capacity, 1)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the states."""
+        return [self.conv, self.past]

@@ -19,6 +19,7 @@ from rebased.ops import (
     layer_norm,
     poly_attention,
     poly_attention_extend,
+    poly_attention_extend_,
     poly_state,
 )
 
@@ -187,6 +188,15 @@ class PolynomialAttention(nn.Module):
             q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend
         )
         return self.proj_o(o.flatten(-2)), state
+
+    def extend_(self, x: Tensor, state: PolyState) -> Tensor:
+        """Return y [B,1,D] of `extend` for one token x [B,1,D], and overwrite the state by the one after it.
+
+        A step of decoding reads and writes the state once, and allocates nothing of its size. There are no gradients.
+        """
+        q, k, v = self.project(x)
+        o = poly_attention_extend_(q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
+        return self.proj_o(o.flatten(-2))
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: H F (V + 1), whatever seq_len is."""

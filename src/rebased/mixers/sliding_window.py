@@ -119,6 +119,15 @@ class SlidingWindow(nn.Module):
         after = WindowCache(k[:, first:], v[:, first:])
         return self._attend_after(q, k, v), after
 
+    def init_slots(
+        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> "WindowSlots":
+        """Return empty caches of one window for `count` sequences of any length, for decoding (mixers/slots.py)."""
+        weight = self.out_proj.weight
+        shape = (count, self.n_heads, self.window, self.d_model // self.n_heads)
+        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        return WindowSlots(self, k, v)
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds: 2 min(seq_len, window - 1) D."""
         return 2 * min(seq_len, self.window - 1) * self.d_model
@@ -152,6 +161,59 @@ class SlidingWindow(nn.Module):
                 f"this state is of another shape: {list(state.k.shape)}; x needs "
                 f"{[k.shape[0], f'at most {self.window - 1}', *k.shape[2:]]}"
             )
+
+
+class WindowSlots:
+    """Ring buffers of one window for sequences of different lengths: k and v [count,H,window,W].
+
+    The token at position p stands in column p % window, over the one that leaves the window.
+    """
+
+    grows = False
+
+    def __init__(self, mixer: SlidingWindow, k: Tensor, v: Tensor) -> None:
+        self._mixer, self.k, self.v = mixer, k, v
+        self._rows = torch.arange(k.shape[0], device=k.device)
+        self._columns = torch.arange(k.shape[2], device=k.device)
+        if mixer.rotary:
+            self._angles = rotary_angles(k.shape[2], k.shape[3], k.device)  # [window,W/2]
+
+    def put(self, slot: int, state: WindowCache, length: int) -> None:
+        """Copy the cache of one sequence, its last tokens, into a slot."""
+        kept = state.k.shape[1]
+        columns = torch.arange(length - kept, length, device=self.k.device) % self._mixer.window
+        for mine, given in ((self.k, state.k), (self.v, state.v)):
+            mine[slot][:, columns] = given[0].transpose(0, 1).to(mine.dtype)
+
+    def get(self, slot: int, length: int) -> WindowCache:
+        """Return a copy of the cache in a slot: the last window - 1 tokens, or fewer, in order."""
+        kept = min(length, self._mixer.window - 1)
+        columns = torch.arange(length - kept, length, device=self.k.device) % self._mixer.window
+        k, v = (each[slot : slot + 1][:, :, columns].transpose(1, 2).contiguous() for each in (self.k, self.v))
+        return WindowCache(k, v)
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return attention [count,1,D] of one more token per slot to its window, and put it into the ring."""
+        window = self._mixer.window
+        q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
+        column = lengths % window
+        self.k[self._rows, :, column] = k[:, :, 0].to(self.k.dtype)
+        self.v[self._rows, :, column] = v[:, :, 0].to(self.v.dtype)
+        distance = (lengths.unsqueeze(1) - self._columns) % window  # [count,window]: how long ago each column was
+        keys = self.k
+        if self._mixer.rotary:  # positions count from the token that is about to leave the window
+            q = rotate(q.transpose(1, 2), self._angles[-1:]).transpose(1, 2)
+            keys = _rotate_rows(keys, self._angles[window - 1 - distance])
+        seen = distance <= lengths.unsqueeze(1)
+        o = functional.scaled_dot_product_attention(q, keys, self.v, attn_mask=seen[:, None, None])
+        return self._mixer.out_proj(o.transpose(1, 2).flatten(-2))
+
+    def reserve(self, capacity: int) -> None:
+        """Do nothing: a window does not grow."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return the ring buffers."""
+        return [self.k, self.v]
 
 
 def local_attention(
@@ -210,6 +272,13 @@ def rotary_angles(length: int, width: int, device: torch.device) -> Tensor:
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Return x [B,T,H,W] with each pair (x_i, x_{i+W/2}) rotated by the angle of its position, angles [T,W/2]."""
+    cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
+def _rotate_rows(x: Tensor, angles: Tensor) -> Tensor:
+    """Return x [B,H,S,W] with each pair rotated by the angle of its row and column, angles [B,S,W/2]."""
     cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rebased.mixers import (
     CONTEXT,
     GatherEarlier,
+    Slots,
     check_extended,
     check_output,
     forward_documents,
@@ -128,3 +129,8 @@ class Block(nn.Module):
         x1 = self.norm1(x)
         y, state = check_extended(self.mixer, x1, self.mixer.extend(x1, state))
         return self.feed(x + y), state
+
+    def step(self, x: Tensor, slots: Slots, lengths: Tensor, longest: int) -> Tensor:
+        """Return x' [S,1,D] of one more token x [S,1,D] per slot, and overwrite the slots (mixers/slots.py)."""
+        x1 = self.norm1(x)
+        return self.feed(x + check_output(self.mixer, x1, slots.step(x1, lengths, longest), "step"))

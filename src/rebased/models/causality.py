@@ -18,6 +18,8 @@ def check_causality(model: LanguageModel, length: int = 32) -> None:
     config, weight = model.config, model.embedding.weight
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (1, min(length, config.max_len)), generator=generator).to(weight.device)
-    x = weight[tokens] + model.positions.weight[: tokens.shape[1]]
+    x = weight[tokens]
+    if model.positions is not None:
+        x = x + model.positions.weight[: tokens.shape[1]]
     for block in model.blocks:
         x = block.feed(x + check_mixer_causality(block.mixer, block.norm1(x)))

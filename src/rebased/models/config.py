@@ -2,7 +2,7 @@
 
 import inspect
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
 from torch import nn
@@ -71,18 +71,24 @@ class LMConfig(Config):
         vocab_size: number of tokens, at least 2. Default 8,192.
         d_model: width D of the residual stream. Default 128.
         n_layers: number of layers (blocks), at most 10,000. Default 2.
-        max_len: number of learned positions, the longest sequence the model takes. Default 256.
+        max_len: number of learned positions, the longest sequence the model takes. Default 256. Without positions it
+            bounds nothing but mixers that are built for a length (Hyena).
         mixers: the mixers of the layers from first to last, repeated until there are n_layers. Each is a name
             ("rebased"; rebased.mixer_names() lists them) or a mapping with a name and arguments of the mixer's
             constructor ({"name": "rebased", "n_heads": 8}). Default ("short_conv", "rebased").
         mlp_ratio: hidden width of the MLP divided by d_model. Default 0: no MLP, as in the paper's MQAR models.
         block: "double_norm" (default): two LayerNorms and residuals per layer. "mamba": one RMSNorm and residual.
         embed_dropout: dropout of the sum of token and position embeddings, in [0, 1). Default 0.1.
+        positions: "learned" (default): an embedding per position is added to that of the token. "none": nothing is
+            added. Mixers must then see the order themselves, as short convolutions do, and sequences may be of any
+            length.
 
     Example:
         >>> config = LMConfig(d_model=96, n_layers=4, mixers=("short_conv", {"name": "rebased", "n_heads": 8}))
         >>> model = LanguageModel(config)
     """
+
+    added_later: ClassVar[tuple[str, ...]] = ("positions",)
 
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
@@ -94,6 +100,9 @@ class LMConfig(Config):
         "double_norm", description="two LayerNorms and residuals per layer; or Mamba's single RMSNorm and residual"
     )
     embed_dropout: float = Field(0.1, ge=0, lt=1)
+    positions: Literal["learned", "none"] = Field(
+        "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
+    )
 
     @model_validator(mode="after")
     def _pattern_fits(self) -> "LMConfig":
@@ -104,6 +113,17 @@ class LMConfig(Config):
         if self.block == "mamba" and self.mlp_ratio:
             raise ValueError(f"Mamba's block has no MLP; set mlp_ratio to 0 (it is {self.mlp_ratio}) or another block")
         return self
+
+    @property
+    def length_limit(self) -> int | None:
+        """The longest sequence that the model takes: max_len, or None if nothing bounds it.
+
+        Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
+        """
+        built_for_a_length = any(
+            "max_len" in inspect.signature(mixer_class(mixer.name)).parameters for mixer in self.mixers
+        )
+        return self.max_len if self.positions == "learned" or built_for_a_length else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""

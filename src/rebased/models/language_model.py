@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,11 @@ from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
 from rebased.ops import IGNORE, embed, linear_cross_entropy
+
+if TYPE_CHECKING:
+    from rebased.data.tokenizer import Tokenizer
+    from rebased.models.generation import Generated, Generation
+    from rebased.models.prompts import Prompts
 
 
 class LMState(NamedTuple):
@@ -44,12 +49,13 @@ class LanguageModel(nn.Module):
         config: an LMConfig. `preset(name)` makes those of the paper.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    Methods, with tokens [B,T] of dtype int64 or int32, T at most config.max_len:
+    Methods, with tokens [B,T] of dtype int64 or int32, T at most config.length_limit:
         forward(tokens): all logits [B,T,vocab].
         hidden(tokens): features [B,T,D] before the head; logits(hidden) applies the head to those you need.
         loss(tokens, labels): mean cross-entropy over the labelled positions. The label of a position stands at the
             position itself: the model does not shift labels. IGNORE (-100) marks positions without a label.
         init_state(batch), extend(tokens, state): prefill and decoding with a state.
+        generate(prompts), stream(prompts): what the model writes after prompts, at once or token by token.
         state_size(seq_len), num_parameters(): counts.
 
     Set `recompute = True` for gradient checkpointing: the backward pass computes each block again from its input.
@@ -72,7 +78,8 @@ class LanguageModel(nn.Module):
         self.config = config
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **factory)
-        self.positions = nn.Embedding(config.max_len, config.d_model, **factory)
+        learned = config.positions == "learned"
+        self.positions = nn.Embedding(config.max_len, config.d_model, **factory) if learned else None
         self.dropout = nn.Dropout(config.embed_dropout)
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
             Block(config, layer, **factory) for layer in range(config.n_layers)
@@ -197,6 +204,91 @@ class LanguageModel(nn.Module):
             layers.append(layer)
         return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
 
+    def generate(
+        self,
+        prompts: "Prompts",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        n: int = 1,
+        stop: Sequence[str] = (),
+        end_of_text: int | None = None,
+        ignore_end_of_text: bool = False,
+        tokenizer: "Tokenizer | None" = None,
+        slots: int = 64,
+    ) -> "Generated":
+        """Return what the model writes after each prompt: Generated(tokens, logprobs, finish_reasons, texts).
+
+        The model must be in eval mode. Arguments as in `stream`.
+        """
+        return self.stream(
+            prompts,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            n=n,
+            stop=stop,
+            end_of_text=end_of_text,
+            ignore_end_of_text=ignore_end_of_text,
+            tokenizer=tokenizer,
+            slots=slots,
+        ).run()
+
+    def stream(
+        self,
+        prompts: "Prompts",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        n: int = 1,
+        stop: Sequence[str] = (),
+        end_of_text: int | None = None,
+        ignore_end_of_text: bool = False,
+        tokenizer: "Tokenizer | None" = None,
+        slots: int = 64,
+        keep_states: bool = False,
+    ) -> "Generation":
+        """Return an iterator over the tokens that the model writes after each prompt, as they are made.
+
+        Args:
+            prompts: token ids of one prompt, or of several of any lengths; texts if there is a tokenizer. An empty
+                prompt begins with the end-of-text token.
+            max_tokens: how many tokens a sequence gets at most.
+            temperature, top_k, top_p, min_p, repetition_penalty, seed: see Sampling. Temperature 0 is greedy.
+            n: how many sequences are written per prompt.
+            stop: strings that end a sequence; they need a tokenizer.
+            end_of_text: the token that ends a sequence. Default: the tokenizer's, if there is one.
+            ignore_end_of_text: whether a sequence goes on after that token.
+            tokenizer: turns prompts into tokens and tokens into text.
+            slots: how many sequences are decoded at once; the others wait.
+            keep_states: whether the states of sequences that reach max_tokens are kept, so that they can `go_on`.
+
+        Example:
+            >>> for token in model.stream("def main(", tokenizer=ByteTokenizer(), max_tokens=100):
+            ...     print(token.text, end="", flush=True)
+        """
+        from rebased.models.generation import Ending, begin  # here: it imports this file
+        from rebased.models.sampling import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        stops = stop if isinstance(stop, str) else tuple(stop)
+        ending = Ending(max_tokens, stops, end_of_text, ignore_end_of_text)  # type: ignore[arg-type]
+        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer, keep_states=keep_states)
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""
         return sum(block.mixer.state_size(seq_len) for block in self.blocks)
@@ -223,11 +315,13 @@ class LanguageModel(nn.Module):
             raise ValueError(f"tokens are {tokens.dtype}; use int64 or int32, for example tokens.long()")
         if tokens.device != weight.device:
             raise ValueError(f"tokens are on {tokens.device} and the model is on {weight.device}; move one of them")
+        if self.positions is None:
+            return self.dropout(embed(tokens, weight))
         end = start + tokens.shape[1]
         if end > self.config.max_len:
             raise ValueError(
                 f"{end} tokens are more than the {self.config.max_len} learned positions; "
-                f"build the model with max_len >= {end}"
+                f"build the model with max_len >= {end}, or with positions 'none'"
             )
         if cu_seqlens is None:
             positions = self.positions.weight[start:end]

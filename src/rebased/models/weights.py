@@ -19,7 +19,9 @@ from torch import Tensor
 
 from rebased.config import explain
 from rebased.files import NotSaved, parse_json, replacing
-from rebased.models import LanguageModel, LMConfig, check_model_fits
+from rebased.models.config import LMConfig
+from rebased.models.language_model import LanguageModel
+from rebased.models.shapes import check_model_fits
 
 WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
@@ -31,8 +33,7 @@ logger = logging.getLogger("rebased")
 
 def save_model(model: LanguageModel, folder: Path) -> None:
     """Write the model's weights, config and checksum to folder/model.safetensors. Equal models give equal files."""
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
-    about = {"format": FORMAT, "model": model.config.model_dump(mode="json")}
+    tensors, about = _contents(model)
     about[CHECKSUM] = _checksum(about, tensors, tensors.__getitem__)
     path = folder / WEIGHTS
     try:
@@ -63,10 +64,10 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
                 raise ValueError(f"{path} is damaged: its checksum is not that of its contents; {REMEDY}")
             model = _build(path, about["model"])
             there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict; mapped, not read
-            if any(tensor.dtype == torch.float64 for tensor in there.values()):
+            if CHECKSUM in about and any(tensor.dtype == torch.float64 for tensor in there.values()):
                 model = model.double()
             own = _tensors(model)
-            _check_kinds(path, there, own)
+            _check_kinds(path, there, own, converted=CHECKSUM in about)
             with torch.no_grad():
                 for name, tensor in own.items():
                     tensor.copy_(there[name])
@@ -75,12 +76,24 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     return model.to(device).eval()
 
 
+def weights_digest(model: LanguageModel) -> str:
+    """Return the SHA-256 of the config and all weights: the checksum that a file of this model has."""
+    tensors, about = _contents(model)
+    return _checksum(about, tensors, tensors.__getitem__)
+
+
 def model_checksum(path: Path | str) -> str | None:
     """Return the checksum that a run's folder or a model.safetensors names; None for a file of an older version."""
     path = _file(path)
     with safe_open(path, framework="pt") as file:
         checksum: str | None = _about(path, file.metadata()).get(CHECKSUM)
     return checksum
+
+
+def _contents(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a model's file, on the CPU, and its metadata without the checksum."""
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
+    return tensors, {"format": FORMAT, "model": model.config.model_dump(mode="json")}
 
 
 def _file(path: Path | str) -> Path:
@@ -124,9 +137,12 @@ def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
 
 
-def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raise ValueError if the names, shapes and kinds of dtypes in the file are not those of the model."""
-    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name))]
+def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor], converted: bool) -> None:
+    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model.
+
+    `converted`: one floating dtype may stand for another. So it may where a checksum says that it was saved like that.
+    """
+    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name), converted)]
     if odd:
         name = min(odd)
         raise ValueError(
@@ -135,11 +151,11 @@ def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor]) -
         )
 
 
-def _are_alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """True if one can hold the other: equal shapes and dtypes, where one floating dtype stands for all."""
+def _are_alike(a: Tensor | None, b: Tensor | None, converted: bool) -> bool:
+    """True if both are there, of one shape and dtype; or both floating, if they may be converted."""
     if a is None or b is None or a.shape != b.shape:
         return False
-    return a.dtype == b.dtype or (a.is_floating_point() and b.is_floating_point())
+    return a.dtype == b.dtype or (converted and a.is_floating_point() and b.is_floating_point())
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:

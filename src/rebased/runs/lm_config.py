@@ -112,9 +112,10 @@ class LMRunConfig(RunConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> "LMRunConfig":
-        if self.model.max_len < self.data.seq_len:
+        limit = self.model.length_limit
+        if limit is not None and limit < self.data.seq_len:
             raise ValueError(
-                f"data.seq_len {self.data.seq_len} is more than the model's {self.model.max_len} learned positions; "
+                f"data.seq_len {self.data.seq_len} is more than the model's {limit} learned positions; "
                 f"set model.max_len to {self.data.seq_len} (or leave it out), or choose a shorter data.seq_len"
             )
         if self.train.parallel == "context" and self.data.isolate_documents:

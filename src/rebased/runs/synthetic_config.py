@@ -85,7 +85,8 @@ class SyntheticRunConfig(RunConfig):
                 f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "
                 "leave it out to take the task's"
             )
-        if self.model.max_len < longest(self.task):
+        limit = self.model.length_limit
+        if limit is not None and limit < longest(self.task):
             raise ValueError(
                 f"model.max_len {self.model.max_len} is below the task's longest sequence, {longest(self.task)}; "
                 "leave it out to take the task's"

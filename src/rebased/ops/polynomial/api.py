@@ -112,6 +112,43 @@ def poly_attention_extend(
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
+def poly_attention_extend_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: Coefficients,
+    scale: float | None = None,
+    eps: float = EPS,
+    backend: Backend = "auto",
+) -> Tensor:
+    """poly_attention_extend of one token that overwrites the state: a step of decoding that reads and writes it once.
+
+    Args:
+        q, k, v, coefficients, scale, eps, backend: as in poly_attention, with T = 1. In plain torch all backends take
+            the recurrent path.
+        state: the PolyState before the token, as in poly_attention_extend, with contiguous tensors. It becomes the
+            state after the token.
+
+    Returns:
+        o [B, 1, H, V] in the dtype of v. There are no gradients.
+
+    Raises:
+        ValueError: as poly_attention_extend, and if T is not 1 or a tensor of the state is not contiguous.
+    """
+    coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
+    _check_state(state, q, v, coefficients)
+    if q.shape[1] != 1:
+        raise ValueError(f"one token at a time can overwrite a state; q has {q.shape[1]}: use poly_attention_extend")
+    if not (state.kv.is_contiguous() and state.z.is_contiguous()):
+        raise ValueError("only a contiguous state can be overwritten; use poly_attention_extend")
+    path = _path(backend, q)
+    step = recurrent.extend_ if path in _PLAIN_TORCH.values() else path.extend_
+    with torch.no_grad():
+        return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+
+
 def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
     """The state after these tokens alone, without outputs.
 

@@ -38,3 +38,17 @@ def extend(
         denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B, H, 1]
         outputs.append(numerator / (denominator + eps))
     return torch.stack(outputs, dim=1).to(v.dtype), state
+
+
+def extend_(
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+) -> Tensor:
+    """o [B, 1, H, V] of one token that follows a state. The state is overwritten by the one after it."""
+    dtype = accumulate_dtype(q.dtype)
+    phi_q = query_features(q[:, 0].to(dtype), coefficients, scale)  # [B, H, F]
+    phi_k = key_features(k[:, 0].to(dtype), coefficients)  # [B, H, F]
+    state.kv.addcmul_(phi_k.unsqueeze(-1), v[:, 0].to(dtype).unsqueeze(-2))
+    state.z.add_(phi_k)
+    numerator = (phi_q.unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]
+    denominator = (phi_q * state.z).sum(-1, keepdim=True)  # [B, H, 1]
+    return (numerator / (denominator + eps)).unsqueeze(1).to(v.dtype)

@@ -71,7 +71,7 @@ def _labels_per_row(cls: type[Task], settings: str) -> float:
 def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
     """The number of weights outside of the embeddings, and of numbers in the states after seq_len tokens."""
     shape = shape_of(model)
-    tables = shape.embedding.weight.numel() + shape.positions.weight.numel()
+    tables = sum(table.weight.numel() for table in (shape.embedding, shape.positions) if table is not None)
     states = sum(block.mixer.state_size(seq_len) for block in shape.blocks if can_extend(block.mixer))
     return shape.num_parameters() - tables, states
 

@@ -213,20 +213,40 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, kv, z) after one token: q, k [B, 1, H, K], v [B, 1, H, V]; a public state kv [B, H, F, V], z [B, H, F]."""
-    q, k, v, kv, z = _rows(q), _rows(k), _rows(v), kv.contiguous(), z.contiguous()
+    kv, z = kv.contiguous(), z.contiguous()
+    after = PolyState(_empty(*kv.shape, like=kv), _empty(*z.shape, like=z))
+    return _decode(q, k, v, PolyState(kv, z), after, (c0, c1, c2), scale, eps), *after
+
+
+def decode_(q: Tensor, k: Tensor, v: Tensor, state: PolyState, c: Coefficients, scale: float, eps: float) -> Tensor:
+    """o of `decode`. The state, whose tensors are contiguous, is overwritten by the one after the token."""
+    return _decode(q, k, v, state, state, c, scale, eps)
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    before: PolyState,
+    after: PolyState,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+) -> Tensor:
+    """o, with the state after the token written to `after`: each number is read by the program that writes it."""
+    q, k, v = _rows(q), _rows(k), _rows(v)
     B, _, H, K = q.shape
-    first, second, weights = monomials(K, (c0, c1, c2), scale, q.device)
+    first, second, weights = monomials(K, coefficients, scale, q.device)
     o = _empty(*v.shape, like=v)
-    kv_after, z_after = _empty(*kv.shape, like=kv), _empty(*z.shape, like=z)
-    F, V = kv.shape[2:]
+    F, V = before.kv.shape[2:]
     launch(
         decode_kernel, (B * H,),
-        q, k, v, kv, z, kv_after, z_after, o, first, second, weights,
+        q, k, v, *before, *after, o, first, second, weights,
         q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
         H, eps,
         F=F, K=K, V=V, VP=padded(V), **DECODE,
     )  # fmt: skip
-    return o, kv_after, z_after
+    return o
 
 
 def forward(inputs: ForwardInputs) -> ForwardOutputs:

@@ -15,6 +15,7 @@ from rebased.ops.polynomial.gpu.launch import (
     Gradients,
     backward,
     decode,
+    decode_,
     forward,
 )
 from rebased.ops.polynomial.gpu.layout import canonical, tiled
@@ -59,6 +60,14 @@ def extend(
         outputs.append(o)
         states.append(kv)
     return _joined(outputs), PolyState(_joined(states), z)
+
+
+def extend_(
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+) -> Tensor:
+    """o of one token that follows a public state, which is overwritten. See api.poly_attention_extend_."""
+    _check(q)
+    return decode_(q, k, v, state, coefficients, scale, eps)
 
 
 def _slices(x: Tensor) -> Sequence[Tensor]:

@@ -1,0 +1,182 @@
+"""Slots: the states of many sequences of different lengths side by side, for decoding one token of each at a time.
+
+A state that `extend` returns is a value: it can be kept, copied and continued twice. Slots are memory of a fixed size
+into which such values are put. A step reads all slots and overwrites them, so nothing is allocated per token, and a
+CUDA graph can replay it. Rows never see each other: what stands in a slot that nobody uses does not matter.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rebased.mixers.checks import check_extended
+
+
+class Slots(Protocol):
+    """The states of one mixer in `count` slots."""
+
+    grows: bool  # whether a step reads more of a longer sequence, and `reserve` may move the tensors
+
+    def put(self, slot: int, state: Any, length: int) -> None:
+        """Copy the state of one sequence of `length` tokens, as `extend` returned it at B = 1, into a slot."""
+
+    def get(self, slot: int, length: int) -> Any:
+        """Return a copy of what `put` took, for the sequence of `length` tokens that stands in the slot now."""
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return y [count,1,D] of one more token x [count,1,D] per slot, and overwrite the states.
+
+        `lengths` [count] int64, on the device of x, says how many tokens each slot has read before. `longest` is at
+        least the largest of them plus 1: no more of a cache needs to be read.
+        """
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of `capacity` tokens. What is in the slots stays."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that hold the states."""
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """A mixer with its own way to keep many states, because they grow with the sequence. Others get `FixedSlots`."""
+
+    def init_slots(
+        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Slots:
+        """Return empty slots for `count` sequences of at most `capacity` tokens. Device and dtype as in init_state."""
+
+
+def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
+    """Return empty slots for `count` sequences of at most `capacity` tokens, on the device of the mixer's weights.
+
+    `mixer` has init_state, extend and state_size. Where its states grow, and it does not bring slots of its own, each
+    sequence is stepped by itself: always right, and slow.
+    """
+    if isinstance(mixer, HasSlots):
+        return mixer.init_slots(count, capacity)
+    if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and _has_rows(mixer):
+        return FixedSlots(mixer, count)
+    return SeparateSlots(mixer, count)
+
+
+class FixedSlots:
+    """Slots of a mixer whose state does not grow: its state for a batch of `count` sequences.
+
+    A mixer may have a method extend_(x, state) -> y, which overwrites the state. Otherwise `extend` is called and its
+    state copied.
+    """
+
+    grows = False
+
+    def __init__(self, mixer: Any, count: int) -> None:
+        # Copies: a state may hold one tensor twice, or expanded ones, and steps write to them.
+        self._mixer, self._state = mixer, map_tensors(_copy, mixer.init_state(count))
+
+    def put(self, slot: int, state: Any, length: int) -> None:
+        """Copy the state of one sequence into a slot."""
+        for mine, given in zip(tensors_of(self._state), tensors_of(state), strict=True):
+            mine[slot].copy_(given[0])
+
+    def get(self, slot: int, length: int) -> Any:
+        """Return a copy of the state in a slot, at B = 1."""
+        return map_tensors(lambda tensor: tensor[slot : slot + 1].clone(), self._state)
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return y [count,1,D] of one more token per slot, and overwrite the states."""
+        if hasattr(self._mixer, "extend_"):
+            return self._mixer.extend_(x, self._state)
+        y, after = check_extended(self._mixer, x, self._mixer.extend(x, self._state))
+        for mine, new in zip(tensors_of(self._state), tensors_of(after), strict=True):
+            mine.copy_(new)
+        return y
+
+    def reserve(self, capacity: int) -> None:
+        """Do nothing: the state does not grow."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of the state."""
+        return list(tensors_of(self._state))
+
+
+class SeparateSlots:
+    """Slots of any mixer: one state per sequence, stepped one after the other. No CUDA graph can capture that."""
+
+    grows = True
+
+    def __init__(self, mixer: Any, count: int) -> None:
+        self._mixer, self._states = mixer, [mixer.init_state(1) for _ in range(count)]
+
+    def put(self, slot: int, state: Any, length: int) -> None:
+        """Keep the state of one sequence. `extend` does not change it, so it need not be copied."""
+        self._states[slot] = state
+
+    def get(self, slot: int, length: int) -> Any:
+        """Return the state in a slot."""
+        return self._states[slot]
+
+    def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Return y [count,1,D] of one more token per slot, and replace the states."""
+        outputs = []
+        for slot, row in enumerate(x.split(1)):
+            y, self._states[slot] = check_extended(self._mixer, row, self._mixer.extend(row, self._states[slot]))
+            outputs.append(y)
+        return torch.cat(outputs)
+
+    def reserve(self, capacity: int) -> None:
+        """Do nothing: each state grows by itself."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors of all states."""
+        return [tensor for state in self._states for tensor in tensors_of(state)]
+
+
+def grown(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """Return zeros in the shape of `tensor` with `size` along `dim`, the tensor copied to their beginning."""
+    shape = list(tensor.shape)
+    shape[dim] = size
+    new = tensor.new_zeros(shape)
+    new.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
+    return new
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state in order: a tensor, or any nesting of tuples, lists and dicts of tensors."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, dict | list | tuple):
+        for child in state.values() if isinstance(state, dict) else state:
+            yield from tensors_of(child)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A state of the same nesting, with function(tensor) in place of each tensor."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if isinstance(state, dict):
+        return {key: map_tensors(function, child) for key, child in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):  # a NamedTuple
+        return type(state)(*(map_tensors(function, child) for child in state))
+    if isinstance(state, list | tuple):
+        return type(state)(map_tensors(function, child) for child in state)
+    return state
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _has_rows(mixer: nn.Module) -> bool:
+    """Return True if the first axis of every tensor of a state is the batch, and a state is made of tensors alone."""
+    leaves = list(_leaves(mixer.init_state(2)))  # type: ignore[operator]
+    return all(isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == 2 for leaf in leaves)
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    if isinstance(state, dict | list | tuple):
+        for child in state.values() if isinstance(state, dict) else state:
+            yield from _leaves(child)
+    else:
+        yield state

@@ -1,0 +1,195 @@
+"""The decoder: a model with slots, each of which holds one sequence; a step makes the next token of all of them.
+
+It is the core under `generate`, and under a server: a sequence takes a slot when it comes and leaves it when it ends,
+prompts are read in chunks between steps, and states of common prefixes are kept as values and put where they are
+needed. What a step reads and writes stays where it is, and it never waits for the device: step_graph.py replays it.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from rebased.mixers import init_slots
+from rebased.models.language_model import LanguageModel, LMState
+from rebased.models.sampling import Mode, Sampling, SamplingSlots
+from rebased.models.step_graph import StepGraphs, Stepped
+from rebased.ops import embed
+
+PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
+FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
+
+
+class Decoder:
+    """Slots for `slots` sequences of a model, and the step that decodes one token of each.
+
+    Args:
+        model: a LanguageModel in eval mode, whose mixers have states. Its weights must not change while it is used.
+        slots: how many sequences are decoded at once, S. Memory is taken for all of them now.
+        capacity: tokens per sequence for which caches have room, where mixers have caches that grow: softmax attention
+            and Hyena. Default 1,024. ReBased, Based and other mixers of constant state need none.
+        grows: whether a full cache is replaced by one twice as large (default). Otherwise it is an error.
+        capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
+
+    A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
+
+    Attributes, all on the device of the model: `tokens` [S] int64, which the next step reads; `lengths` [S] int64, how
+    many tokens each state has read; `active` [S] bool; `logits` [S,vocab] of the last step; `sampling`.
+
+    Example:
+        >>> decoder = Decoder(model, slots=2)
+        >>> for slot, prompt in enumerate(([1, 2, 3], [4])):
+        ...     decoder.put(slot, prompt, decoder.prefill(prompt[:-1]), Sampling(temperature=0.0))
+        >>> tokens, logprobs = decoder.step()                                   # [2] each
+    """
+
+    @torch.inference_mode(False)  # its tensors are written to later, whatever the mode is then
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int,
+        *,
+        capacity: int = FIRST_CAPACITY,
+        grows: bool = True,
+        capture: bool = False,
+    ) -> None:
+        if model.training:
+            raise ValueError("the model is in training mode, where dropout is random; call model.eval() first")
+        if slots < 1 or capacity < 1:
+            raise ValueError(f"{slots} slots of {capacity} tokens hold nothing; give at least 1 of each")
+        self.model, self.slots = model, slots
+        limit, device = model.config.length_limit, model.embedding.weight.device
+        self.capacity, self.grows = min(capacity, limit or sys.maxsize), grows
+        model.init_state(1)  # an error that names a mixer without states
+        self.layers = [init_slots(block.mixer, slots, self.capacity) for block in model.blocks]
+        self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.active = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.logits = torch.zeros(slots, model.config.vocab_size, device=device, dtype=model.embedding.weight.dtype)
+        self.sampling = SamplingSlots(slots, model.config.vocab_size, device)
+        self._graphs = StepGraphs(self.compute, device) if capture else None
+        self._lengths = [0] * slots  # what `lengths` says, on the host
+        self._active = [False] * slots
+
+    def prefill(self, tokens: Sequence[int], state: LMState | None = None) -> LMState:
+        """Return the state of one sequence after these tokens, which follow those that `state` has read."""
+        before = self.model.init_state(1) if state is None else state
+        return deque(self.prefill_chunks(tokens, before), maxlen=1).pop() if len(tokens) else before
+
+    @torch.no_grad()
+    def prefill_chunks(
+        self, tokens: Sequence[int], state: LMState | None = None, chunk: int = PREFILL_CHUNK
+    ) -> Iterator[LMState]:
+        """Yield the state after each chunk of the tokens, so that steps can be made between them.
+
+        States are values: none is changed later, each can be kept and continued several times.
+        """
+        state = self.model.init_state(1) if state is None else state
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).unsqueeze(0)
+        for piece in ids.split(chunk, dim=1) if len(tokens) else ():
+            _, state = self.model.extend(piece, state)
+            yield state
+
+    @torch.no_grad()
+    def put(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        state: LMState,
+        sampling: Sampling,
+        *,
+        sequence: int = 0,
+        drawn: int = 0,
+    ) -> None:
+        """Let a slot hold a sequence: all its tokens so far (at least 1), and the state after all of them but the last.
+
+        `sequence` numbers the sequences of a seed: each has its own random stream, of which `drawn` numbers are used.
+        """
+        if state.position != len(tokens) - 1:
+            raise ValueError(
+                f"the state has read {state.position} tokens; a sequence of {len(tokens)} needs one that has read all "
+                f"but the last, {len(tokens) - 1}"
+            )
+        self._reserve(len(tokens))
+        for layer, given in zip(self.layers, state.layers, strict=True):
+            layer.put(slot, given, state.position)
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device)
+        self.sampling.put(slot, sampling, ids, sequence, drawn)
+        self.tokens[slot], self.lengths[slot], self.active[slot] = ids[-1], state.position, True
+        self._lengths[slot], self._active[slot] = state.position, True
+
+    def get(self, slot: int) -> LMState:
+        """Return a copy of the state in a slot: that after all tokens of its sequence but the last."""
+        length = self._lengths[slot]
+        return LMState(length, tuple(layer.get(slot, length) for layer in self.layers))
+
+    def free(self, slot: int) -> None:
+        """Say that nobody uses a slot any more. What steps compute for it then counts for nothing."""
+        self.active[slot] = False
+        self._active[slot] = False
+        self.sampling.clear(slot)
+
+    def step(self) -> Stepped:
+        """Read the last token of every active slot and choose the next one, which becomes its last token."""
+        longest = self._advance()
+        if self._graphs is None:
+            return self.compute(longest, self.sampling.mode)
+        if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
+            longest = min(self.capacity, 1 << (longest - 1).bit_length())
+        else:
+            longest = self.capacity
+        return self._graphs.run(longest, self.sampling.mode)
+
+    def _advance(self) -> int:
+        """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
+        longest = 1 + max((n for n, on in zip(self._lengths, self._active, strict=True) if on), default=0)
+        limit = self.model.config.length_limit
+        if limit is not None and longest > limit:
+            raise ValueError(f"a slot has read all {limit} positions of the model; free it before the next step")
+        self._reserve(longest)
+        self._lengths = [n + on for n, on in zip(self._lengths, self._active, strict=True)]
+        return min(longest, self.capacity)
+
+    @torch.no_grad()
+    def compute(self, longest: int, mode: Mode) -> Stepped:
+        """The part of `step` that runs on the device: reads and writes only tensors that stay where they are.
+
+        `longest` is how many tokens of a cache are read, `mode` what choosing needs at most (SamplingSlots.mode).
+        """
+        model = self.model
+        lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
+        x = embed(self.tokens.unsqueeze(1), model.embedding.weight)  # [S,1,D]
+        if model.positions is not None:
+            x = x + model.positions(lengths).unsqueeze(1)
+        for block, layer in zip(model.blocks, self.layers, strict=True):
+            x = block.step(x, layer, lengths, longest)
+        self.logits.copy_(model.logits(model.norm(x)[:, 0]))
+        scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
+        chosen = self.sampling.choose(scores, mode)
+        logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
+        self.tokens.copy_(torch.where(self.active, chosen, self.tokens))
+        self.sampling.advance(chosen, self.active)
+        self.lengths.add_(self.active)
+        return Stepped(chosen, logprobs)
+
+    @torch.inference_mode(False)
+    def _reserve(self, length: int) -> None:
+        """Make room for sequences of `length` tokens."""
+        if length <= self.capacity:
+            return
+        if not self.grows:
+            raise ValueError(
+                f"a sequence of {length} tokens does not fit into a capacity of {self.capacity}; make the decoder with "
+                f"capacity={length}"
+            )
+        self.capacity = min(max(2 * self.capacity, length), self.model.config.length_limit or sys.maxsize)
+        for layer in self.layers:
+            layer.reserve(self.capacity)
+        if self._graphs is not None and any(layer.grows for layer in self.layers):
+            self._graphs.clear()  # they write to where the caches were
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states and caches."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors())
