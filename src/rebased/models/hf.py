@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -16,9 +18,11 @@ from transformers import (
     GenerationMixin,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from rebased.data.tokenizer import Tokenizer
 from rebased.mixers import init_slots
 from rebased.mixers.slots import map_tensors, tensors_of
 from rebased.models.config import LMConfig
@@ -348,6 +352,35 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
 def _row_of(state: LMState, row: int) -> LMState:
     """The state of one row of a batch."""
     return LMState(state.position, map_tensors(lambda tensor: tensor[row : row + 1], state.layers))
+
+
+def to_hf_tokenizer(tokenizer: Tokenizer, max_length: int | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer of ours as transformers knows them. It pads on the left, with the token that ends texts.
+
+    `max_length`: the model's positions, if it has a limit.
+    """
+    content = tokenizer.to_json()
+    inner = _byte_level() if content is None else Inner.from_buffer(content)
+    end = None if tokenizer.end_of_text is None else inner.id_to_token(tokenizer.end_of_text)
+    limit = {} if max_length is None else {"model_max_length": max_length}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=end, bos_token=end, pad_token=end, padding_side="left", **limit
+    )
+
+
+def _byte_level() -> Inner:
+    """One token per byte, and 256 for the end of a text: the tokenizer that needs no file."""
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    encode = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # The library writes a printable byte as the character of its number, and the others as 256, 257, ...
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    assert sorted(vocabulary) == characters
+    inner = Inner(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer, inner.decoder = encode, decoders.ByteLevel()
+    inner.add_special_tokens(["<|endoftext|>"])
+    return inner
 
 
 def _shared_parameters(model: nn.Module) -> dict[str, str]:

@@ -1,0 +1,44 @@
+"""rebased lm export: a trained language model as a folder for Hugging Face transformers, or in the authors' layout."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli.imports import import_user_code
+from rebased.models.weights import load_model
+from rebased.runs.export import export_model
+
+
+def lm_export(
+    model: Path,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    layout: Literal["hf", "authors"] = "hf",
+    data: Path | None = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Write a trained language model as others read it.
+
+    Layout `hf` is a folder for `AutoModelForCausalLM.from_pretrained` with the tokenizer and a model card. It needs
+    transformers (pip install 'rebased[hf]'), and so does whoever reads it, together with this package. Layout `authors`
+    is the paper's released checkpoint's; `rebased lm import` reads it.
+
+    Parameters
+    ----------
+    model
+        A run's folder, or a model.safetensors.
+    out
+        Folder to write; it must be new or empty.
+    layout
+        hf, or authors.
+    data
+        Prepared text whose tokenizer is the model's. Default: the one that the run was trained on.
+    imports
+        Python file or module with your own mixers (@register_mixer). Can be given several times.
+    """
+    for name in imports:
+        import_user_code(name)
+    raise NotImplementedError
