@@ -9,6 +9,8 @@ from rich.console import Console
 from rebased.cli.imports import import_user_code
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
+from rebased.runs.load import open_text_model
+from rebased.runs.record import RECORD, read_record
 
 
 def lm_export(
@@ -17,6 +19,7 @@ def lm_export(
     *,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     layout: Literal["hf", "authors"] = "hf",
+    tokenizer: str | None = None,
     data: Path | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
 ) -> int:
@@ -34,11 +37,22 @@ def lm_export(
         Folder to write; it must be new or empty.
     layout
         hf, or authors.
+    tokenizer
+        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
     data
-        Prepared text whose tokenizer is the model's. Default: the one that the run was trained on.
+        Folder that `rebased data prepare` wrote, for its tokenizer.
     imports
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     for name in imports:
         import_user_code(name)
-    raise NotImplementedError
+    if layout == "hf":
+        opened, own = open_text_model(model, tokenizer, data)
+    else:
+        opened, own = load_model(model), None
+    folder = model if model.is_dir() else model.parent
+    record = read_record(folder) if (folder / RECORD).is_file() else []
+    export_model(opened, own, out, layout=layout, record=record)
+    files = ", ".join(sorted(path.name for path in out.iterdir()))
+    Console().print(f"wrote {out}: {files}", highlight=False, markup=False, soft_wrap=True)
+    return 0
