@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import random
-import socket
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from rebased.config import merge
 from rebased.data import write_corpus
@@ -71,6 +72,8 @@ def everything(folder: Path) -> tuple[list[dict[str, Any]], bytes]:
 
 # The fork server has imported torch but never computed with it, so it starts processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
+_stores: list[TCPStore] = []
+"""A store ends with the last reference to it. These live as long as the tests."""
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
@@ -80,11 +83,14 @@ def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 
 def start_world(size: int, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
-    """Start the function in `size` processes, each with the environment variables that torchrun sets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [start(_as_rank, rank, size, port, function, arguments) for rank in range(size)]
+    """Start the function in `size` processes, each with the environment variables that torchrun sets.
+
+    As with torchrun, the process that starts them owns the store they meet at. Its port is taken from the beginning. If
+    rank 0 opened it, another program could take the port first, and the other ranks would wait for minutes.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)
+    return [start(_as_rank, rank, size, store.port, function, arguments) for rank in range(size)]
 
 
 def wait(processes: list[BaseProcess], seconds: float = 300) -> list[int | None]:
@@ -101,7 +107,7 @@ def wait(processes: list[BaseProcess], seconds: float = 300) -> list[int | None]
 
 def _as_rank(rank: int, size: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     function(*arguments)
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
     "lm generate": ("rebased.cli.lm_generate:lm_generate", "Write text after prompts, token by token."),
     "lm export": ("rebased.cli.lm_export:lm_export", "Write a model for Hugging Face, or in the authors' layout."),
+    "lm import": ("rebased.cli.lm_import:lm_import", "Read the checkpoint that the paper's authors released."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),

@@ -119,7 +119,12 @@ def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[s
     ]
     end = record[-1] if record[-1].get("type") == "end" else {}
     if measured := [(split, end[split]) for split in SPLITS if split in end]:
-        lines += ["## Measured", "", "| split | tokens | perplexity | AR tokens | other tokens |", "|---|---|---|---|---|"]
+        lines += [
+            "## Measured",
+            "",
+            "| split | tokens | perplexity | AR tokens | other tokens |",
+            "|---|---|---|---|---|",
+        ]
         for split, found in measured:
             shown = [f"{found[kind]['perplexity']:.2f}" if kind in found else "" for kind in ("all", "ar", "non_ar")]
             lines.append(f"| {split} | {found.get('tokens', 0):,} | {' | '.join(shown)} |")

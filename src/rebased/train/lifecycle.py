@@ -66,17 +66,22 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
     """
     folder = Path(folder)
     with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
-        workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
-        check_causality(workload.model)
-        heard = sinks if world.is_rank_zero else ()
-        with (
-            _shared_folder(folder, config, resume, world) as digest,
-            stop_request(heard) as stop,
-            matmul_precision(choose_precision(config.train.precision, world.device)),
-            onednn_restored(),
-            own_stream(world.device),
-        ):
-            return Run(workload, folder, digest, heard, stop).go()
+        return _train_in(world, config, folder, resume, sinks if world.is_rank_zero else ())
+
+
+def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks: Sequence[Sink]) -> RunResult:
+    """`train` between joining the world and leaving it. A function of its own, so that the workload is gone before the
+    world is left: torch waits forever if a DistributedDataParallel is the last to hold the processes' group."""
+    workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
+    check_causality(workload.model)
+    with (
+        _shared_folder(folder, config, resume, world) as digest,
+        stop_request(sinks) as stop,
+        matmul_precision(choose_precision(config.train.precision, world.device)),
+        onednn_restored(),
+        own_stream(world.device),
+    ):
+        return Run(workload, folder, digest, sinks, stop).go()
 
 
 def build_workload(config: RunConfig, world: World) -> Workload:

@@ -2,17 +2,23 @@
 
 import os
 import signal
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rebased.config import merge
 from rebased.models.weights import load_model
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
-from rebased.train import train
-from rebased.train.world import ReportedElsewhere
+from rebased.runs.run_config import RunConfig
+from rebased.train import lifecycle, train
+from rebased.train.workload import Workload
+from rebased.train.world import ReportedElsewhere, World
 from tiny_lm_run import losses, run, start_world, tiny, wait, write_text
 from tiny_run import AtStep
 from tolerances import TRAINED, assert_same_weights
@@ -55,6 +61,29 @@ def test_two_processes_have_the_losses_of_one(text: Path, alone: Path, tmp_path:
     ]
     assert record[0]["processes"] == 2
     assert_same_run(tmp_path / "run", alone)
+
+
+def test_the_workload_is_gone_when_the_world_is_left(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else DistributedDataParallel would be the last to hold the processes' group, and torch, which ends its threads
+    then, would sometimes wait for one of them forever: it holds the interpreter's lock that the thread needs."""
+    built: list[weakref.ref[Workload]] = []
+    build = lifecycle.build_workload
+
+    def build_and_watch(config: RunConfig, world: World) -> Workload:
+        built.append(weakref.ref(workload := build(config, world)))
+        return workload
+
+    @contextmanager
+    def join(config: RunConfig) -> Iterator[World]:
+        yield World(0, 1, torch.device("cpu"))
+        assert [workload() for workload in built] == [None]
+
+    monkeypatch.setattr(lifecycle, "build_workload", build_and_watch)
+    monkeypatch.setattr(lifecycle, "join_world", join)
+    train(config_of(text, "ddp"), tmp_path / "run")
+    assert built
 
 
 def stopped(config: LMRunConfig, folder: Path, rank: str) -> None:

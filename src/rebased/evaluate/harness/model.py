@@ -48,7 +48,9 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         if tokenizer.end_of_text is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} has no token that ends a text, and texts begin with it here")
+            raise ValueError(
+                f"the tokenizer {tokenizer.name} has no token that ends a text, and texts begin with it here"
+            )
         limit = model.config.length_limit
         if max_length is not None and not 1 <= max_length <= (limit or max_length):
             raise ValueError(f"{max_length} tokens are more than the model's {limit} positions; give 1 to {limit}")
