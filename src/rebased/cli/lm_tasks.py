@@ -1,5 +1,6 @@
 """rebased lm eval --tasks: tasks of lm-evaluation-harness, and ours, on a trained language model."""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -48,8 +49,9 @@ def eval_tasks(
     if not names:
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
     where, console = choose_device(device), Console()
+    stderr = Console(file=sys.stderr)  # the one of now: the harness is kept from printing
     opened = open_text_model(model, tokenizer, data, where)
-    with progress_bars(Console(stderr=True)) as begin_bar:
+    with progress_bars(stderr) as begin_bar:
         bars = {}
 
         def on_progress(what: str, done: int, total: int) -> None:
@@ -65,7 +67,7 @@ def eval_tasks(
         )
         scores = run_tasks(under_test, names, facts=facts, squad=squad, folder=task_folder, limit=limit)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("task", overflow="fold")
+    table.add_column("task", no_wrap=True)
     table.add_column("score")
     for name in ("value", "standard error", "examples"):
         table.add_column(name, justify="right")

@@ -1,6 +1,8 @@
 """Run tasks of lm-evaluation-harness, and ours, on one model."""
 
+import io
 import logging
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,18 +57,19 @@ def run_tasks(
             tasks.append(name)
         else:
             raise ValueError(f"unknown task {name!r}; {did_you_mean(name, sorted(known | set(task_names())))}")
-    found = lm_eval.simple_evaluate(
-        model=model,
-        tasks=tasks,
-        limit=limit,
-        task_manager=manager,
-        log_samples=False,
-        bootstrap_iters=1000,
-        random_seed=SEED,
-        numpy_random_seed=SEED,
-        torch_random_seed=SEED,
-        fewshot_random_seed=SEED,
-    )
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the harness prints; ours shows progress
+        found = lm_eval.simple_evaluate(
+            model=model,
+            tasks=tasks,
+            limit=limit,
+            task_manager=manager,
+            log_samples=False,
+            bootstrap_iters=1000,
+            random_seed=SEED,
+            numpy_random_seed=SEED,
+            torch_random_seed=SEED,
+            fewshot_random_seed=SEED,
+        )
     assert found is not None  # only ranks above 0 get None
     return read_scores(found)
 

@@ -11,7 +11,7 @@ greedy decoding gives, and `perplexity`, of the whole answers.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rebased.config import did_you_mean
 from rebased.evaluate.facts import Fact, read_facts, read_squad
@@ -125,9 +125,15 @@ def build_task(
     }
 
 
-def _rows(rows: list[dict[str, str]]) -> Callable[..., dict[str, Any]]:
-    def dataset(**_: Any) -> dict[str, Any]:
-        return {"test": rows}
+class Rows(list[dict[str, str]]):
+    """Examples as the harness reads them: a sequence of rows that knows the names of its columns."""
+
+    features: ClassVar[dict[str, str]] = {"text": "string", "target": "string"}
+
+
+def _rows(rows: list[dict[str, str]]) -> Callable[..., dict[str, Rows]]:
+    def dataset(**_: Any) -> dict[str, Rows]:
+        return {"test": Rows(rows)}
 
     return dataset
 
