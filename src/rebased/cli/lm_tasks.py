@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from rebased.cli.results import progress_bars, write_json
+from rebased.cli.results import OnProgress, progress_bars, write_json
 from rebased.evaluate.harness.tasks import task_names
 from rebased.ops.backend import choose_device
 from rebased.runs.evaluations import append_evaluation
@@ -52,7 +52,7 @@ def eval_tasks(
     stderr = Console(file=sys.stderr)  # the one of now: the harness is kept from printing
     opened = open_text_model(model, tokenizer, data, where)
     with progress_bars(stderr) as begin_bar:
-        bars = {}
+        bars: dict[tuple[str, int], OnProgress] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:
             bars.setdefault((what, total), begin_bar(what))(done, total)
@@ -72,8 +72,8 @@ def eval_tasks(
     for name in ("value", "standard error", "examples"):
         table.add_column(name, justify="right")
     for score in scores:
-        error = "" if score.stderr is None else f"{score.stderr:.4f}"
-        table.add_row(score.task, score.metric, f"{score.value:.4f}", error, f"{score.examples:,}")
+        spread = "" if score.stderr is None else f"{score.stderr:.4f}"
+        table.add_row(score.task, score.metric, f"{score.value:.4f}", spread, f"{score.examples:,}")
     console.print(table)
     entry = {
         "type": "tasks",
