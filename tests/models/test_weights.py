@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, save_file
 
-from rebased.models import LanguageModel
+from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, model_checksum, save_model
 from tiny_run import tiny
 

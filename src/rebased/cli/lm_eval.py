@@ -31,6 +31,7 @@ def lm_eval(
     model: Path,
     /,
     *,
+    tasks: Annotated[str | None, Parameter(show_default=False)] = None,
     data: Path | None = None,
     split: str = "test",
     seq_len: int | None = None,
@@ -38,6 +39,11 @@ def lm_eval(
     order: int = 2,
     reset_token: str | None = None,
     max_count: int | None = None,
+    facts: Path | None = None,
+    squad: Path | None = None,
+    task_folder: Path | None = None,
+    limit: int | None = None,
+    tokenizer: str | None = None,
     batch_size: int = 8,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -46,12 +52,16 @@ def lm_eval(
 ) -> int:
     """Measure the perplexity of a trained language model as the paper does: on all, AR and non-AR tokens.
 
-    A token is AR (a target of associative recall) if the bigram that it ends occurred earlier in the window.
+    A token is AR (a target of associative recall) if the bigram that it ends occurred earlier in the window. With
+    --tasks, tasks of lm-evaluation-harness are run instead (pip install 'rebased[eval]').
 
     Parameters
     ----------
     model
         A run's folder, or a model.safetensors.
+    tasks
+        Names of tasks, separated by commas: those of lm-evaluation-harness, and ours (rebased_mqar_words_16,
+        rebased_facts, rebased_squad, ...; each also with _twice, the context read twice). `list` lists ours.
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split
@@ -66,6 +76,16 @@ def lm_eval(
         A token id, or `end` for the token that ends documents: n-grams before it do not count as seen.
     max_count
         n-grams that occur more often in the training split are not AR, because the model may have memorised them.
+    facts
+        With --tasks: facts for rebased_facts, as in `rebased lm recall`.
+    squad
+        With --tasks: the SQuAD file for rebased_squad.
+    task_folder
+        With --tasks: a folder with your own tasks, as YAML files of lm-evaluation-harness.
+    limit
+        With --tasks: examples per task at most.
+    tokenizer
+        With --tasks: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's.
     batch_size
         Windows per forward pass.
     device
@@ -80,6 +100,26 @@ def lm_eval(
     check_new(json)
     for name in imports:
         import_user_code(name)
+    if tasks is not None:
+        from rebased.cli.lm_tasks import eval_tasks, list_tasks
+
+        if tasks == "list":
+            return list_tasks()
+        return eval_tasks(
+            model,
+            tasks,
+            tokenizer=tokenizer,
+            data=data,
+            facts=facts,
+            squad=squad,
+            task_folder=task_folder,
+            limit=limit,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            device=device,
+            dtype=PRECISION[precision],
+            json=json,
+        )
     console = Terminal()
     where = choose_device(device)
     trained = open_trained(model, data, where)

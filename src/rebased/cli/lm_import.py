@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from rebased.cli.terminal import Terminal
 from rebased.models.authors_checkpoint import read_authors_checkpoint
 from rebased.models.weights import WEIGHTS, save_model
 
@@ -41,7 +41,7 @@ def lm_import(
     save_model(model, out)
     config = model.config
     mixers = " ".join(mixer.name for mixer in config.mixers)
-    Console().print(
+    Terminal().print(
         f"{model.num_parameters():,} parameters, {config.n_layers} layers ({mixers}), width {config.d_model}, "
         f"{config.max_len:,} positions, vocabulary {config.vocab_size:,}; wrote {out / WEIGHTS}",
         highlight=False,

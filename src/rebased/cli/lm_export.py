@@ -1,0 +1,58 @@
+"""rebased lm export: a trained language model as a folder for Hugging Face transformers, or in the authors' layout."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.terminal import Terminal
+from rebased.models.weights import load_model
+from rebased.runs.export import export_model
+from rebased.runs.load import open_text_model
+from rebased.runs.record import RECORD, read_record
+
+
+def lm_export(
+    model: Path,
+    /,
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    layout: Literal["hf", "authors"] = "hf",
+    tokenizer: str | None = None,
+    data: Path | None = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Write a trained language model as others read it.
+
+    Layout `hf` is a folder for `AutoModelForCausalLM.from_pretrained` with the tokenizer and a model card. It needs
+    transformers (pip install 'rebased[hf]'), and so does whoever reads it, together with this package. Layout `authors`
+    is the paper's released checkpoint's; `rebased lm import` reads it.
+
+    Parameters
+    ----------
+    model
+        A run's folder, or a model.safetensors.
+    out
+        Folder to write; it must be new or empty.
+    layout
+        hf, or authors.
+    tokenizer
+        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
+    data
+        Folder that `rebased data prepare` wrote, for its tokenizer.
+    imports
+        Python file or module with your own mixers (@register_mixer). Can be given several times.
+    """
+    for name in imports:
+        import_user_code(name)
+    if layout == "hf":
+        opened, own = open_text_model(model, tokenizer, data)
+    else:
+        opened, own = load_model(model), None
+    folder = model if model.is_dir() else model.parent
+    record = read_record(folder) if (folder / RECORD).is_file() else []
+    export_model(opened, own, out, layout=layout, record=record)
+    files = ", ".join(sorted(path.name for path in out.iterdir()))
+    Terminal().print(f"wrote {out}: {files}", highlight=False, markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,132 @@
+"""A trained language model as a folder for others: Hugging Face's layout with tokenizer and card, or the authors'."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+
+from rebased.data.tokenizer import Tokenizer
+from rebased.models import LanguageModel
+from rebased.models.authors_checkpoint import authors_layout
+
+Layout = Literal["hf", "authors"]
+SPLITS = ("valid", "test")
+
+
+def export_model(
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    *,
+    layout: Layout = "hf",
+    record: list[dict[str, Any]] | None = None,
+) -> None:
+    """Write a model to a new folder, which appears when it is whole.
+
+    layout "hf": weights and config as `AutoModelForCausalLM` reads them, the tokenizer, and a model card (README.md).
+    layout "authors": model.safetensors with the names of the paper's released checkpoint.
+    `record` is that of its run: the card says what it holds.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already and not an empty folder; choose another")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        if layout == "authors":
+            weights = {name: weight.contiguous().clone() for name, weight in authors_layout(model).items()}
+            save_file(weights, partial / "model.safetensors")
+        else:
+            _write_hf(model, tokenizer, partial, record or [])
+        partial.chmod(0o755)
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, record: list[dict[str, Any]]) -> None:
+    from rebased.models.hf import RebasedForCausalLM, to_hf_tokenizer  # here: transformers takes seconds to import
+
+    shell = RebasedForCausalLM.from_language_model(model)
+    if tokenizer is not None:
+        shell.config.eos_token_id = shell.generation_config.eos_token_id = tokenizer.end_of_text
+        shell.generation_config.pad_token_id = tokenizer.end_of_text
+        to_hf_tokenizer(tokenizer, model.config.length_limit).save_pretrained(folder)
+    shell.save_pretrained(folder)
+    (folder / "README.md").write_text(model_card(model, tokenizer, record), encoding="utf-8")
+
+
+def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[dict[str, Any]]) -> str:
+    """The card of a model: what it is, how to use it, what it was trained on and what was measured."""
+    config, run = model.config, record[0] if record else {}
+    mixers = ", ".join(mixer.name for mixer in config.mixers)
+    positions = "no learned positions" if config.length_limit is None else f"{config.length_limit:,} learned positions"
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [rebased, linear-attention]",
+        "---",
+        "",
+        f"# A language model of {model.num_parameters():,} parameters",
+        "",
+        f"{config.n_layers} layers that repeat {mixers}; width {config.d_model}, {positions}, "
+        f"vocabulary {config.vocab_size:,}. Made with [rebased](https://arxiv.org/abs/2402.10644).",
+        "",
+        "```python",
+        "import rebased.models.hf  # registers the model with transformers; pip install 'rebased[hf]'",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("this folder")',
+        *(
+            []
+            if tokenizer is None
+            else [
+                'tokenizer = AutoTokenizer.from_pretrained("this folder")',
+                'inputs = tokenizer("Once", return_tensors="pt")',
+                "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
+            ]
+        ),
+        "```",
+        "",
+        *_about_training(run, record),
+        "## Config",
+        "",
+        "```json",
+        json.dumps(run.get("config", {"model": config.model_dump(mode="json")}), indent=1),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[str]:
+    if not run:
+        return ["It came without a record: what it was trained on is not known.", ""]
+    corpus, code = run.get("corpus", {}), run.get("code", {})
+    tokens = corpus.get("tokens", {}).get("train", 0)
+    lines = [
+        "## Training",
+        "",
+        f"{tokens:,} tokens of text, tokenizer {corpus.get('tokenizer')}, checksum of the text "
+        f"`{corpus.get('sha256')}`. Code version {code.get('version')}, commit `{code.get('commit')}`.",
+        f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run.get('digest')}`).",
+        "",
+    ]
+    end = record[-1] if record[-1].get("type") == "end" else {}
+    if measured := [(split, end[split]) for split in SPLITS if split in end]:
+        lines += [
+            "## Measured",
+            "",
+            "| split | tokens | perplexity | AR tokens | other tokens |",
+            "|---|---|---|---|---|",
+        ]
+        for split, found in measured:
+            shown = [f"{found[kind]['perplexity']:.2f}" if kind in found else "" for kind in ("all", "ar", "non_ar")]
+            lines.append(f"| {split} | {found.get('tokens', 0):,} | {' | '.join(shown)} |")
+        lines += ["", "Measured after training by `rebased lm train`; `rebased lm eval RUN` measures again.", ""]
+    return lines

@@ -1,0 +1,87 @@
+"""A trained model as a folder for others, and a card that says what its record says."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from rebased.cli import main
+from rebased.data.tokenizer import ByteTokenizer
+from rebased.models.authors_checkpoint import read_authors_checkpoint
+from rebased.models.weights import load_model
+from rebased.runs.export import export_model, model_card
+from rebased.runs.record import read_record
+from rebased.train import train
+from tiny_lm_run import tiny, write_text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("export")
+    train(tiny(write_text(home / "text")), home / "run")
+    return home / "run"
+
+
+def call(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["lm", *map(str, words)])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_the_authors_layout_and_back(run: Path, tmp_path: Path) -> None:
+    assert call("export", run, "-o", tmp_path / "out", "--layout", "authors") == 0
+    model, back = load_model(run), read_authors_checkpoint(tmp_path / "out", n_heads=2)
+    tokens = torch.arange(12).unsqueeze(0)
+    assert torch.equal(model(tokens), back(tokens))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+
+def test_transformers_reads_what_was_exported(run: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
+    assert call("export", run, "-o", tmp_path / "out") == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "alpha beta é \x00\n"
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    assert tokens[0].tolist() == ByteTokenizer().encode(text)
+    assert tokenizer.decode(tokens[0]) == text
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == model.generation_config.eos_token_id == 256
+    tokens = tokens[:, :12]
+    assert torch.equal(model(tokens).logits, load_model(run)(tokens))
+    writer = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert writer("al", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("al")
+
+
+def test_the_card_says_what_the_record_says(run: Path) -> None:
+    model, record = load_model(run), read_record(run)
+    card = model_card(model, ByteTokenizer(), record)
+    assert f"{model.num_parameters():,} parameters" in card
+    assert record[0]["corpus"]["sha256"] in card
+    assert f"{record[-1]['valid']['all']['perplexity']:.2f}" in card
+    assert "is not known" in model_card(model, None, [])
+
+
+def test_nothing_is_overwritten_and_nothing_half_is_left(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    assert call("export", run, "-o", tmp_path / "mine", "--layout", "authors") == 2
+    assert "is there already" in capsys.readouterr().err
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rebased.runs.export.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        export_model(load_model(run), None, tmp_path / "out", layout="authors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+
+
+def test_a_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("export", tmp_path, "-o", tmp_path / "out") == 2
+    assert "is not a run's folder" in capsys.readouterr().err
