@@ -23,6 +23,7 @@ COMMANDS = {
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
+    "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),

@@ -1,0 +1,432 @@
+"""The engine: one thread that reads prompts and decodes the choices of all requests together (continuous batching)."""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rebased.data.tokenizer import Tokenizer
+from rebased.models import Decoder, LanguageModel, LMState
+from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored, Text
+from rebased.serve.prefixes import PrefixStates
+
+_log = logging.getLogger("rebased")
+
+SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
+IDLE_SECONDS = 1.0  # how often deadlines are looked at while nothing else happens
+
+
+class Full(Exception):
+    """Too many choices are waiting."""
+
+
+class Closed(Exception):
+    """The engine takes no requests any more."""
+
+
+@dataclass
+class Stats:
+    """Counts since the engine began."""
+
+    prompt_tokens: int = 0  # of prompts, cached ones included
+    cached_tokens: int = 0
+    made_tokens: int = 0
+    steps: int = 0
+    failures: int = 0  # requests that ended with an error of the model or of the engine
+    step_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+
+@dataclass
+class _Reading:
+    """A prompt that is being read, with the choices that will go on from it."""
+
+    choices: deque[Choice]
+    prompt: list[int]
+    state: LMState
+    marks: deque[int]  # numbers of tokens after which the state is kept, rising
+    cached: int
+    scores: list[Scored]
+
+
+class Engine:
+    """Serves jobs with a model, at most `slots` choices at a time.
+
+    Args:
+        model: in eval mode. Its weights must not change.
+        tokenizer: turns tokens into text.
+        slots: choices that are decoded at once. Memory for all of them is taken now.
+        context: tokens per sequence, prompt included. At most the model's positions.
+        max_waiting: choices that wait for a slot at most; `submit` raises Full beyond.
+        prefill_chunk: tokens of prompts that are read between two steps at most.
+        cache_bytes: memory for states of prompts that were read before; 0 for none.
+        post: calls a function. Events are delivered by it, all those of a step in one call. An event loop gives its
+            call_soon_threadsafe; by default the engine's thread delivers itself.
+
+    `start()` begins, `drain()` refuses new jobs and lets the others end, `close()` ends at once.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        *,
+        slots: int,
+        context: int,
+        max_waiting: int = 1024,
+        prefill_chunk: int = 1024,
+        cache_bytes: int = 0,
+        post: Callable[[Callable[[], None]], object] = lambda call: call(),
+    ) -> None:
+        self.model, self.tokenizer, self.post = model, tokenizer, post
+        self.slots, self.context, self.max_waiting, self.prefill_chunk = slots, context, max_waiting, prefill_chunk
+        self.decoder = Decoder(model, slots, capacity=context, grows=False)
+        self.prefixes = PrefixStates(cache_bytes)
+        self.stats = Stats()
+        self.broken: str | None = None  # why the last step failed
+        self._lock = threading.Condition()
+        self._waiting: deque[deque[Choice]] = deque()  # the n choices of a prompt stand together
+        self._reading: _Reading | None = None
+        self._ready: deque[tuple[Choice, list[int], LMState]] = deque()  # prompts that are read, choices without slots
+        self._free = list(range(slots))
+        self._running: dict[int, Choice] = {}  # by slot
+        self._events: list[tuple[Job, Event]] = []
+        self._jobs: set[Job] = set()
+        self._waiting_choices = 0
+        self._closing, self._closed, self._look = False, False, False
+        self._thread = threading.Thread(target=self._run, name="rebased-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Take a job. Raises Full or Closed; otherwise everything about it goes to job.deliver."""
+        with self._lock:
+            if self._closing or self._closed:
+                raise Closed
+            count = len(job.prompts) * job.n
+            if self._waiting_choices + count > self.max_waiting:
+                raise Full
+            number = 0
+            for prompt in range(len(job.prompts)):
+                group: deque[Choice] = deque()
+                for _ in range(job.n):
+                    group.append(Choice(job, number, prompt, Text(self.tokenizer, job.stop)))
+                    number += 1
+                self._waiting.append(group)
+            job.left = count
+            self._waiting_choices += count
+            self._jobs.add(job)
+            self._lock.notify()
+
+    def cancel(self, job: Job) -> None:
+        """End a job whose client is gone. Nothing of it is delivered any more."""
+        with self._lock:
+            job.cancelled = self._look = True
+            self._lock.notify()
+
+    def drain(self) -> None:
+        """Refuse new jobs from now on; those that were taken go on. Safe in a signal handler."""
+        self._closing = True
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End: refuse new jobs, drop those under way, and wait for the thread."""
+        self._closing = self._closed = True
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            with self._lock:
+                self._lock.notify()
+            self._thread.join(timeout)
+
+    @property
+    def closing(self) -> bool:
+        """Whether new jobs are refused."""
+        return self._closing
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def waiting(self) -> int:
+        """How many choices have no slot yet."""
+        return self._waiting_choices
+
+    @property
+    def running(self) -> int:
+        """How many choices are being decoded."""
+        return len(self._running)
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            try:
+                self._turn()
+            except Exception as error:  # whatever a model or a device does: the requests fail, the server goes on
+                self._fail_all(error)
+            self._hand_out()
+        for job in list(self._jobs):
+            self._fail(job, Failed("engine", "the server was stopped"))
+        self._hand_out()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do. Returns False at the end."""
+        with self._lock:
+            while not self._closed and not self._jobs:
+                self._lock.wait(IDLE_SECONDS)
+            return not self._closed
+
+    def _turn(self) -> None:
+        """Read some of the prompts, then make the next token of every choice that is in a slot."""
+        self._drop_jobs()
+        self._read_prompts()
+        if not self._running:
+            return
+        started = time.perf_counter()
+        made = self.decoder.step()
+        tokens, logprobs = made.tokens.tolist(), made.logprobs.tolist()
+        tops = self._tops()
+        self.stats.steps += 1
+        self.stats.step_seconds += time.perf_counter() - started
+        self.broken = None
+        for slot, choice in list(self._running.items()):
+            logprob, top = tops.get(slot, (logprobs[slot], []))
+            self._take(choice, Scored(tokens[slot], logprob, top))
+
+    def _drop_jobs(self) -> None:
+        """Forget the jobs that were cancelled, and end those whose time is over."""
+        with self._lock:
+            jobs = list(self._jobs)
+        expired = [job for job in jobs if job.expired]
+        for job in expired:
+            self._fail(job, Failed("timeout", "the request took longer than the server allows"))
+        if not expired and not self._look:
+            return
+        self._look = False
+        for job in jobs:
+            if job.cancelled:
+                self._end(job)
+        for slot, choice in list(self._running.items()):
+            if choice.job.over:
+                self._leave_slot(slot)
+        self._ready = deque(each for each in self._ready if not each[0].job.over)
+        if self._reading is not None and self._reading.choices[0].job.over:
+            self._reading = None
+        with self._lock:
+            self._waiting = deque(group for group in self._waiting if not group[0].job.over)
+            self._count_waiting()
+
+    def _read_prompts(self) -> None:
+        """Read at most `prefill_chunk` tokens of prompts, as long as slots are free."""
+        budget, started = self.prefill_chunk, time.perf_counter()
+        while budget > 0:
+            if self._ready and self._free:
+                self._take_slot(*self._ready.popleft())
+            elif self._ready or not self._free:
+                break
+            elif self._reading is None and not self._begin_reading():
+                break
+            elif self._reading is not None:
+                try:
+                    budget -= self._read(self._reading, budget)
+                except Exception as error:
+                    job, self._reading = self._reading.choices[0].job, None
+                    _log.exception("a prompt could not be read")
+                    self._fail(job, Failed("engine", f"the prompt could not be read: {_short(error)}"))
+        self.stats.prefill_seconds += time.perf_counter() - started
+        with self._lock:
+            self._count_waiting()
+
+    def _begin_reading(self) -> bool:
+        """Begin with the next prompt that waits. Returns False if there is none."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            choices = self._waiting.popleft()
+        job, number = choices[0].job, choices[0].prompt
+        if job.over:
+            return True
+        prompt = job.prompts[number]
+        marks = set(job.marks[number]) if job.marks else set()
+        state, cached = self.model.init_state(1), 0
+        if not job.score_prompts:  # otherwise every token has to be read
+            found = self.prefixes.find(prompt[:-1])
+            state = found.state or state
+            cached = state.position
+            marks |= {found.shared}
+        marks.add(len(prompt) - 1)
+        rising = deque(sorted(mark for mark in marks if cached < mark < len(prompt)))
+        self._reading = _Reading(choices, prompt, state, rising, cached, [])
+        if job.score_prompts:
+            self._reading.scores.append(Scored(prompt[0], None, []))
+        self.stats.prompt_tokens += len(prompt)
+        self.stats.cached_tokens += cached
+        return True
+
+    @torch.no_grad()
+    def _read(self, reading: _Reading, budget: int) -> int:
+        """Read up to `budget` tokens of the prompt that is being read. Returns how many, and at least 1."""
+        job, prompt, state = reading.choices[0].job, reading.prompt, reading.state
+        end = len(prompt) - 1  # the last token is read by the first step
+        stop = min(end, state.position + budget, reading.marks[0] if reading.marks else end)
+        count = stop - state.position
+        if count > 0:
+            ids = torch.tensor([prompt[state.position : stop]], device=self.decoder.tokens.device)
+            hidden, reading.state = self.model.extend(ids, state)
+            if job.score_prompts:
+                reading.scores += self._score(hidden[0], prompt[state.position + 1 : stop + 1], job.top or 0)
+            if reading.marks and reading.marks[0] == stop:
+                reading.marks.popleft()
+                self.prefixes.keep(prompt[:stop], reading.state)
+        if stop == end:
+            self._reading = None
+            self._tell(job, PromptRead(reading.choices[0].prompt, reading.cached, reading.scores))
+            for choice in reading.choices:
+                if job.max_tokens:
+                    self._ready.append((choice, prompt, reading.state))
+                else:
+                    self._finish(choice, Made(choice.number, None, "", "length"))
+        return max(1, count)
+
+    def _score(self, hidden: Tensor, targets: list[int], top: int) -> list[Scored]:
+        """Return the log-probabilities of tokens `targets` [T], predicted by features [T,D]."""
+        scores: list[Scored] = []
+        for start in range(0, len(targets), SCORED_AT_ONCE):
+            rows = targets[start : start + SCORED_AT_ONCE]
+            logits = self.model.logits(hidden[start : start + len(rows)])
+            scores += _scored(logits, rows, top)
+        if any(not math.isfinite(each.logprob or 0.0) for each in scores):
+            raise ValueError("the model's logits are not finite")
+        return scores
+
+    def _tops(self) -> dict[int, tuple[float, list[tuple[int, float]]]]:
+        """Return the log-probability and the most probable tokens of the choices that asked for them, by slot."""
+        wanted = {slot: choice.job.top for slot, choice in self._running.items() if choice.job.top}
+        if not wanted:
+            return {}
+        slots = list(wanted)
+        index = torch.tensor(slots, device=self.decoder.logits.device)
+        chosen = self.decoder.tokens[index].tolist()
+        rows = _scored(self.decoder.logits[index], chosen, max(top or 0 for top in wanted.values()))
+        return {slot: (row.logprob or 0.0, row.top[: wanted[slot]]) for slot, row in zip(slots, rows, strict=True)}
+
+    def _take_slot(self, choice: Choice, prompt: list[int], state: LMState) -> None:
+        if choice.job.over:
+            return
+        slot = self._free.pop()
+        self.decoder.put(slot, prompt, state, choice.job.sampling, sequence=choice.number)
+        choice.slot = slot
+        self._running[slot] = choice
+
+    def _leave_slot(self, slot: int) -> None:
+        self.decoder.free(slot)
+        del self._running[slot]
+        self._free.append(slot)
+
+    def _take(self, choice: Choice, scored: Scored) -> None:
+        """Give a choice its next token, and end it where that is due."""
+        job, slot = choice.job, choice.slot
+        assert slot is not None
+        if job.over:
+            return self._leave_slot(slot)
+        if scored.logprob is None or not math.isfinite(scored.logprob):
+            self._leave_slot(slot)
+            return self._fail(job, Failed("model", "the model's logits are not finite: it has diverged in training"))
+        choice.tokens.append(scored.token)
+        self.stats.made_tokens += 1
+        is_end = scored.token == self.tokenizer.end_of_text
+        text = "" if is_end else choice.text.push(scored.token)
+        length = len(job.prompts[choice.prompt]) + len(choice.tokens)
+        made = Made(choice.number, scored, text, None)
+        if (is_end and not job.ignore_end_of_text) or choice.text.stopped:
+            made = made._replace(finish_reason="stop", text=text + choice.text.finish())
+        elif len(choice.tokens) >= job.max_tokens or length > self.context:
+            made = made._replace(finish_reason="length", text=text + choice.text.finish())
+        if made.finish_reason is None:
+            return self._tell(job, made)
+        if job.keep_end and self.prefixes.limit:
+            self.prefixes.keep([*job.prompts[choice.prompt], *choice.tokens[:-1]], self.decoder.get(slot))
+        self._leave_slot(slot)
+        self._finish(choice, made)
+
+    def _finish(self, choice: Choice, made: Made) -> None:
+        self._tell(choice.job, made)
+        choice.job.left -= 1
+        if choice.job.left == 0:
+            self._end(choice.job)
+
+    def _fail(self, job: Job, why: Failed) -> None:
+        """End a job with an error. What it has in slots and queues is dropped in the next turn."""
+        if not job.over:
+            self.stats.failures += why.kind != "timeout"
+            self._tell(job, why)
+            self._end(job)
+            self._look = True
+
+    def _fail_all(self, error: Exception) -> None:
+        """End all jobs that are being read or decoded; those that wait stay."""
+        _log.exception("a step failed")
+        self.broken = _short(error)
+        jobs = {choice.job for choice in self._running.values()} | {each[0].job for each in self._ready}
+        if self._reading is not None:
+            jobs.add(self._reading.choices[0].job)
+        for job in jobs or list(self._jobs):
+            self._fail(job, Failed("engine", f"the model failed: {self.broken}"))
+        self._running.clear()
+        self._ready.clear()
+        self._reading, self._free = None, list(range(self.slots))
+        for slot in self._free:
+            self.decoder.free(slot)
+
+    def _end(self, job: Job) -> None:
+        job.over = True
+        with self._lock:
+            self._jobs.discard(job)
+
+    def _tell(self, job: Job, event: Event) -> None:
+        if not job.over and not job.cancelled:
+            self._events.append((job, event))
+
+    def _hand_out(self) -> None:
+        """Deliver what happened in this turn, one call per job."""
+        events, self._events = self._events, []
+        if not events:
+            return
+        by_job: dict[Job, list[Event]] = {}
+        for job, event in events:
+            by_job.setdefault(job, []).append(event)
+
+        def deliver() -> None:
+            for job, some in by_job.items():
+                job.deliver(some)
+
+        try:
+            self.post(deliver)
+        except Exception:  # the event loop is closed: nobody is left to hear it
+            _log.exception("events could not be delivered")
+
+    def _count_waiting(self) -> None:
+        reading = len(self._reading.choices) if self._reading is not None else 0
+        self._waiting_choices = sum(map(len, self._waiting)) + reading + len(self._ready)
+
+
+def _scored(logits: Tensor, tokens: list[int], top: int) -> list[Scored]:
+    """Return the log-probabilities of tokens [N] under logits [N,V], with the `top` most probable tokens of each row."""
+    logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    best = logprobs.topk(min(top, logprobs.shape[1]))
+    values, indices = best.values.tolist(), best.indices.tolist()
+    return [
+        Scored(token, logprob, list(zip(index, value, strict=True)))
+        for token, logprob, value, index in zip(tokens, chosen, values, indices, strict=True)
+    ]
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
