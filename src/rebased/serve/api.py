@@ -24,7 +24,7 @@ from rebased.models.generation import read_prompts
 from rebased.serve.answers import Answer, ApiError, TokenNames, error_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
-from rebased.serve.job import Event, Failed, Job, Made, PromptRead
+from rebased.serve.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.metrics import Measured, Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, Settings
 
@@ -251,11 +251,10 @@ class Service:
             for chunk in answer.first_chunks():
                 yield sent(chunk)
             while not answer.done:
-                for event in await events.get():
-                    for number, text, scored in self._note(answer, event):
-                        finish = event.finish_reason if isinstance(event, Made) else None
-                        if text or finish or (answer.with_logprobs and scored):
-                            yield sent(answer.chunk(number, text, scored, finish))
+                for number, (text, scored) in self._news(answer, await _all_of(events)).items():
+                    finish = answer.choices[number].finish_reason
+                    if text or finish or (answer.with_logprobs and scored):
+                        yield sent(answer.chunk(number, text, scored, finish))
             if with_usage:
                 yield sent(answer.last_chunk())
             yield {"data": "[DONE]"}
@@ -264,7 +263,16 @@ class Service:
         finally:
             self.engine.cancel(job)
 
-    def _note(self, answer: Answer, event: Event) -> list[tuple[int, str, list[Any]]]:
+    def _news(self, answer: Answer, events: list[Event]) -> dict[int, tuple[str, list[Scored]]]:
+        """Add events to an answer. Returns the new text and tokens by choice: one chunk each, however many there are."""
+        news: dict[int, tuple[str, list[Scored]]] = {}
+        for event in events:
+            for number, text, scored in self._note(answer, event):
+                before = news.get(number, ("", []))
+                news[number] = (before[0] + text, before[1] + scored)
+        return news
+
+    def _note(self, answer: Answer, event: Event) -> list[tuple[int, str, list[Scored]]]:
         """Add an event to an answer. Returns what is new in it, and raises ApiError if the job failed."""
         if isinstance(event, PromptRead):
             return answer.begin(event)
@@ -351,6 +359,14 @@ def _plain(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
         return await handler(request)
 
     return handle
+
+
+async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
+    """Wait for events and return all that are there: a client that is slow gets fewer and longer chunks."""
+    some = list(await events.get())
+    while not events.empty():
+        some += events.get_nowait()
+    return some
 
 
 async def _client_leaves(request: Request) -> None:

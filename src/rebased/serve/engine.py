@@ -155,6 +155,11 @@ class Engine:
         return self._thread.is_alive()
 
     @property
+    def busy(self) -> bool:
+        """Whether jobs are under way or wait."""
+        return bool(self._jobs)
+
+    @property
     def waiting(self) -> int:
         """How many choices have no slot yet."""
         return self._waiting_choices
@@ -166,11 +171,7 @@ class Engine:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            try:
-                self._turn()
-            except Exception as error:  # whatever a model or a device does: the requests fail, the server goes on
-                self._fail_all(error)
-            self._hand_out()
+            self.turn()
         for job in list(self._jobs):
             self._fail(job, Failed("engine", "the server was stopped"))
         self._hand_out()
@@ -182,8 +183,18 @@ class Engine:
                 self._lock.wait(IDLE_SECONDS)
             return not self._closed
 
+    def turn(self) -> None:
+        """Read some of the prompts, then make the next token of every choice that is in a slot, and deliver it.
+
+        The engine's thread calls it all the time. Without `start`, whoever owns the engine can call it instead.
+        """
+        try:
+            self._turn()
+        except Exception as error:  # whatever a model or a device does: the requests fail, the server goes on
+            self._fail_all(error)
+        self._hand_out()
+
     def _turn(self) -> None:
-        """Read some of the prompts, then make the next token of every choice that is in a slot."""
         self._drop_jobs()
         self._read_prompts()
         if not self._running:
