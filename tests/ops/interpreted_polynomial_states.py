@@ -6,7 +6,15 @@ import torch
 
 from ops.polynomial_cases import EVEN, MIXED, STATE_NAMES, Cut, extend, past, tensors
 from polynomial_inputs import Shape, inputs
-from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention_extend, poly_attention_extend_
+from rebased.ops import (
+    BASED,
+    REBASED,
+    Coefficients,
+    PolyState,
+    init_poly_state,
+    poly_attention_extend,
+    poly_attention_extend_,
+)
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
 pytestmark = pytest.mark.usefixtures("poisoned_kernels")
@@ -61,6 +69,20 @@ def test_decoding(shape: Shape, coefficients: Coefficients, dtype: torch.dtype) 
                 outputs.append(o)
         results.append([torch.cat(outputs, dim=1), *state])
     assert_small_error(*results, ("o", "kv", "z"), dtype)
+
+
+@pytest.mark.parametrize(("coefficients", "V"), [(REBASED, 64), (BASED, 130)], ids=str)
+def test_decoding_in_place_is_decoding(coefficients: Coefficients, V: int) -> None:
+    shape = Shape(B=2, T=1, H=3, K=16, V=V)
+    (q, k, v, _), _ = tensors(shape, coefficients, torch.float32)
+    start = PolyState(*(x.detach().float() for x in past(shape, coefficients)))
+    with torch.no_grad():
+        o, after = poly_attention_extend(q, k, v, start, coefficients=coefficients, backend="triton")
+        own = PolyState(*(x.clone() for x in start))
+        written = poly_attention_extend_(q, k, v, own, coefficients=coefficients, backend="triton")
+    assert torch.equal(written, o)
+    assert all(torch.equal(a, b) for a, b in zip(own, after, strict=True))
+    assert not torch.equal(own.kv, start.kv)
 
 
 def test_decoding_leaves_the_state_it_was_given_alone() -> None:

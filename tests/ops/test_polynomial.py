@@ -18,6 +18,7 @@ from rebased.ops import (
     init_poly_state,
     poly_attention,
     poly_attention_extend,
+    poly_attention_extend_,
     poly_state,
 )
 from rebased.ops.polynomial import chunked, summary
@@ -408,3 +409,27 @@ def test_state_of_tokens_is_the_sum_of_their_features(coefficients: Coefficients
         loss = kv.sin().sum() + z.cos().sum()
         results.append((kv, z, *torch.autograd.grad(loss, (k, v))))
     assert_close(*results, ("kv", "z", "dk", "dv"), condition=100)  # sin and cos of sums as large as 100
+
+
+@pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
+def test_one_token_may_overwrite_the_state(coefficients: Coefficients) -> None:
+    shape = Shape(B=2, T=1, H=3, K=5, V=4)
+    q, k, v, _ = inputs(shape, coefficients=coefficients)
+    before = PolyState(*(x.detach().clone() for x in past(shape, coefficients)))
+    o, after = poly_attention_extend(q, k, v, before, coefficients=coefficients, backend="reference")
+    places = [x.data_ptr() for x in before]
+    written = poly_attention_extend_(q, k, v, before, coefficients=coefficients)
+    assert_close((written, *before), (o, *after), ("o", "kv", "z"), condition=FEATURES)
+    assert [x.data_ptr() for x in before] == places
+    assert not written.requires_grad
+
+
+def test_what_cannot_be_overwritten() -> None:
+    shape = Shape(B=1, T=2, H=2, K=4, V=3)
+    q, k, v, _ = inputs(shape, coefficients=REBASED)
+    state = init_poly_state(1, 2, 4, 3, REBASED, dtype=q.dtype)
+    with pytest.raises(ValueError, match="one token at a time can overwrite a state; q has 2: use poly_attention_ext"):
+        poly_attention_extend_(q, k, v, state, coefficients=REBASED)
+    strided = PolyState(state.kv.transpose(2, 3).contiguous().transpose(2, 3), state.z)
+    with pytest.raises(ValueError, match="only a contiguous state can be overwritten"):
+        poly_attention_extend_(q[:, :1], k[:, :1], v[:, :1], strided, coefficients=REBASED)

@@ -22,6 +22,7 @@ COMMANDS = {
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
+    "lm generate": ("rebased.cli.lm_generate:lm_generate", "Write text after prompts, token by token."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
     "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
@@ -31,7 +32,7 @@ COMMANDS = {
 
 # First words of two-word verbs, with their line in `rebased --help`. `rebased WORD` alone lists the verbs of a group.
 GROUPS: dict[str, str] = {
-    "lm": "Language models: train and measure them.",
+    "lm": "Language models: train them, measure them, let them write.",
     "data": "Text for language models.",
 }
 

@@ -53,7 +53,12 @@ def check_new(path: Path | None) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` as JSON. Numbers that are nan or infinite become null."""
     with replacing(path) as file:
-        file.write(json.dumps(_finite(content), indent=1, allow_nan=False).encode() + b"\n")
+        file.write(to_json(content))
+
+
+def to_json(content: dict[str, Any]) -> bytes:
+    """`content` as JSON. Numbers that are nan or infinite become null."""
+    return json.dumps(_finite(content), indent=1, allow_nan=False).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:

@@ -26,6 +26,7 @@ from rebased.mixers import (
     count_numbers,
     find_residual_projections,
     forward_documents,
+    init_slots,
     mixer_class,
     mixer_name,
     register_mixer,
@@ -220,6 +221,37 @@ def given_state_is_not_changed(name: str) -> None:
     _require(torch.equal(first, again), "extend gave another output when it was called again with the same state")
 
 
+def slots_are_extend(name: str, dtype: torch.dtype) -> None:
+    """Check that steps in slots, of sequences of different lengths, give what forward gives, and extend's states."""
+    mixer, x, begins = _build_extendable(name, dtype), _inputs(dtype=dtype), (4, 0, 11)
+    whole = _forward(mixer, x)
+    slots = init_slots(mixer, B, capacity=2)
+    slots.reserve(T)
+    lengths = torch.tensor(begins)
+    with torch.no_grad():
+        for slot, begin in enumerate(begins):
+            slots.put(slot, _state_after(mixer, x[slot : slot + 1, :begin]), begin)
+        for step in range(9):
+            token, wanted = (
+                torch.stack([each[slot, begin + step] for slot, begin in enumerate(begins)]).unsqueeze(1)
+                for each in (x, whole)
+            )
+            y = check_output(mixer, token, slots.step(token, lengths + step, T), "a step in slots")
+            _require_near(y, wanted, f"step {step} of sequences that begin after {begins} tokens against forward")
+        for slot, begin in enumerate(begins):
+            after = _state_after(mixer, x[slot : slot + 1, : begin + 9])
+            for got, expected in zip(_tensors(slots.get(slot, begin + 9)), _tensors(after), strict=True):
+                _require_near(
+                    got, expected, f"the state in slot {slot} after {begin + 9} tokens against that of extend"
+                )
+
+
+def _state_after(mixer: Any, x: Tensor) -> Any:
+    """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
+    state = mixer.init_state(1)
+    return mixer.extend(x, state)[1] if x.shape[1] else state
+
+
 def shards_are_the_whole(name: str, count: int, dtype: torch.dtype) -> None:
     """Check that forward_shard over `count` shards gives the outputs and gradients of forward."""
     mixer, x = _build(name, dtype), _inputs(dtype=dtype).requires_grad_()
@@ -329,6 +361,10 @@ def _list_checks() -> list[Check]:
         for n in (1, 5, 21)
     ]
     checks += [Check("given_state_is_not_changed", "a prompt cannot be continued twice", given_state_is_not_changed)]
+    checks += [
+        Check(f"slots_are_extend[{_short(dtype)}]", generation, partial(slots_are_extend, dtype=dtype))
+        for dtype in floats
+    ]
     checks += [
         Check(
             f"shards_are_the_whole[n={count}, {_short(dtype)}]",

@@ -158,6 +158,8 @@ class SoftmaxAttention(nn.Module):
 class KVSlots:
     """KV caches of a fixed capacity for sequences of different lengths: k and v [count,H,capacity,W]."""
 
+    grows = True
+
     def __init__(self, mixer: SoftmaxAttention, k: Tensor, v: Tensor) -> None:
         self._mixer, self.k, self.v = mixer, k, v
         self._rows = torch.arange(k.shape[0], device=k.device)

@@ -200,6 +200,8 @@ class HyenaSlots:
     The taps are computed once: weights must not change while there are slots.
     """
 
+    grows = True
+
     def __init__(self, mixer: Hyena, conv: Tensor, past: Tensor) -> None:
         self._mixer, self.conv, self.past = mixer, conv, past
         self._rows = torch.arange(len(past), device=past.device)

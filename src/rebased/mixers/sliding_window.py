@@ -168,6 +168,8 @@ class WindowSlots:
     The token at position p stands in column p % window, over the one that leaves the window.
     """
 
+    grows = False
+
     def __init__(self, mixer: SlidingWindow, k: Tensor, v: Tensor) -> None:
         self._mixer, self.k, self.v = mixer, k, v
         self._rows = torch.arange(k.shape[0], device=k.device)

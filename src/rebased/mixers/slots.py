@@ -17,6 +17,8 @@ from rebased.mixers.checks import check_extended
 class Slots(Protocol):
     """The states of one mixer in `count` slots."""
 
+    grows: bool  # whether a step reads more of a longer sequence, and `reserve` may move the tensors
+
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence of `length` tokens, as `extend` returned it at B = 1, into a slot."""
 
@@ -67,8 +69,11 @@ class FixedSlots:
     state copied.
     """
 
+    grows = False
+
     def __init__(self, mixer: Any, count: int) -> None:
-        self._mixer, self._state = mixer, mixer.init_state(count)
+        # Copies: a state may hold one tensor twice, or expanded ones, and steps write to them.
+        self._mixer, self._state = mixer, map_tensors(_copy, mixer.init_state(count))
 
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence into a slot."""
@@ -98,6 +103,8 @@ class FixedSlots:
 
 class SeparateSlots:
     """Slots of any mixer: one state per sequence, stepped one after the other. No CUDA graph can capture that."""
+
+    grows = True
 
     def __init__(self, mixer: Any, count: int) -> None:
         self._mixer, self._states = mixer, [mixer.init_state(1) for _ in range(count)]
@@ -155,6 +162,10 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(map_tensors(function, child) for child in state)
     return state
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _has_rows(mixer: nn.Module) -> bool:

@@ -2,31 +2,23 @@
 
 It is the core under `generate`, and under a server: a sequence takes a slot when it comes and leaves it when it ends,
 prompts are read in chunks between steps, and states of common prefixes are kept as values and put where they are
-needed. What a step reads and writes stays where it is, and it never waits for the device: cuda_graph.py replays it.
+needed. What a step reads and writes stays where it is, and it never waits for the device: step_graph.py replays it.
 """
 
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from rebased.mixers import init_slots
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.sampling import Mode, Sampling, SamplingSlots
+from rebased.models.step_graph import StepGraphs, Stepped
 from rebased.ops import embed
 
 PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
-
-
-class Stepped(NamedTuple):
-    """What a step made, one number per slot. The next step overwrites it."""
-
-    tokens: Tensor  # [S] int64: the next tokens
-    logprobs: Tensor  # [S] fp32 (fp64 for fp64): their log-probabilities under the model itself, before any filter
 
 
 class Decoder:
@@ -38,6 +30,7 @@ class Decoder:
         capacity: tokens per sequence for which caches have room, where mixers have caches that grow: softmax attention
             and Hyena. Default 1,024. ReBased, Based and other mixers of constant state need none.
         grows: whether a full cache is replaced by one twice as large (default). Otherwise it is an error.
+        capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
 
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
@@ -51,7 +44,15 @@ class Decoder:
         >>> tokens, logprobs = decoder.step()                                   # [2] each
     """
 
-    def __init__(self, model: LanguageModel, slots: int, *, capacity: int = FIRST_CAPACITY, grows: bool = True) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int,
+        *,
+        capacity: int = FIRST_CAPACITY,
+        grows: bool = True,
+        capture: bool = False,
+    ) -> None:
         if model.training:
             raise ValueError("the model is in training mode, where dropout is random; call model.eval() first")
         if slots < 1 or capacity < 1:
@@ -66,6 +67,7 @@ class Decoder:
         self.active = torch.zeros(slots, dtype=torch.bool, device=device)
         self.logits = torch.zeros(slots, model.config.vocab_size, device=device, dtype=model.embedding.weight.dtype)
         self.sampling = SamplingSlots(slots, model.config.vocab_size, device)
+        self._graphs = StepGraphs(self.compute, device) if capture else None
         self._lengths = [0] * slots  # what `lengths` says, on the host
         self._active = [False] * slots
 
@@ -130,7 +132,13 @@ class Decoder:
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
         longest = self._advance()
-        return self.compute(longest, self.sampling.mode)
+        if self._graphs is None:
+            return self.compute(longest, self.sampling.mode)
+        if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
+            longest = min(self.capacity, 1 << (longest - 1).bit_length())
+        else:
+            longest = self.capacity
+        return self._graphs.run(longest, self.sampling.mode)
 
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
@@ -176,6 +184,8 @@ class Decoder:
         self.capacity = min(max(2 * self.capacity, length), self.model.config.length_limit or sys.maxsize)
         for layer in self.layers:
             layer.reserve(self.capacity)
+        if self._graphs is not None and any(layer.grows for layer in self.layers):
+            self._graphs.clear()  # they write to where the caches were
 
     @property
     def state_bytes(self) -> int:

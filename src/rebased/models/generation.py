@@ -68,8 +68,13 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    slot: int | None = None  # None before it begins and after its end
+    slot: int | None = None  # where it is, or was at its end; None before it begins
     delivered: int = 0  # how many of the tokens the iterator has returned
+
+    @property
+    def in_slot(self) -> bool:
+        """Whether steps give it tokens: it has begun and not ended."""
+        return self.slot is not None and self.finish_reason is None
 
 
 class Snapshot(NamedTuple):
@@ -79,7 +84,8 @@ class Snapshot(NamedTuple):
     ending: Ending
     slots: int
     sequences: list[Progress]
-    states: dict[int, LMState]  # of each sequence that is in a slot: after all of its tokens but the last
+    states: dict[int, LMState]  # of each sequence in a slot, and of ended ones if kept: after all tokens but the last
+    keep_states: bool = False  # whether states of sequences that end with "length" are kept, for `go_on`
 
 
 class Generation(Iterator[Token]):
@@ -89,8 +95,8 @@ class Generation(Iterator[Token]):
     numbers nor, but for rounding, their probabilities.
 
     Methods: `next()` and `for` give one Token after the other; `run()` makes all that are left; `result()` returns what
-    there is so far; `fork()` returns an independent copy; `save_generation` and `load_generation` keep it in a file.
-    `done` says whether all sequences have ended.
+    there is so far; `fork()` returns an independent copy; `go_on(n)` lets sequences that are at max_tokens get n more;
+    `save_generation` and `load_generation` keep it in a file. `done` says whether all sequences have ended.
     """
 
     def __init__(self, model: LanguageModel, snapshot: Snapshot, tokenizer: Tokenizer | None = None) -> None:
@@ -106,15 +112,12 @@ class Generation(Iterator[Token]):
         self._texts = [_Text(tokenizer, self.ending.stop) for _ in self.sequences]
         self._ready: deque[Token] = deque()
         self._last_prefill: tuple[list[int], LMState] | None = None
+        self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
         for number, sequence in enumerate(self.sequences):
             self._replay(number, sequence)
-            if sequence.slot is not None:
-                self._put(sequence.slot, number, snapshot.states[number])
-        self._waiting = deque(
-            number
-            for number, sequence in enumerate(self.sequences)
-            if sequence.slot is None and sequence.finish_reason is None
-        )
+            if sequence.in_slot:
+                self._put(sequence.slot or 0, number, self._kept.pop(number))
+        self._wait()
 
     @property
     def done(self) -> bool:
@@ -145,8 +148,28 @@ class Generation(Iterator[Token]):
         made = self._decoder.step()
         tokens, logprobs = made.tokens.tolist(), made.logprobs.tolist()
         for number, sequence in enumerate(self.sequences):
-            if sequence.slot is not None:
+            if sequence.slot is not None and sequence.finish_reason is None:
                 self._take(number, sequence, tokens[sequence.slot], logprobs[sequence.slot])
+
+    def go_on(self, max_tokens: int) -> None:
+        """Let each sequence that has as many tokens as it may get `max_tokens` more, with the state that was kept.
+
+        It needs `keep_states`. Nothing changes but the number of tokens: the result is what one generation with the
+        larger number gives, equal to the bit.
+        """
+        if not self._keep_states:
+            raise ValueError("the states of sequences that have ended were not kept; begin with keep_states=True")
+        before = self.ending.max_tokens
+        self.ending = replace(self.ending, max_tokens=before + Ending(max_tokens).max_tokens)
+        taken = {sequence.slot for sequence in self.sequences if sequence.in_slot}
+        for number, sequence in enumerate(self.sequences):
+            if sequence.finish_reason == "length" and len(sequence.tokens) == before and number in self._kept:
+                sequence.finish_reason = None
+                if sequence.slot in taken:
+                    sequence.slot = None
+                else:
+                    self._put(sequence.slot or 0, number, self._kept.pop(number))
+        self._wait()
 
     def result(self) -> Generated:
         """Return what has been made so far."""
@@ -154,7 +177,7 @@ class Generation(Iterator[Token]):
             tokens=[list(sequence.tokens) for sequence in self.sequences],
             logprobs=[list(sequence.logprobs) for sequence in self.sequences],
             finish_reasons=[sequence.finish_reason for sequence in self.sequences],
-            texts=[text.passed for text in self._texts],
+            texts=[self._whole_text(number) for number in range(len(self.sequences))],
         )
 
     def snapshot(self) -> Snapshot:
@@ -163,12 +186,11 @@ class Generation(Iterator[Token]):
             replace(each, prompt=list(each.prompt), tokens=list(each.tokens), logprobs=list(each.logprobs))
             for each in self.sequences
         ]
-        states = {
-            number: self._decoder.get(sequence.slot)
-            for number, sequence in enumerate(self.sequences)
-            if sequence.slot is not None
-        }
-        return Snapshot(self.sampling, self.ending, self._decoder.slots, sequences, states)
+        states = dict(self._kept)
+        for number, sequence in enumerate(self.sequences):
+            if sequence.slot is not None and sequence.finish_reason is None:
+                states[number] = self._decoder.get(sequence.slot)
+        return Snapshot(self.sampling, self.ending, self._decoder.slots, sequences, states, self._keep_states)
 
     def fork(self, seed: int | None = None) -> "Generation":
         """Return an independent copy that goes on from here: with the same random numbers, or with those of `seed`."""
@@ -178,18 +200,32 @@ class Generation(Iterator[Token]):
         return Generation(self.model, here, self.tokenizer)
 
     @property
+    def slots(self) -> int:
+        """How many sequences are decoded at once."""
+        return self._decoder.slots
+
+    @property
     def state_bytes(self) -> int:
         """Bytes that the states of all slots take."""
         return self._decoder.state_bytes
 
     def _fill(self, on_prefill: Callable[[int, int], None]) -> None:
         """Let waiting sequences take the free slots."""
-        taken = {sequence.slot for sequence in self.sequences}
+        taken = {sequence.slot for sequence in self.sequences if sequence.in_slot}
         for slot in range(self._decoder.slots):
             if slot not in taken and self._waiting:
                 number = self._waiting.popleft()
-                self._put(slot, number, self._prefill(self.sequences[number].prompt, on_prefill))
+                state = self._kept.pop(number, None) or self._prefill(self.sequences[number].prompt, on_prefill)
+                self._put(slot, number, state)
                 self.sequences[number].slot = slot
+
+    def _wait(self) -> None:
+        """Let all sequences wait that are to go on and are in no slot."""
+        self._waiting = deque(
+            number
+            for number, sequence in enumerate(self.sequences)
+            if sequence.slot is None and sequence.finish_reason is None
+        )
 
     def _prefill(self, prompt: list[int], on_prefill: Callable[[int, int], None]) -> LMState:
         """Return the state after all tokens of a prompt but the last. The n sequences of a prompt share it."""
@@ -222,8 +258,9 @@ class Generation(Iterator[Token]):
         sequence.logprobs.append(logprob)
         text = self._text_of(number, sequence, len(sequence.tokens))
         if sequence.finish_reason is not None and sequence.slot is not None:
+            if self._keep_states and sequence.finish_reason == "length":
+                self._kept[number] = self._decoder.get(sequence.slot)
             self._decoder.free(sequence.slot)
-            sequence.slot = None
         self._ready.append(Token(number, token, logprob, text, sequence.finish_reason))
 
     def _text_of(self, number: int, sequence: Progress, count: int) -> str:
@@ -235,7 +272,21 @@ class Generation(Iterator[Token]):
             sequence.finish_reason = "stop"
         elif count >= self.ending.max_tokens or len(sequence.prompt) + count > self._limit:
             sequence.finish_reason = "length"
-        return piece + text.finish() if sequence.finish_reason is not None else piece
+        if sequence.finish_reason is None or (self._keep_states and sequence.finish_reason == "length"):
+            return piece  # what is held may become whole when the sequence goes on
+        return piece + text.finish()
+
+    def _whole_text(self, number: int) -> str:
+        """Return the text of a sequence so far; if it has ended, with what is held for when it goes on."""
+        sequence, text = self.sequences[number], self._texts[number]
+        if not self._keep_states or sequence.finish_reason != "length":
+            return text.passed
+        whole = _Text(self.tokenizer, self.ending.stop)
+        for token in sequence.tokens:
+            if token != self.ending.end_of_text:
+                whole.push(token)
+        whole.finish()
+        return whole.passed
 
     def _replay(self, number: int, sequence: Progress) -> None:
         """Find the text of the tokens that a sequence has, and queue those that were not returned yet."""
@@ -286,6 +337,7 @@ def begin(
     n: int = 1,
     slots: int = SLOTS,
     tokenizer: Tokenizer | None = None,
+    keep_states: bool = False,
 ) -> Generation:
     """Return the generation of n sequences per prompt, at most `slots` at a time. See LanguageModel.stream."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -303,7 +355,8 @@ def begin(
     if len(read) * n > MAX_SEQUENCES:
         raise ValueError(f"{len(read):,} prompts times n {n:,} are more than {MAX_SEQUENCES:,} sequences; give fewer")
     sequences = [Progress(prompt) for prompt in read for _ in range(n)]
-    return Generation(model, Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}), tokenizer)
+    here = Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}, keep_states)
+    return Generation(model, here, tokenizer)
 
 
 def read_prompts(

@@ -46,6 +46,7 @@ class _About(Config):
     sampling: dict[str, Any]
     ending: dict[str, Any]
     slots: int = Field(gt=0)
+    keep_states: bool
     sequences: tuple[_Sequence, ...] = Field(min_length=1)
 
 
@@ -63,6 +64,7 @@ def save_generation(generation: Generation, path: Path | str) -> None:
         sampling=asdict(here.sampling),
         ending=asdict(here.ending),
         slots=here.slots,
+        keep_states=here.keep_states,
         sequences=tuple(
             _Sequence(
                 prompt=len(each.prompt),
@@ -112,9 +114,10 @@ def load_generation(path: Path | str, model: LanguageModel, tokenizer: Tokenizer
         states = {
             number: _state(model, tensors, number, len(each.prompt) + len(each.tokens) - 1)
             for number, each in enumerate(sequences)
-            if each.slot is not None
+            if each.in_slot or any(name.startswith(f"state.{number}.") for name in tensors)
         }
-        return Generation(model, Snapshot(sampling, ending, about.slots, sequences, states), tokenizer)
+        here = Snapshot(sampling, ending, about.slots, sequences, states, about.keep_states)
+        return Generation(model, here, tokenizer)
     except (TypeError, KeyError, IndexError) as error:  # the checksum is right, so other code wrote it
         raise ValueError(f"{path} is not what this version writes: {type(error).__name__}: {error}") from error
 
@@ -167,7 +170,7 @@ def _sequences(about: _About, tensors: dict[str, Tensor]) -> list[Progress]:
             )
         )
         at, made = end, made + each.tokens
-    slots = [each.slot for each in sequences if each.slot is not None]
+    slots = [each.slot for each in sequences if each.slot is not None and each.in_slot]
     if at != len(tokens) or made != len(logprobs) or len(set(slots)) != len(slots) or max([0, *slots]) >= about.slots:
         raise IndexError("its sequences and its tokens do not belong together")
     return sequences

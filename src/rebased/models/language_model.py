@@ -259,6 +259,7 @@ class LanguageModel(nn.Module):
         ignore_end_of_text: bool = False,
         tokenizer: "Tokenizer | None" = None,
         slots: int = 64,
+        keep_states: bool = False,
     ) -> "Generation":
         """Return an iterator over the tokens that the model writes after each prompt, as they are made.
 
@@ -273,6 +274,7 @@ class LanguageModel(nn.Module):
             ignore_end_of_text: whether a sequence goes on after that token.
             tokenizer: turns prompts into tokens and tokens into text.
             slots: how many sequences are decoded at once; the others wait.
+            keep_states: whether the states of sequences that reach max_tokens are kept, so that they can `go_on`.
 
         Example:
             >>> for token in model.stream("def main(", tokenizer=ByteTokenizer(), max_tokens=100):
@@ -284,7 +286,7 @@ class LanguageModel(nn.Module):
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
         stops = stop if isinstance(stop, str) else tuple(stop)
         ending = Ending(max_tokens, stops, end_of_text, ignore_end_of_text)  # type: ignore[arg-type]
-        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer)
+        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer, keep_states=keep_states)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""

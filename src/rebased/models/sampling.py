@@ -24,7 +24,8 @@ Mode = Literal["greedy", "draw", "filter"]
 class Sampling:
     """How the next token of a sequence is chosen. The defaults draw from the model's own distribution.
 
-    The steps are those of Hugging Face's `generate`, in its order: repetition penalty, temperature, top-k, top-p, min-p.
+    The steps are those of Hugging Face's `generate`, in its order: repetition penalty, temperature, top-k, top-p,
+    min-p.
 
     Args:
         temperature: logits are divided by it; 0 always takes the most probable token. Default 1.
@@ -165,7 +166,7 @@ def draw(scores: Tensor, u: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, drawn: Tensor) -> Tensor:
-    """Return the number `drawn` [S] of the random streams `key` [S] (int64): fp64 in [0, 1), the same on every device."""
+    """Return number `drawn` [S] of the random streams `key` [S] (int64): fp64 in [0, 1), the same on every device."""
     x = key + (drawn + 1) * _signed(GAMMA)
     for shift, factor in MIX:
         x = (x ^ _shifted(x, shift)) * _signed(factor)

@@ -1,15 +1,18 @@
-"""Load a trained language model together with the prepared text that it is measured on."""
+"""Load a trained language model, with the prepared text that it is measured on, or with its tokenizer alone."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from rebased.data import Corpus
+from rebased.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, vocabulary_digest
 from rebased.models import LanguageModel
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
+from rebased.runs.ship import ABOUT, SHIPPED
 
 SPARE_ROWS = 1024  # embedding rows that a model may have beyond the vocabulary
 
@@ -29,15 +32,7 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     Without `data` it is the text that the run was trained on. Raises ValueError if the files are missing, the run was
     not trained on text, or the text was made with another tokenizer than the model's.
     """
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; give a run's folder or its model.safetensors")
-    if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
-        raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
-    run = _run_line(path)
-    if run and "corpus" not in run:
-        raise ValueError(
-            f"{path} was not trained on text: it is a run of `rebased train`; give a run of `rebased lm train`"
-        )
+    run = _check_run(path)
     trained_on = run.get("config", {}).get("data", {})
     model = load_model(path, device)
     folder = data or trained_on.get("folder")
@@ -51,6 +46,78 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     _check_tokenizer(model, corpus, run.get("corpus"))
     seq_len = int(trained_on.get("seq_len", model.config.max_len))
     return Trained(model, corpus, seq_len, bool(trained_on.get("isolate_documents", False)))
+
+
+class TextModel(NamedTuple):
+    """A trained model and the tokenizer that it was trained with: enough to write text."""
+
+    model: LanguageModel  # in eval mode
+    tokenizer: Tokenizer
+
+
+def open_text_model(
+    path: Path | None, tokenizer: str | None = None, data: Path | None = None, device: torch.device | str = "cpu"
+) -> TextModel:
+    """The model of a run's folder or of one safetensors file, on `device`, and its tokenizer.
+
+    Without `path` it is the model that comes with the package. `tokenizer` is a name as in load_tokenizer; otherwise it
+    is that of the prepared folder `data`, or of the text that the run was trained on. Raises ValueError if files are
+    missing, the run was not trained on text, or the tokenizer is another one than the model's.
+    """
+    path = SHIPPED if path is None else path
+    run = _check_run(path)
+    model = load_model(path, device)
+    trained_on = run.get("corpus") or _shipped_with(path)
+    if tokenizer is not None:
+        found = load_tokenizer(tokenizer)
+    elif data is not None:
+        found = Corpus(data).tokenizer
+    elif trained_on is not None and trained_on["tokenizer"] == ByteTokenizer.name:
+        found = ByteTokenizer()
+    else:
+        folder = run.get("config", {}).get("data", {}).get("folder")
+        if folder is None or not Path(folder).exists():
+            where = "it does not say which tokenizer it was trained with"
+            if folder is not None:
+                where = f"the text that it was trained on, {folder}, does not exist here"
+            raise ValueError(f"{path}: {where}; give its tokenizer with --tokenizer tokenizer.json, or bytes")
+        found = Corpus(folder).tokenizer
+    _check_same_tokenizer(model, found, trained_on)
+    return TextModel(model, found)
+
+
+def _check_same_tokenizer(model: LanguageModel, tokenizer: Tokenizer, trained_on: dict[str, Any] | None) -> None:
+    """Raise ValueError if the model was trained with another tokenizer. `trained_on` describes its text, if known."""
+    size, rows = tokenizer.vocab_size, model.config.vocab_size
+    said = f"the tokenizer {tokenizer.name} has {size:,} tokens, and the model"
+    if trained_on is not None:
+        own = f"{said} was trained with {trained_on['tokenizer']}"
+        if trained_on["vocab_size"] != size:
+            raise ValueError(f"{own} of {trained_on['vocab_size']:,}; give that")
+        if trained_on.get("vocabulary") not in (None, vocabulary_digest(tokenizer.to_json())):
+            raise ValueError(f"{own}, which has other tokens; give that")
+    if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
+        raise ValueError(f"{said} has a vocabulary of {rows:,}; give the tokenizer that it was trained with")
+
+
+def _shipped_with(path: Path) -> dict[str, Any] | None:
+    """What the file beside a shipped model says about the text it was trained on; None if there is none."""
+    about = (path if path.is_dir() else path.parent) / ABOUT
+    return json.loads(about.read_text(encoding="utf-8")).get("corpus") if about.is_file() else None
+
+
+def _check_run(path: Path) -> dict[str, Any]:
+    """The first line of the record beside the weights. Raises ValueError if there is no model of text at `path`."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; give a run's folder or its model.safetensors")
+    if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
+        raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
+    run = _run_line(path)
+    if run and "corpus" not in run:
+        raise ValueError(
+            f"{path} was not trained on text: it is a run of `rebased train`; give a run of `rebased lm train`"
+        )
+    return run
 
 
 def _run_line(path: Path) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""A decoder's step as a CUDA graph: the host replays it instead of launching some hundred kernels per token.
+
+A step works on tensors that stay where they are, so a replay reads what was put into the slots since the last one. A
+step is captured when its key has come WARM_UP times: kernels are compiled by then. These are real steps; capturing
+executes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rebased.models.sampling import Mode
+
+WARM_UP = 3
+
+
+class Stepped(NamedTuple):
+    """What a step made, one number per slot. The next step overwrites it."""
+
+    tokens: Tensor  # [S] int64: the next tokens
+    logprobs: Tensor  # [S] fp32 (fp64 for fp64): their log-probabilities under the model itself, before any filter
+
+
+class StepGraphs:
+    """Runs compute(longest, mode) as CUDA graphs, one per pair of arguments. All graphs share their memory."""
+
+    def __init__(self, compute: Callable[[int, Mode], Stepped], device: torch.device) -> None:
+        if device.type != "cuda":
+            raise ValueError(f"CUDA graphs need a GPU; the model is on {device}: leave out capture")
+        self._compute, self._device = compute, device
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all graphs: tensors that they work on have moved."""
+        self._seen: Counter[tuple[int, Mode]] = Counter()
+        self._graphs: dict[tuple[int, Mode], tuple[Any, Stepped]] = {}
+
+    def run(self, longest: int, mode: Mode) -> Stepped:
+        """Return what compute(longest, mode) returns."""
+        key = (longest, mode)
+        if key not in self._graphs:
+            self._seen[key] += 1
+            if self._seen[key] <= WARM_UP:
+                return self._compute(longest, mode)
+            self._graphs[key] = self._capture(longest, mode)
+        graph, made = self._graphs[key]
+        graph.replay()
+        return made
+
+    def _capture(self, longest: int, mode: Mode) -> tuple[Any, Stepped]:
+        graph = torch.cuda.CUDAGraph()
+        pool = next((other.pool() for other, _ in self._graphs.values()), None)
+        try:
+            with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool):
+                made = self._compute(longest, mode)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error.__context__ or error).splitlines()[0]
+            raise ValueError(
+                f"this model's step cannot be captured as a CUDA graph ({reason}): something in it waits for the GPU "
+                "or copies from the host. Decode without capture"
+            ) from error
+        return graph, made
