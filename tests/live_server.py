@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fastapi import FastAPI
+
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel
 from rebased.serve.api import Limits, Service, build_app
@@ -19,6 +21,7 @@ class Live(NamedTuple):
     engine: Engine
     server: Server
     thread: threading.Thread
+    app: FastAPI
 
 
 @contextmanager
@@ -35,14 +38,15 @@ def live_server(
     engine = Engine(model, ByteTokenizer(), slots=slots, context=context, **options)
     service = Service("tiny", engine, limits or Limits(), api_key)
     ready = threading.Event()
-    server = Server(build_app(service), engine, grace_seconds=20, on_ready=ready.set)
+    app = build_app(service)
+    server = Server(app, engine, grace_seconds=20, on_ready=ready.set)
     with open_socket("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         try:
             assert ready.wait(60)
-            yield Live(url, engine, server, thread)
+            yield Live(url, engine, server, thread, app)
         finally:
             server.should_exit = True
             thread.join(60)

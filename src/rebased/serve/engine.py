@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from rebased.data.tokenizer import Tokenizer
-from rebased.models import Decoder, LanguageModel, LMState
+from rebased.models import Decoder, LanguageModel, LMState, Sampling
 from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored, Text
 from rebased.serve.prefixes import PrefixStates
 
 _log = logging.getLogger("rebased")
 
 SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
+WARM_UP = (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9))  # one per way to choose tokens
+CAPTURED_AFTER = 5  # steps, at least one of which is a replay
 IDLE_SECONDS = 1.0  # how often deadlines are looked at while nothing else happens
 
 
@@ -66,6 +68,7 @@ class Engine:
         max_waiting: choices that wait for a slot at most; `submit` raises Full beyond.
         prefill_chunk: tokens of prompts that are read between two steps at most.
         cache_bytes: memory for states of prompts that were read before; 0 for none.
+        capture: whether steps are replayed as CUDA graphs, on a GPU.
         post: calls a function. Events are delivered by it, all those of a step in one call. An event loop gives its
             call_soon_threadsafe; by default the engine's thread delivers itself.
 
@@ -82,11 +85,13 @@ class Engine:
         max_waiting: int = 1024,
         prefill_chunk: int = 1024,
         cache_bytes: int = 0,
+        capture: bool = False,
         post: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
         self.model, self.tokenizer, self.post = model, tokenizer, post
         self.slots, self.context, self.max_waiting, self.prefill_chunk = slots, context, max_waiting, prefill_chunk
-        self.decoder = Decoder(model, slots, capacity=context, grows=False)
+        self.decoder = Decoder(model, slots, capacity=context, grows=False, capture=capture)
+        self._capture = capture
         self.prefixes = PrefixStates(cache_bytes)
         self.stats = Stats()
         self.broken: str | None = None  # why the last step failed
@@ -105,6 +110,28 @@ class Engine:
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
+
+    def warm_up(self) -> None:
+        """Make a few steps before the first request: what is wrong shows now, and kernels are compiled.
+
+        A model whose step cannot be captured as a CUDA graph is decoded without.
+        """
+        try:
+            self._warm_up()
+        except ValueError as error:
+            if not self._capture:
+                raise
+            _log.warning("%s", error)
+            self._capture = False
+            self.decoder = Decoder(self.model, self.slots, capacity=self.context, grows=False)
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        for sampling in WARM_UP:
+            self.decoder.put(0, [0], self.model.init_state(1), sampling)
+            for _ in range(min(CAPTURED_AFTER, self.context) if self._capture else 1):
+                self.decoder.step()
+            self.decoder.free(0)
 
     def submit(self, job: Job) -> None:
         """Take a job. Raises Full or Closed; otherwise everything about it goes to job.deliver."""
