@@ -9,9 +9,10 @@ from fastapi import FastAPI
 
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel
-from rebased.serve.api import Limits, Service, build_app
+from rebased.serve.api import build_app
 from rebased.serve.engine import Engine
 from rebased.serve.server import Server, open_socket
+from rebased.serve.service import Limits, Service
 
 
 class Live(NamedTuple):

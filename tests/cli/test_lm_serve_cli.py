@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"):
-    pytest.importorskip(package, reason=f"serving needs {package}: pip install 'rebased[serve]'")
+pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 
 from data.small_tokenizer import write_small_tokenizer
 from rebased.cli import main
@@ -91,9 +93,7 @@ def test_it_serves_until_a_signal_and_ends_what_it_began(home: Path) -> None:
         (["tiny", *BYTES, "--seconds", "nan"], "--seconds nan is out of range"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_what_cannot_be_served_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     port = [] if "--port" in words else ["--port", "0"]
     with pytest.raises(SystemExit) as left:
         main(["lm", "serve", *words, *port, "--device", "cpu"])

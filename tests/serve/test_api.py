@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "httpx", "openai"):
-    pytest.importorskip(package, reason=f"serving needs {package}: pip install 'rebased[serve]' and openai, httpx")
+pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("httpx", reason="serving needs it: pip install openai httpx")
+pytest.importorskip("openai", reason="serving needs it: pip install openai httpx")
 
 import httpx
 import openai
@@ -20,9 +24,9 @@ from openai import OpenAI
 from live_server import Live, live_server
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel
-from rebased.serve.api import Limits
 from rebased.serve.job import Job
 from rebased.serve.schema import MAX_TOP
+from rebased.serve.service import Limits
 from served_model import TIE, Listener, is_greedy, small_model
 
 KEY = "a-key-of-the-test"
@@ -85,7 +89,10 @@ def test_a_completion_is_what_generate_gives(client: OpenAI, model: LanguageMode
 def test_several_prompts_choices_and_a_seed(client: OpenAI, model: LanguageModel) -> None:
     settings: dict[str, Any] = {"n": 2, "max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 3}
     answer = client.completions.create(
-        model="tiny", prompt=["one", "three"], **settings, extra_body={"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1}
+        model="tiny",
+        prompt=["one", "three"],
+        **settings,
+        extra_body={"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1},
     )
     expected = model.generate(
         ["one", "three"], **settings, top_k=40, min_p=0.01, repetition_penalty=1.1, tokenizer=BYTES
@@ -129,7 +136,10 @@ def test_a_stream_has_the_pieces_of_the_whole(client: OpenAI) -> None:
 
 
 def test_a_chat_and_its_stream(client: OpenAI, model: LanguageModel) -> None:
-    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
     whole = client.chat.completions.create(
         model="tiny", messages=messages, max_completion_tokens=25, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -141,9 +151,9 @@ def test_a_chat_and_its_stream(client: OpenAI, model: LanguageModel) -> None:
     for entry in whole.choices[0].logprobs.content or []:
         assert len(entry.top_logprobs) == 3
         assert entry.logprob == entry.top_logprobs[0].logprob
-    chunks = list(client.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=25, temperature=0, stream=True, n=2
-    ))
+    chunks = list(
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=25, temperature=0, stream=True, n=2)
+    )
     for choice in (0, 1):
         mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice]
         assert mine[0].delta.role == "assistant"
@@ -246,7 +256,9 @@ def test_other_refusals(http: httpx.Client, live: Live, client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served here; this is 'tiny'"):
         client.completions.create(model="gpt-9", prompt="x")
     for key in ("wrong", f"{KEY}x", "ü"):
-        bare = httpx.post(f"{live.url}/v1/completions", json={"prompt": "x"}, headers={b"Authorization": f"Bearer {key}".encode()})
+        bare = httpx.post(
+            f"{live.url}/v1/completions", json={"prompt": "x"}, headers={b"Authorization": f"Bearer {key}".encode()}
+        )
         assert bare.status_code == 401
         assert bare.json()["error"]["code"] == "invalid_api_key"
 
@@ -269,7 +281,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, live: Live, cli
 def test_a_client_that_sends_half_a_request_holds_nobody_up(live: Live, client: OpenAI) -> None:
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as half:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
         half.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices
     with socket.create_connection((host, int(port))) as noise:

@@ -1,4 +1,4 @@
-"""The engine: what requests get together is what each gets alone; slots, queues, deadlines, cancellation, kept states."""
+"""The engine: requests get together what each gets alone; slots, queues, deadlines, cancellation, kept states."""
 
 import time
 from dataclasses import replace

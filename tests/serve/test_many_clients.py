@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "httpx", "openai"):
-    pytest.importorskip(package, reason=f"serving needs {package}: pip install 'rebased[serve]' and openai, httpx")
+pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("httpx", reason="serving needs it: pip install openai httpx")
+pytest.importorskip("openai", reason="serving needs it: pip install openai httpx")
 
 from openai import AsyncOpenAI
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-for package in ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"):
-    pytest.importorskip(package, reason=f"serving needs {package}: pip install 'rebased[serve]'")
+pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 
 from fastapi.responses import HTMLResponse
 

@@ -92,9 +92,10 @@ def lm_serve(
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     try:
-        from rebased.serve.api import Limits, Service, build_app
+        from rebased.serve.api import build_app
         from rebased.serve.engine import Engine
         from rebased.serve.server import open_socket, serve
+        from rebased.serve.service import Limits, Service
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed; serving needs it: pip install 'rebased[serve]'") from error
     check_positive(

@@ -14,7 +14,13 @@ class ApiError(Exception):
     """An error with an HTTP status, in OpenAI's shape."""
 
     def __init__(
-        self, status: int, message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: Any = None
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: Any = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -123,7 +129,9 @@ class Answer:
         choices = []
         for number, choice in enumerate(self.choices):
             text = "".join(choice.texts)
-            content = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
+            content = (
+                {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text}
+            )
             choices.append(
                 {
                     "index": number,

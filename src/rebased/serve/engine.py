@@ -9,16 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from rebased.data.tokenizer import Tokenizer
-from rebased.models import Decoder, LanguageModel, LMState, Sampling
+from rebased.models import Decoder, LanguageModel, Sampling
 from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored, Text
 from rebased.serve.prefixes import PrefixStates
+from rebased.serve.prompt_reader import PromptReader, Reading, score_rows
 
 _log = logging.getLogger("rebased")
 
-SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
 WARM_UP = (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9))  # one per way to choose tokens
 CAPTURED_AFTER = 5  # steps, at least one of which is a replay
 IDLE_SECONDS = 1.0  # how often deadlines are looked at while nothing else happens
@@ -43,18 +42,6 @@ class Stats:
     failures: int = 0  # requests that ended with an error of the model or of the engine
     step_seconds: float = 0.0
     prefill_seconds: float = 0.0
-
-
-@dataclass
-class _Reading:
-    """A prompt that is being read, with the choices that will go on from it."""
-
-    choices: deque[Choice]
-    prompt: list[int]
-    state: LMState
-    marks: deque[int]  # numbers of tokens after which the state is kept, rising
-    cached: int
-    scores: list[Scored]
 
 
 class Engine:
@@ -93,12 +80,13 @@ class Engine:
         self.decoder = Decoder(model, slots, capacity=context, grows=False, capture=capture)
         self._capture = capture
         self.prefixes = PrefixStates(cache_bytes)
+        self._reader = PromptReader(model, self.prefixes)
         self.stats = Stats()
         self.broken: str | None = None  # why the last step failed
         self._lock = threading.Condition()
         self._waiting: deque[deque[Choice]] = deque()  # the n choices of a prompt stand together
-        self._reading: _Reading | None = None
-        self._ready: deque[tuple[Choice, list[int], LMState]] = deque()  # prompts that are read, choices without slots
+        self._reading: Reading | None = None
+        self._ready: deque[tuple[Choice, Reading]] = deque()  # prompts that are read, choices without slots
         self._free = list(range(slots))
         self._running: dict[int, Choice] = {}  # by slot
         self._events: list[tuple[Job, Event]] = []
@@ -254,7 +242,7 @@ class Engine:
             if choice.job.over:
                 self._leave_slot(slot)
         self._ready = deque(each for each in self._ready if not each[0].job.over)
-        if self._reading is not None and self._reading.choices[0].job.over:
+        if self._reading is not None and self._reading.job.over:
             self._reading = None
         with self._lock:
             self._waiting = deque(group for group in self._waiting if not group[0].job.over)
@@ -266,15 +254,13 @@ class Engine:
         while budget > 0:
             if self._ready and self._free:
                 self._take_slot(*self._ready.popleft())
-            elif self._ready or not self._free:
-                break
-            elif self._reading is None and not self._begin_reading():
+            elif self._ready or not self._free or (self._reading is None and not self._begin_reading()):
                 break
             elif self._reading is not None:
                 try:
                     budget -= self._read(self._reading, budget)
                 except Exception as error:
-                    job, self._reading = self._reading.choices[0].job, None
+                    job, self._reading = self._reading.job, None
                     _log.exception("a prompt could not be read")
                     self._fail(job, Failed("engine", f"the prompt could not be read: {_short(error)}"))
         self.stats.prefill_seconds += time.perf_counter() - started
@@ -287,61 +273,24 @@ class Engine:
             if not self._waiting:
                 return False
             choices = self._waiting.popleft()
-        job, number = choices[0].job, choices[0].prompt
-        if job.over:
-            return True
-        prompt = job.prompts[number]
-        marks = set(job.marks[number]) if job.marks else set()
-        state, cached = self.model.init_state(1), 0
-        if not job.score_prompts:  # otherwise every token has to be read
-            found = self.prefixes.find(prompt[:-1])
-            state = found.state or state
-            cached = state.position
-            marks |= {found.shared}
-        marks.add(len(prompt) - 1)
-        rising = deque(sorted(mark for mark in marks if cached < mark < len(prompt)))
-        self._reading = _Reading(choices, prompt, state, rising, cached, [])
-        if job.score_prompts:
-            self._reading.scores.append(Scored(prompt[0], None, []))
-        self.stats.prompt_tokens += len(prompt)
-        self.stats.cached_tokens += cached
+        if not choices[0].job.over:
+            self._reading = self._reader.begin(choices)
+            self.stats.prompt_tokens += len(self._reading.prompt)
+            self.stats.cached_tokens += self._reading.cached
         return True
 
-    @torch.no_grad()
-    def _read(self, reading: _Reading, budget: int) -> int:
-        """Read up to `budget` tokens of the prompt that is being read. Returns how many, and at least 1."""
-        job, prompt, state = reading.choices[0].job, reading.prompt, reading.state
-        end = len(prompt) - 1  # the last token is read by the first step
-        stop = min(end, state.position + budget, reading.marks[0] if reading.marks else end)
-        count = stop - state.position
-        if count > 0:
-            ids = torch.tensor([prompt[state.position : stop]], device=self.decoder.tokens.device)
-            hidden, reading.state = self.model.extend(ids, state)
-            if job.score_prompts:
-                reading.scores += self._score(hidden[0], prompt[state.position + 1 : stop + 1], job.top or 0)
-            if reading.marks and reading.marks[0] == stop:
-                reading.marks.popleft()
-                self.prefixes.keep(prompt[:stop], reading.state)
-        if stop == end:
+    def _read(self, reading: Reading, budget: int) -> int:
+        """Read up to `budget` tokens of a prompt. Returns how many, and at least 1."""
+        job, count = reading.job, self._reader.read(reading, budget)
+        if reading.left == 0:
             self._reading = None
             self._tell(job, PromptRead(reading.choices[0].prompt, reading.cached, reading.scores))
             for choice in reading.choices:
                 if job.max_tokens:
-                    self._ready.append((choice, prompt, reading.state))
+                    self._ready.append((choice, reading))
                 else:
                     self._finish(choice, Made(choice.number, None, "", "length"))
         return max(1, count)
-
-    def _score(self, hidden: Tensor, targets: list[int], top: int) -> list[Scored]:
-        """Return the log-probabilities of tokens `targets` [T], predicted by features [T,D]."""
-        scores: list[Scored] = []
-        for start in range(0, len(targets), SCORED_AT_ONCE):
-            rows = targets[start : start + SCORED_AT_ONCE]
-            logits = self.model.logits(hidden[start : start + len(rows)])
-            scores += _scored(logits, rows, top)
-        if any(not math.isfinite(each.logprob or 0.0) for each in scores):
-            raise ValueError("the model's logits are not finite")
-        return scores
 
     def _tops(self) -> dict[int, tuple[float, list[tuple[int, float]]]]:
         """Return the log-probability and the most probable tokens of the choices that asked for them, by slot."""
@@ -351,14 +300,14 @@ class Engine:
         slots = list(wanted)
         index = torch.tensor(slots, device=self.decoder.logits.device)
         chosen = self.decoder.tokens[index].tolist()
-        rows = _scored(self.decoder.logits[index], chosen, max(top or 0 for top in wanted.values()))
+        rows = score_rows(self.decoder.logits[index], chosen, max(top or 0 for top in wanted.values()))
         return {slot: (row.logprob or 0.0, row.top[: wanted[slot]]) for slot, row in zip(slots, rows, strict=True)}
 
-    def _take_slot(self, choice: Choice, prompt: list[int], state: LMState) -> None:
+    def _take_slot(self, choice: Choice, read: Reading) -> None:
         if choice.job.over:
             return
         slot = self._free.pop()
-        self.decoder.put(slot, prompt, state, choice.job.sampling, sequence=choice.number)
+        self.decoder.put(slot, read.prompt, read.state, choice.job.sampling, sequence=choice.number)
         choice.slot = slot
         self._running[slot] = choice
 
@@ -413,7 +362,7 @@ class Engine:
         self.broken = _short(error)
         jobs = {choice.job for choice in self._running.values()} | {each[0].job for each in self._ready}
         if self._reading is not None:
-            jobs.add(self._reading.choices[0].job)
+            jobs.add(self._reading.job)
         for job in jobs or list(self._jobs):
             self._fail(job, Failed("engine", f"the model failed: {self.broken}"))
         self._running.clear()
@@ -452,18 +401,6 @@ class Engine:
     def _count_waiting(self) -> None:
         reading = len(self._reading.choices) if self._reading is not None else 0
         self._waiting_choices = sum(map(len, self._waiting)) + reading + len(self._ready)
-
-
-def _scored(logits: Tensor, tokens: list[int], top: int) -> list[Scored]:
-    """Return the log-probabilities of tokens [N] under logits [N,V], with the `top` most probable tokens of each row."""
-    logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
-    best = logprobs.topk(min(top, logprobs.shape[1]))
-    values, indices = best.values.tolist(), best.indices.tolist()
-    return [
-        Scored(token, logprob, list(zip(index, value, strict=True)))
-        for token, logprob, value, index in zip(tokens, chosen, values, indices, strict=True)
-    ]
 
 
 def _short(error: Exception) -> str:

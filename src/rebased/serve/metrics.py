@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rebased.serve.engine import Engine
@@ -13,7 +14,7 @@ from rebased.serve.engine import Engine
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class EngineCollector:
+class EngineCollector(Collector):
     """Reads the engine's counts."""
 
     def __init__(self, engine: Engine) -> None:
@@ -47,12 +48,16 @@ class Metrics:
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine))  # type: ignore[arg-type]
+        self.registry.register(EngineCollector(engine))
         self.requests = Counter(
             "rebased_requests", "requests that were answered", ["path", "status"], registry=self.registry
         )
         self.seconds = Histogram(
-            "rebased_request_seconds", "time until the end of an answer", ["path"], registry=self.registry, buckets=SECONDS
+            "rebased_request_seconds",
+            "time until the end of an answer",
+            ["path"],
+            registry=self.registry,
+            buckets=SECONDS,
         )
         self.first = Histogram(
             "rebased_first_token_seconds", "time until the first token", registry=self.registry, buckets=SECONDS

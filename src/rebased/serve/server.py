@@ -13,6 +13,7 @@ from sse_starlette.sse import AppStatus
 
 from rebased.serve.engine import Engine
 
+
 def open_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0 takes any free one. Raises ValueError with a remedy."""
     if not 0 <= port < 2**16:
