@@ -91,6 +91,13 @@ def test_stdin_is_the_prompt(capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert found["sequences"][0]["prompt_tokens"] == list(prompt.encode()) or [256]
 
 
+def test_prompts_may_look_like_options(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--prompt", "-x", "--prompt", "", "--prompt", "--seed", "--stop", "-y", "--max-tokens", "2", "--json", "-")
+    found = json.loads(said(capsys, "random", *BYTES, *words))
+    assert [each["prompt"] for each in found["sequences"]] == ["-x", "", "--seed"]
+    assert found["ending"]["stop"] == ["-y"]
+
+
 def test_files_of_prompts_of_any_lengths(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines, objects = tmp_path / "p.txt", tmp_path / "p.jsonl"
     lines.write_text("a\n\nlonger prompt\r\nbc")

@@ -22,6 +22,7 @@ MIXERS = (
     {"name": "rebased", "n_heads": 3, "key_width": 4},
     {"name": "attention", "n_heads": 3},
     {"name": "sliding_window", "window": 4},
+    "attention",
     "mamba",
     "rwkv",
 )
@@ -33,7 +34,7 @@ SUMS = (D, D, 60, 10, D, 2 * D) * len(MIXERS) + (D, D, VOCAB)
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     torch.manual_seed(0)
-    config = LMConfig(vocab_size=VOCAB, d_model=D, n_layers=6, max_len=64, mixers=MIXERS, positions="none")
+    config = LMConfig(vocab_size=VOCAB, d_model=D, n_layers=len(MIXERS), max_len=64, mixers=MIXERS, positions="none")
     model = LanguageModel(config).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -167,6 +168,22 @@ def test_going_on_is_equal_to_the_bit(model: LanguageModel, tmp_path: Path, kind
     assert first + list(stream) == whole  # the one that was saved goes on as well
     assert other.result() == stream.result()
     assert [path.name for path in tmp_path.iterdir()] == (["paused"] if kind == "saved" else [])
+
+
+@pytest.mark.parametrize("slots", [1, 3, 10])
+def test_sequences_can_go_on_from_where_they_ended(model: LanguageModel, slots: int) -> None:
+    settings: dict[str, Any] = {"seed": 3, "slots": slots, "n": 2, **DRAWN}
+    whole = model.generate(PROMPTS, max_tokens=15, **settings)
+    stream = model.stream(PROMPTS, max_tokens=4, keep_states=True, **settings)
+    stream.run()
+    for more in (5, 6):
+        stream.go_on(more)
+        stream.run()
+    assert stream.result().tokens == whole.tokens
+    if slots == 10:
+        assert stream.result() == whole
+    with pytest.raises(ValueError, match="were not kept; begin with keep_states=True"):
+        model.stream(PROMPTS, max_tokens=4).go_on(3)
 
 
 def test_a_fork_with_another_seed_goes_another_way(model: LanguageModel) -> None:

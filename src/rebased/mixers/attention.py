@@ -112,6 +112,8 @@ class SoftmaxAttention(nn.Module):
                 f"this state is of another shape: {shape}; x {list(x.shape)} needs a KVCache of "
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
+        if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
+            return self._attend(q, k, v, mask=None), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
@@ -171,8 +173,8 @@ class KVSlots:
 
     def get(self, slot: int, length: int) -> KVCache:
         """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
-        k, v = (each[slot : slot + 1, :, :length].transpose(1, 2).contiguous() for each in (self.k, self.v))
-        return KVCache(k, v)
+        k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))
+        return KVCache(k.clone(memory_format=torch.contiguous_format), v.clone(memory_format=torch.contiguous_format))
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""

@@ -44,6 +44,7 @@ class Decoder:
         >>> tokens, logprobs = decoder.step()                                   # [2] each
     """
 
+    @torch.inference_mode(False)  # its tensors are written to later, whatever the mode is then
     def __init__(
         self,
         model: LanguageModel,
@@ -172,6 +173,7 @@ class Decoder:
         self.lengths.add_(self.active)
         return Stepped(chosen, logprobs)
 
+    @torch.inference_mode(False)
     def _reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens."""
         if length <= self.capacity:

@@ -113,16 +113,17 @@ class Generation(Iterator[Token]):
         self._ready: deque[Token] = deque()
         self._last_prefill: tuple[list[int], LMState] | None = None
         self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
+        self._running: dict[int, int] = {}  # slot -> number of the sequence in it
         for number, sequence in enumerate(self.sequences):
             self._replay(number, sequence)
-            if sequence.in_slot:
-                self._put(sequence.slot or 0, number, self._kept.pop(number))
+            if sequence.slot is not None and sequence.finish_reason is None:
+                self._put(sequence.slot, number, self._kept.pop(number))
         self._wait()
 
     @property
     def done(self) -> bool:
         """Whether all sequences have ended. The iterator may have tokens left that it has not returned."""
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return not self._running and not self._waiting
 
     def __next__(self) -> Token:
         while not self._ready:
@@ -147,28 +148,27 @@ class Generation(Iterator[Token]):
         self._fill(on_prefill)
         made = self._decoder.step()
         tokens, logprobs = made.tokens.tolist(), made.logprobs.tolist()
-        for number, sequence in enumerate(self.sequences):
-            if sequence.slot is not None and sequence.finish_reason is None:
-                self._take(number, sequence, tokens[sequence.slot], logprobs[sequence.slot])
+        for number, slot in sorted((number, slot) for slot, number in self._running.items()):
+            self._take(number, self.sequences[number], tokens[slot], logprobs[slot])
 
     def go_on(self, max_tokens: int) -> None:
         """Let each sequence that has as many tokens as it may get `max_tokens` more, with the state that was kept.
 
-        It needs `keep_states`. Nothing changes but the number of tokens: the result is what one generation with the
-        larger number gives, equal to the bit.
+        It needs `keep_states`. The tokens are those of one generation with the larger number. So are the
+        log-probabilities, to the bit where all sequences have a slot; one that had to wait may get another slot, whose
+        row is rounded differently.
         """
         if not self._keep_states:
             raise ValueError("the states of sequences that have ended were not kept; begin with keep_states=True")
         before = self.ending.max_tokens
         self.ending = replace(self.ending, max_tokens=before + Ending(max_tokens).max_tokens)
-        taken = {sequence.slot for sequence in self.sequences if sequence.in_slot}
         for number, sequence in enumerate(self.sequences):
             if sequence.finish_reason == "length" and len(sequence.tokens) == before and number in self._kept:
                 sequence.finish_reason = None
-                if sequence.slot in taken:
+                if sequence.slot is None or sequence.slot in self._running:
                     sequence.slot = None
                 else:
-                    self._put(sequence.slot or 0, number, self._kept.pop(number))
+                    self._put(sequence.slot, number, self._kept.pop(number))
         self._wait()
 
     def result(self) -> Generated:
@@ -186,10 +186,7 @@ class Generation(Iterator[Token]):
             replace(each, prompt=list(each.prompt), tokens=list(each.tokens), logprobs=list(each.logprobs))
             for each in self.sequences
         ]
-        states = dict(self._kept)
-        for number, sequence in enumerate(self.sequences):
-            if sequence.slot is not None and sequence.finish_reason is None:
-                states[number] = self._decoder.get(sequence.slot)
+        states = self._kept | {number: self._decoder.get(slot) for slot, number in self._running.items()}
         return Snapshot(self.sampling, self.ending, self._decoder.slots, sequences, states, self._keep_states)
 
     def fork(self, seed: int | None = None) -> "Generation":
@@ -211,13 +208,12 @@ class Generation(Iterator[Token]):
 
     def _fill(self, on_prefill: Callable[[int, int], None]) -> None:
         """Let waiting sequences take the free slots."""
-        taken = {sequence.slot for sequence in self.sequences if sequence.in_slot}
-        for slot in range(self._decoder.slots):
-            if slot not in taken and self._waiting:
-                number = self._waiting.popleft()
+        for slot in range(self._decoder.slots if self._waiting else 0):
+            if slot not in self._running and self._waiting:
+                number = self._waiting[0]
                 state = self._kept.pop(number, None) or self._prefill(self.sequences[number].prompt, on_prefill)
                 self._put(slot, number, state)
-                self.sequences[number].slot = slot
+                self._waiting.popleft()  # last: an interrupted prefill changes nothing
 
     def _wait(self) -> None:
         """Let all sequences wait that are to go on and are in no slot."""
@@ -246,6 +242,7 @@ class Generation(Iterator[Token]):
             sequence=number,
             drawn=len(sequence.tokens),
         )
+        self._running[slot], sequence.slot = number, slot
 
     def _take(self, number: int, sequence: Progress, token: int, logprob: float) -> None:
         """Give a sequence its next token, and end it where that is due."""
@@ -261,6 +258,7 @@ class Generation(Iterator[Token]):
             if self._keep_states and sequence.finish_reason == "length":
                 self._kept[number] = self._decoder.get(sequence.slot)
             self._decoder.free(sequence.slot)
+            del self._running[sequence.slot]
         self._ready.append(Token(number, token, logprob, text, sequence.finish_reason))
 
     def _text_of(self, number: int, sequence: Progress, count: int) -> str:

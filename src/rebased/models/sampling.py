@@ -85,6 +85,7 @@ class SamplingSlots:
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
         self._settings = [Sampling(temperature=0.0)] * count
+        self.mode: Mode = "greedy"  # what the slots need at most
         self.temperature = torch.zeros(count, device=device)
         self.top_k = torch.full((count,), vocab_size, device=device)
         self.top_p = torch.ones(count, device=device)
@@ -100,7 +101,7 @@ class SamplingSlots:
 
         `tokens` [t] are all tokens of the sequence so far, the prompt's too.
         """
-        self._settings[slot] = sampling
+        self._set(slot, sampling)
         vocab_size = self.seen.shape[1]
         self.temperature[slot] = 0.0 if sampling.is_greedy else sampling.temperature
         self.top_p[slot], self.min_p[slot] = sampling.top_p, sampling.min_p
@@ -115,13 +116,12 @@ class SamplingSlots:
 
     def clear(self, slot: int) -> None:
         """Say that nobody uses a slot: it then needs no draw."""
-        self._settings[slot] = Sampling(temperature=0.0)
+        self._set(slot, Sampling(temperature=0.0))
 
-    @property
-    def mode(self) -> Mode:
-        """What the slots need at most."""
-        modes = {each.mode for each in self._settings}
-        return "filter" if "filter" in modes else "draw" if "draw" in modes else "greedy"
+    def _set(self, slot: int, sampling: Sampling) -> None:
+        self._settings[slot] = sampling
+        modes = {each.mode for each in set(self._settings)}
+        self.mode = "filter" if "filter" in modes else "draw" if "draw" in modes else "greedy"
 
     def choose(self, logits: Tensor, mode: Mode) -> Tensor:
         """Return the next token of each slot, [S] int64, from logits [S,V]; `mode` is at least that of the slots."""

@@ -1,0 +1,91 @@
+"""CUDA graphs of a decoder's step: captured after real steps, replayed with what was put into slots since."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, Stepped, preset
+from rebased.models.step_graph import WARM_UP, StepGraphs
+
+
+class FakeGraph:
+    """Remembers what was computed while it was captured, and counts its replays."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    def pool(self) -> None:
+        return None
+
+
+class FakeCapture:
+    def __init__(self, graph: FakeGraph, pool: Any = None) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_step_is_captured_after_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", FakeCapture)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: FakeCapture(FakeGraph()))
+    computed: list[tuple[int, str]] = []
+
+    def compute(longest: int, mode: str) -> Stepped:
+        computed.append((longest, mode))
+        return Stepped(torch.tensor([longest]), torch.zeros(1))
+
+    graphs = StepGraphs(compute, torch.device("cuda"))  # type: ignore[arg-type]
+    for _ in range(WARM_UP + 3):
+        assert graphs.run(8, "draw").tokens.tolist() == [8]
+    assert computed == [(8, "draw")] * (WARM_UP + 1)  # the last one was captured, not computed
+    (graph, _) = graphs._graphs[8, "draw"]
+    assert graph.replays == 3
+    graphs.run(16, "draw")
+    graphs.run(8, "greedy")
+    assert computed[-2:] == [(16, "draw"), (8, "greedy")]
+    graphs.clear()
+    graphs.run(8, "draw")
+    assert computed[-1] == (8, "draw")
+    assert graph.replays == 3
+
+
+def test_a_graph_needs_a_gpu() -> None:
+    model = LanguageModel(LMConfig(d_model=8, mixers=("short_conv",))).eval()
+    with pytest.raises(ValueError, match="CUDA graphs need a GPU; the model is on cpu: leave out capture"):
+        Decoder(model, 1, capture=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["rebased", "based", "conv_attention", "conv_sliding", "mamba", "conv_rwkv"])
+def test_replayed_steps_are_the_steps(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are taken, freed and taken again between replays; caches grow. Equal to the bit to steps never captured."""
+    torch.manual_seed(0)
+    model = LanguageModel(preset(name, d_model=96, vocab_size=200, max_len=256)).to("cuda", dtype).eval()
+    results = []
+    for warm_up in (10**9, WARM_UP):
+        monkeypatch.setattr("rebased.models.step_graph.WARM_UP", warm_up)
+        decoder = Decoder(model, 3, capacity=16, capture=True)
+        made = []
+        for step in range(70):
+            if step in (0, 20, 45):
+                prompt = [step + 1, 2, 3, *range(step)]
+                decoder.put(step % 3, prompt, decoder.prefill(prompt[:-1]), Sampling(seed=step, top_k=50))
+            if step == 40:
+                decoder.free(0)
+            made.append([each.clone() for each in decoder.step()])
+        results.append((made, decoder.active.tolist()))
+        assert bool(decoder._graphs is not None and decoder._graphs._graphs) == (warm_up == WARM_UP)
+    active = [slot for slot, on in enumerate(results[0][1]) if on]
+    assert results[0][1] == results[1][1]
+    for ours, theirs in zip(results[0][0][46:], results[1][0][46:], strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a[active], b[active])
