@@ -199,6 +199,24 @@ def test_a_prompt_that_fails_hurts_nobody_else(model: LanguageModel, caplog: pyt
     assert engine.stats.failures == 1
 
 
+def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model, slots=1, max_waiting=4)
+    monkeypatch.setattr(engine.decoder, "put", lambda *_, **__: 1 / 0)
+    failed, heard = job_of("x", n=4)
+    run(engine, failed)
+    assert heard.failure is not None
+    monkeypatch.undo()
+    left, _ = job_of("y", n=4, max_tokens=1000)
+    engine.submit(left)
+    engine.turn()
+    engine.cancel(left)
+    run(engine)
+    assert (engine.waiting, engine.running, engine._free) == (0, 0, [0])
+    job, heard = job_of("z", n=4)
+    run(engine, job)
+    assert heard.reasons() == ["length"] * 4
+
+
 def test_a_step_that_fails_ends_the_requests_and_not_the_engine(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -144,8 +145,9 @@ class Engine:
     def cancel(self, job: Job) -> None:
         """End a job whose client is gone. Nothing of it is delivered any more."""
         with self._lock:
-            job.cancelled = self._look = True
-            self._lock.notify()
+            if not job.over:
+                job.cancelled = self._look = True
+                self._lock.notify()
 
     def drain(self) -> None:
         """Refuse new jobs from now on; those that were taken go on. Safe in a signal handler."""
@@ -171,8 +173,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether jobs are under way or wait."""
-        return bool(self._jobs)
+        """Whether jobs are under way or wait, or have left something behind that is to be dropped."""
+        return bool(self._jobs) or self._look
 
     @property
     def waiting(self) -> int:
@@ -194,7 +196,7 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do. Returns False at the end."""
         with self._lock:
-            while not self._closed and not self._jobs:
+            while not self._closed and not self.busy:
                 self._lock.wait(IDLE_SECONDS)
             return not self._closed
 
@@ -228,13 +230,12 @@ class Engine:
     def _drop_jobs(self) -> None:
         """Forget the jobs that were cancelled, and end those whose time is over."""
         with self._lock:
-            jobs = list(self._jobs)
+            jobs, look, self._look = list(self._jobs), self._look, False
         expired = [job for job in jobs if job.expired]
         for job in expired:
             self._fail(job, Failed("timeout", "the request took longer than the server allows"))
-        if not expired and not self._look:
+        if not expired and not look:
             return
-        self._look = False
         for job in jobs:
             if job.cancelled:
                 self._end(job)
@@ -257,12 +258,9 @@ class Engine:
             elif self._ready or not self._free or (self._reading is None and not self._begin_reading()):
                 break
             elif self._reading is not None:
-                try:
-                    budget -= self._read(self._reading, budget)
-                except Exception as error:
-                    job, self._reading = self._reading.job, None
-                    _log.exception("a prompt could not be read")
-                    self._fail(job, Failed("engine", f"the prompt could not be read: {_short(error)}"))
+                reading, self._reading = self._reading, None
+                with self._failing_alone(reading.job):
+                    budget -= self._read(reading, budget)
         self.stats.prefill_seconds += time.perf_counter() - started
         with self._lock:
             self._count_waiting()
@@ -274,16 +272,27 @@ class Engine:
                 return False
             choices = self._waiting.popleft()
         if not choices[0].job.over:
-            self._reading = self._reader.begin(choices)
-            self.stats.prompt_tokens += len(self._reading.prompt)
-            self.stats.cached_tokens += self._reading.cached
+            with self._failing_alone(choices[0].job):
+                self._reading = self._reader.begin(choices)
+                self.stats.prompt_tokens += len(self._reading.prompt)
+                self.stats.cached_tokens += self._reading.cached
         return True
+
+    @contextmanager
+    def _failing_alone(self, job: Job) -> Iterator[None]:
+        """What goes wrong inside the block, such as too little memory for its prompt, ends this job and no other."""
+        try:
+            yield
+        except Exception as error:
+            _log.exception("a prompt could not be read")
+            self._fail(job, Failed("engine", f"the prompt could not be read: {_short(error)}"))
 
     def _read(self, reading: Reading, budget: int) -> int:
         """Read up to `budget` tokens of a prompt. Returns how many, and at least 1."""
         job, count = reading.job, self._reader.read(reading, budget)
-        if reading.left == 0:
-            self._reading = None
+        if reading.left:
+            self._reading = reading
+        else:
             self._tell(job, PromptRead(reading.choices[0].prompt, reading.cached, reading.scores))
             for choice in reading.choices:
                 if job.max_tokens:
@@ -306,10 +315,11 @@ class Engine:
     def _take_slot(self, choice: Choice, read: Reading) -> None:
         if choice.job.over:
             return
-        slot = self._free.pop()
-        self.decoder.put(slot, read.prompt, read.state, choice.job.sampling, sequence=choice.number)
-        choice.slot = slot
-        self._running[slot] = choice
+        with self._failing_alone(choice.job):
+            slot = self._free[-1]
+            self.decoder.put(slot, read.prompt, read.state, choice.job.sampling, sequence=choice.number)
+            choice.slot = self._free.pop()
+            self._running[slot] = choice
 
     def _leave_slot(self, slot: int) -> None:
         self.decoder.free(slot)
@@ -367,9 +377,10 @@ class Engine:
             self._fail(job, Failed("engine", f"the model failed: {self.broken}"))
         self._running.clear()
         self._ready.clear()
-        self._reading, self._free = None, list(range(self.slots))
-        for slot in self._free:
-            self.decoder.free(slot)
+        self._reading, self._free, self._look = None, list(range(self.slots)), True
+        with suppress(Exception):  # a device that is gone stays so; the next step will tell
+            for slot in self._free:
+                self.decoder.free(slot)
 
     def _end(self, job: Job) -> None:
         job.over = True

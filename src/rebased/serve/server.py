@@ -76,5 +76,6 @@ def serve(
     try:
         server.run(sockets=[sock])
     finally:
+        engine.close()
         for each, handler in before.items():
             signal.signal(each, handler)

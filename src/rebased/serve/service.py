@@ -209,7 +209,13 @@ class Service:
             raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down") from None
         if body.stream:
             chunks = self._stream(job, answer, events, body.with_usage)
-            return EventSourceResponse(chunks, send_timeout=SEND_SECONDS, sep="\n")
+
+            async def cancel(_: Any) -> None:  # a client may leave before the stream begins
+                self.engine.cancel(job)
+
+            return EventSourceResponse(
+                chunks, send_timeout=SEND_SECONDS, sep="\n", client_close_handler_callable=cancel
+            )
         return await self._whole(request, job, answer, events)
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
