@@ -121,6 +121,17 @@ def test_what_lm_evaluation_harness_asks_for(client: OpenAI, model: LanguageMode
         assert choice.text.startswith(bytes(prompt).decode())
 
 
+def test_tokens_and_back(http: httpx.Client, live: Live) -> None:
+    tokens = http.post("/tokenize", json={"prompt": "Grüße", "add_special_tokens": False}).json()
+    assert tokens == {"count": 7, "max_model_len": 4096, "tokens": list("Grüße".encode())}
+    assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "Grüße"}
+    info = http.get("/tokenizer_info").json()
+    assert http.post("/tokenize", json={"prompt": info["eos_token"]}).json()["tokens"] == [256]
+    assert http.post("/detokenize", json={"tokens": [257]}).status_code == 400
+    assert http.post("/tokenize", json={"prompt": 5}).status_code == 400
+    assert httpx.get(f"{live.url}/tokenizer_info").status_code == 401
+
+
 def test_a_stream_has_the_pieces_of_the_whole(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "stream", "max_tokens": 30, "temperature": 0, "echo": True}
     whole = client.completions.create(**asked)

@@ -14,7 +14,16 @@ from rebased.serve.answers import ApiError, error_body
 from rebased.serve.metrics import Measured
 from rebased.serve.service import Service
 
-PATHS = ("/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+PATHS = (
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+)
 SECURITY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -34,7 +43,7 @@ def build_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="rebased", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(Measured, metrics=service.metrics, paths=PATHS)
-    guarded = APIRouter(prefix="/v1", dependencies=[Depends(service.check_key)])
+    guarded = APIRouter(dependencies=[Depends(service.check_key)])
     about = {
         "id": service.name,
         "object": "model",
@@ -43,17 +52,24 @@ def build_app(service: Service) -> FastAPI:
         "max_model_len": engine.context,
     }
 
-    @guarded.get("/models")
+    @guarded.get("/v1/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [about]}
 
-    @guarded.get("/models/{name:path}")
+    @guarded.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return about
 
-    guarded.post("/completions")(_plain(service.complete))
-    guarded.post("/chat/completions")(_plain(service.chat))
+    guarded.post("/v1/completions")(_plain(service.complete))
+    guarded.post("/v1/chat/completions")(_plain(service.chat))
+    guarded.post("/tokenize")(_plain(service.tokenize))
+    guarded.post("/detokenize")(_plain(service.detokenize))
+
+    @guarded.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return service.tokenizer_info()
+
     app.include_router(guarded)
 
     @app.get("/health")

@@ -154,6 +154,20 @@ class ChatRequest(Settings):
         return self
 
 
+class TokenizeRequest(BaseModel):
+    """The body of a request to /tokenize, as in vLLM. Special tokens are never added."""
+
+    prompt: str
+    model: str | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of a request to /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
 def _are_tokens(value: Any) -> bool:
     """Whether a value is a list of at least one whole number."""
     return isinstance(value, list) and len(value) > 0 and all(type(each) is int for each in value)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 
 from rebased.data.tokenizer import Tokenizer
@@ -22,10 +22,11 @@ from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
 from rebased.serve.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.metrics import Metrics
-from rebased.serve.schema import ChatRequest, CompletionRequest, Settings
+from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
-Body = TypeVar("Body", bound=Settings)
+Body = TypeVar("Body", bound=BaseModel)
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
+END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
 BODY_SECONDS = 30.0  # in which a body must arrive
 SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
 
@@ -98,6 +99,29 @@ class Service:
         job.stop, job.marks, job.keep_end = (*job.stop, STOP), [marks], True
         job.top = (body.top_logprobs or 0) if body.logprobs else None
         return await self._respond(request, body, job, self._answer(job, chat=True))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer a request to /tokenize. END alone is the end-of-text token."""
+        body = await self._read(request, TokenizeRequest)
+        end = self.tokenizer.end_of_text
+        is_end = body.prompt == END and end is not None
+        tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
+        return JSONResponse({"count": len(tokens), "max_model_len": self.engine.context, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer a request to /detokenize."""
+        body = await self._read(request, DetokenizeRequest)
+        size = self.engine.model.config.vocab_size
+        wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
+        return JSONResponse({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Answer a request to /tokenizer_info."""
+        end = None if self.tokenizer.end_of_text is None else END
+        known = {"tokenizer_class": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
+        return known | {"eos_token": end, "bos_token": end, "pad_token": end, "model_max_length": self.engine.context}
 
     def _prompt_tokens(self, body: CompletionRequest) -> list[list[int]]:
         try:
