@@ -78,3 +78,32 @@ class StopStrings:
 def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the beginning of `stop`, fewer than all of it."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class TextStream:
+    """The text of one sequence of tokens, up to a stop string. It stays empty without a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+        self.passed = ""  # all text so far that is whole and before a stop string
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has occurred."""
+        return self._stops.found is not None
+
+    def push(self, token: int) -> str:
+        """Return the text that a token adds."""
+        return "" if self._detokenizer is None else self._pass(self._stops.push(self._detokenizer.push(token)))
+
+    def finish(self) -> str:
+        """Return what is held still, when no token follows."""
+        if self._detokenizer is None or self.stopped:
+            return ""
+        text = self._stops.push(self._detokenizer.finish())
+        return self._pass(text + self._stops.finish())
+
+    def _pass(self, text: str) -> str:
+        self.passed += text
+        return text

@@ -2,16 +2,15 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from torch import Tensor
-
-from rebased.data.detokenize import Detokenizer, StopStrings
+from rebased.data.detokenize import StopStrings, TextStream
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.decoder import FIRST_CAPACITY, Decoder
 from rebased.models.language_model import LanguageModel, LMState
+from rebased.models.prompts import Prompts, read_prompts
 from rebased.models.sampling import Sampling
 
 SLOTS = 64  # sequences that are decoded at once unless told otherwise; the others wait for a slot
@@ -20,8 +19,6 @@ MAX_SEQUENCES = 100_000
 FinishReason = Literal["stop", "length"]
 """Why a sequence ended, in OpenAI's words. "stop": the end-of-text token or a stop string. "length": max_tokens are
 made, or the model has no more positions."""
-
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 
 class Token(NamedTuple):
@@ -109,7 +106,7 @@ class Generation(Iterator[Token]):
         room = min(self.ending.max_tokens, FIRST_CAPACITY)
         self._decoder = Decoder(model, snapshot.slots, capacity=longest + room)
         self._limit = model.config.length_limit or math.inf
-        self._texts = [_Text(tokenizer, self.ending.stop) for _ in self.sequences]
+        self._texts = [TextStream(tokenizer, self.ending.stop) for _ in self.sequences]
         self._ready: deque[Token] = deque()
         self._last_prefill: tuple[list[int], LMState] | None = None
         self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
@@ -163,7 +160,8 @@ class Generation(Iterator[Token]):
         before = self.ending.max_tokens
         self.ending = replace(self.ending, max_tokens=before + Ending(max_tokens).max_tokens)
         for number, sequence in enumerate(self.sequences):
-            if sequence.finish_reason == "length" and len(sequence.tokens) == before and number in self._kept:
+            has_room = len(sequence.prompt) + before <= self._limit
+            if sequence.finish_reason == "length" and len(sequence.tokens) == before and has_room:
                 sequence.finish_reason = None
                 if sequence.slot is None or sequence.slot in self._running:
                     sequence.slot = None
@@ -279,7 +277,7 @@ class Generation(Iterator[Token]):
         sequence, text = self.sequences[number], self._texts[number]
         if not self._keep_states or sequence.finish_reason != "length":
             return text.passed
-        whole = _Text(self.tokenizer, self.ending.stop)
+        whole = TextStream(self.tokenizer, self.ending.stop)
         for token in sequence.tokens:
             if token != self.ending.end_of_text:
                 whole.push(token)
@@ -298,32 +296,6 @@ class Generation(Iterator[Token]):
                 f"sequence {number} ended with {wanted!r} when it was saved, and with {sequence.finish_reason!r} here: "
                 "the tokenizer is another one"
             )
-
-
-class _Text:
-    """The text of a sequence; always empty without a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str]) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._stops = StopStrings(stop)
-        self.passed = ""
-
-    @property
-    def stopped(self) -> bool:
-        return self._stops.found is not None
-
-    def push(self, token: int) -> str:
-        return "" if self._detokenizer is None else self._pass(self._stops.push(self._detokenizer.push(token)))
-
-    def finish(self) -> str:
-        if self._detokenizer is None or self.stopped:
-            return ""
-        text = self._stops.push(self._detokenizer.finish())
-        return self._pass(text + self._stops.finish())
-
-    def _pass(self, text: str) -> str:
-        self.passed += text
-        return text
 
 
 def begin(
@@ -355,46 +327,3 @@ def begin(
     sequences = [Progress(prompt) for prompt in read for _ in range(n)]
     here = Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}, keep_states)
     return Generation(model, here, tokenizer)
-
-
-def read_prompts(
-    prompts: Prompts, tokenizer: Tokenizer | None, model: LanguageModel, end_of_text: int | None
-) -> list[list[int]]:
-    """Return the tokens of each prompt, checked. A prompt without tokens becomes the end-of-text token alone.
-
-    `prompts` is a text, tokens, or a sequence of either; or a tensor [T] or [B,T].
-    """
-    given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    if isinstance(given, str) or (len(given) > 0 and all(_is_whole(each) for each in given)):
-        given = [given]
-    if len(given) == 0:
-        raise ValueError("there are no prompts; give a list of at least one, such as ['']")
-    vocab_size, limit = model.config.vocab_size, model.config.length_limit
-    read = []
-    for number, prompt in enumerate(given):
-        if isinstance(prompt, str) and tokenizer is None:
-            raise ValueError("a prompt of text needs a tokenizer; give tokenizer=..., or a list of token ids")
-        if isinstance(prompt, str) and tokenizer is not None:
-            tokens = tokenizer.encode(prompt)
-        else:
-            tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        wrong = next((each for each in tokens if not _is_whole(each) or not 0 <= each < vocab_size), None)
-        if wrong is not None:
-            raise ValueError(f"prompt {number} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
-        if not tokens:
-            if end_of_text is None:
-                raise ValueError(
-                    f"prompt {number} is empty, and there is no end-of-text token that a text could begin with; give "
-                    "one as end_of_text, or a prompt"
-                )
-            tokens = [end_of_text]
-        if limit is not None and len(tokens) > limit:
-            raise ValueError(
-                f"prompt {number} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it"
-            )
-        read.append([int(token) for token in tokens])
-    return read
-
-
-def _is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)

@@ -24,7 +24,8 @@ from rebased.ops import IGNORE, embed, linear_cross_entropy
 
 if TYPE_CHECKING:
     from rebased.data.tokenizer import Tokenizer
-    from rebased.models.generation import Generated, Generation, Prompts
+    from rebased.models.generation import Generated, Generation
+    from rebased.models.prompts import Prompts
 
 
 class LMState(NamedTuple):

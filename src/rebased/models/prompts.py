@@ -1,0 +1,54 @@
+"""Prompts as tokens: text or token ids, one prompt or many, checked against the model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rebased.data.tokenizer import Tokenizer
+from rebased.models.language_model import LanguageModel
+
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
+
+def read_prompts(
+    prompts: Prompts, tokenizer: Tokenizer | None, model: LanguageModel, end_of_text: int | None
+) -> list[list[int]]:
+    """Return the tokens of each prompt, checked. A prompt without tokens becomes the end-of-text token alone.
+
+    `prompts` is a text, tokens, or a sequence of either; or a tensor [T] or [B,T].
+    """
+    given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    if isinstance(given, str) or (len(given) > 0 and all(_is_whole(each) for each in given)):
+        given = [given]
+    if len(given) == 0:
+        raise ValueError("there are no prompts; give a list of at least one, such as ['']")
+    vocab_size, limit = model.config.vocab_size, model.config.length_limit
+    read = []
+    for number, prompt in enumerate(given):
+        if isinstance(prompt, str) and tokenizer is None:
+            raise ValueError("a prompt of text needs a tokenizer; give tokenizer=..., or a list of token ids")
+        if isinstance(prompt, str) and tokenizer is not None:
+            tokens = tokenizer.encode(prompt)
+        else:
+            tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+        wrong = next((each for each in tokens if not _is_whole(each) or not 0 <= each < vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"prompt {number} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
+        if not tokens:
+            if end_of_text is None:
+                raise ValueError(
+                    f"prompt {number} is empty, and there is no end-of-text token that a text could begin with; give "
+                    "one as end_of_text, or a prompt"
+                )
+            tokens = [end_of_text]
+        if limit is not None and len(tokens) > limit:
+            raise ValueError(
+                f"prompt {number} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it"
+            )
+        read.append([int(token) for token in tokens])
+    return read
+
+
+def _is_whole(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
