@@ -9,7 +9,15 @@ from typing import Any
 
 import rebased
 
-OPTIONAL = ("triton", "transformers")  # packages that some modules need, and that an installation may lack
+OPTIONAL = (  # packages that some modules need, and that an installation may lack
+    "triton",
+    "transformers",
+    "fastapi",
+    "uvicorn",
+    "sse_starlette",
+    "starlette",
+    "prometheus_client",
+)
 
 
 def modules() -> Iterator[ModuleType]:

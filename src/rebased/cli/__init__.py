@@ -32,6 +32,7 @@ COMMANDS = {
     "lm export": ("rebased.cli.lm_export:lm_export", "Write a model for Hugging Face, or in the authors' layout."),
     "lm import": ("rebased.cli.lm_import:lm_import", "Read the checkpoint that the paper's authors released."),
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
+    "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),

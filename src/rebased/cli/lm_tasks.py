@@ -1,6 +1,6 @@
 """rebased lm eval --tasks: tasks of lm-evaluation-harness, and ours, on a trained language model."""
 
-import sys
+import os
 from pathlib import Path
 
 import torch
@@ -40,6 +40,7 @@ def eval_tasks(
     json: Path | None,
 ) -> int:
     """Run the tasks, print a table of their scores, and keep them beside the run's record."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
     try:
         from rebased.evaluate.harness.model import HarnessModel
         from rebased.evaluate.harness.run import run_tasks
@@ -49,9 +50,8 @@ def eval_tasks(
     if not names:
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
     where, console = choose_device(device), Terminal()
-    stderr = Terminal(file=sys.stderr)  # the one of now: the harness is kept from printing
     opened = open_text_model(model, tokenizer, data, where)
-    with progress_bars(stderr) as begin_bar:
+    with progress_bars(Terminal(stderr=True)) as begin_bar:
         bars: dict[tuple[str, int], OnProgress] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

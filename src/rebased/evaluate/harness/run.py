@@ -2,7 +2,7 @@
 
 import io
 import logging
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def run_tasks(
             tasks.append(name)
         else:
             raise ValueError(f"unknown task {name!r}; {did_you_mean(name, sorted(known | set(task_names())))}")
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the harness prints; ours shows progress
+    with redirect_stdout(io.StringIO()):  # the harness prints what it does
         found = lm_eval.simple_evaluate(
             model=model,
             tasks=tasks,

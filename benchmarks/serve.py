@@ -1,0 +1,287 @@
+"""Requests per second and latencies of `rebased lm serve`'s server, over ReBased and over softmax attention.
+
+    PYTHONPATH=src python benchmarks/serve.py --minutes 9          on a GPU; needs rebased[serve] and httpx
+    PYTHONPATH=src python benchmarks/serve.py --clients 64 --prompt-tokens 4096
+    PYTHONPATH=src python benchmarks/serve.py --device cpu --clients 4 --requests 8      the same at a small size
+
+For each model a server is started in a process of its own, with random weights of the paper's language models, and
+asked by `clients` clients at a time: streams over HTTP, prompts of random tokens (no two alike, but for the first
+`--shared` tokens), greedy, exactly --max-tokens tokens each. Latency is from the request to its last chunk, first token
+from the request to the first chunk with text. The clients share one process; --requests is per client.
+
+Writes serve-<date>-<device>.json, after each case anew, and prints a table.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
+
+from benchmarks.machine import machine
+
+from rebased.files import replacing
+from rebased.models import LanguageModel, LMConfig, preset
+from rebased.ops.backend import has_gpu
+
+MODELS = {
+    "attention": "lm-attention",
+    "paper-text": "lm-paper-text-rebased",
+    "based": "lm-paper-text-based",
+}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PERCENTILES = (50, 90, 99)
+
+
+class Words:
+    """A tokenizer for models of random weights: each token is a word, its own number."""
+
+    name, end_of_text = "words", None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) % self.vocab_size for word in text.split()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f" {token}" for token in ids)
+
+
+class Load(NamedTuple):
+    """What clients ask for."""
+
+    clients: int
+    requests: int  # per client
+    prompt_tokens: int
+    shared: int
+    max_tokens: int
+
+
+def shape_of(model: str, context: int, device: str) -> LMConfig:
+    if device == "cpu":  # for the test of this file: the same at a small size
+        small = preset(MODELS[model], d_model=48, vocab_size=64, max_len=context)
+        return small.model_copy(update={"n_layers": 2})
+    return preset(MODELS[model], max_len=context)
+
+
+def be_server(args: argparse.Namespace) -> None:
+    """The other process: serve one model of random weights on a free port, which the first line of stdout tells."""
+    from rebased.serve.api import build_app
+    from rebased.serve.engine import Engine
+    from rebased.serve.server import open_socket, serve
+    from rebased.serve.service import Limits, Service
+
+    torch.manual_seed(0)
+    device, context = torch.device(args.device), args.prompt_tokens + args.max_tokens
+    shape = shape_of(args.server, context, args.device)
+    with torch.device(device):
+        model = LanguageModel(shape).to(DTYPES[args.precision]).eval()
+    engine = Engine(
+        model,
+        Words(shape.vocab_size),  # type: ignore[arg-type]
+        slots=args.slots,
+        context=context,
+        max_waiting=100_000,
+        prefill_chunk=args.prefill_chunk,
+        cache_bytes=args.cache_mb * 2**20,
+        capture=device.type == "cuda" and args.capture,
+    )
+    engine.warm_up()
+    app = build_app(Service(args.server, engine, Limits(max_tokens=args.max_tokens, seconds=3600)))
+    with open_socket("127.0.0.1", 0) as sock:
+        about = {
+            "port": sock.getsockname()[1],
+            "parameters": model.num_parameters(),
+            "state_bytes": engine.decoder.state_bytes,
+        }
+        serve(app, engine, sock, on_ready=lambda: print(json.dumps(about), flush=True))
+
+
+@contextmanager
+def server(model: str, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A server of this model in a process of its own; yields what it tells about itself."""
+    command = [sys.executable, __file__, "--server", model, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"the server of {model} did not start; its messages are above")
+            yield json.loads(line)
+        finally:
+            process.terminate()
+
+
+async def ask(client: Any, prompt: list[int], max_tokens: int) -> tuple[float, float, int]:
+    """One request. Returns (seconds to the first text, seconds to the end, tokens)."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    begin, first, tokens = time.perf_counter(), 0.0, 0
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"status {answer.status_code}: {(await answer.aread())[:200]!r}")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                first = first or time.perf_counter() - begin
+                if '"completion_tokens"' in line:
+                    tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+    return first, time.perf_counter() - begin, tokens
+
+
+async def measure(url: str, load: Load, vocab_size: int) -> dict[str, Any]:
+    """Let all clients ask, each one request after the other."""
+    import httpx
+
+    draw = random.Random(load.clients)
+    shared = [draw.randrange(vocab_size) for _ in range(load.shared)]
+    results: list[tuple[float, float, int]] = []
+    failures: list[str] = []
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=3600, limits=limits) as client:
+
+        async def one(seed: int, requests: int) -> None:
+            own = random.Random(seed)
+            for _ in range(requests):
+                rest = [own.randrange(vocab_size) for _ in range(load.prompt_tokens - load.shared)]
+                try:
+                    results.append(await ask(client, shared + rest, load.max_tokens))
+                except (httpx.HTTPError, RuntimeError) as error:
+                    failures.append(f"{type(error).__name__}: {error}"[:300])
+
+        await one(10**6, 1)  # kernels for these lengths are compiled
+        results.clear()
+        begin = time.perf_counter()
+        await asyncio.gather(*(one(seed, load.requests) for seed in range(load.clients)))
+        seconds = time.perf_counter() - begin
+    made = sum(tokens for _, _, tokens in results)
+    return {
+        **load._asdict(),
+        "seconds": seconds,
+        "answered": len(results),
+        "failed": len(failures),
+        "failures": failures[:3],
+        "requests_per_second": len(results) / seconds,
+        "tokens_per_second": made / seconds,
+        "latency": percentiles([latency for _, latency, _ in results]),
+        "first_token": percentiles([first for first, _, _ in results]),
+    }
+
+
+def percentiles(values: list[float]) -> dict[str, float | None]:
+    if len(values) < 2:
+        return {f"p{each}": values[0] if values else None for each in PERCENTILES}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"p{each}": cuts[each - 1] for each in PERCENTILES}
+
+
+def save(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(record, indent=1).encode() + b"\n")
+
+
+def show(record: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "model",
+        "clients",
+        "requests/s",
+        "tokens/s",
+        "latency p50, p90, p99 / s",
+        "first token / s",
+        "failed",
+    ):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for row in record["cases"]:
+        latency, first = (
+            ", ".join("-" if row[key][f"p{p}"] is None else f"{row[key][f'p{p}']:.3f}" for p in PERCENTILES)
+            for key in ("latency", "first_token")
+        )
+        numbers = (f"{row['clients']:,}", f"{row['requests_per_second']:,.2f}", f"{row['tokens_per_second']:,.0f}")
+        table.add_row(row["model"], *numbers, latency, first, str(row["failed"]))
+    Console().print(table)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["paper-text", "attention"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64, 200], metavar="N")
+    parser.add_argument("--requests", type=int, default=3, help="per client")
+    parser.add_argument("--prompt-tokens", type=int, default=1024)
+    parser.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--prefill-chunk", type=int, default=4096)
+    parser.add_argument("--cache-mb", type=int, default=256)
+    parser.add_argument("--precision", choices=DTYPES, default="bf16")
+    parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True, help="CUDA graphs")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after so many")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", metavar="DIR")
+    parser.add_argument("--server", choices=MODELS, help=argparse.SUPPRESS)
+    args = parser.parse_args(words)
+    if args.device == "cuda" and not has_gpu():
+        raise SystemExit("no CUDA device here; --device cpu goes through the same steps at a small size")
+    if args.server is not None:
+        return be_server(args)
+    if not 0 <= args.shared < args.prompt_tokens:
+        raise SystemExit(f"--shared {args.shared}: give fewer than --prompt-tokens {args.prompt_tokens}")
+    given = list(sys.argv[1:] if words is None else words)
+    spoken = [word for word in given if word not in ("--out", str(args.out))]
+    begin, now = time.monotonic(), datetime.now(UTC)
+    about = machine(args.device, "fastapi", "uvicorn", "sse-starlette", "httpx", "triton")
+    record: dict[str, Any] = {
+        "what": "a server of language models asked by several clients at once: requests per second and latencies",
+        "date": now.isoformat(timespec="seconds"),
+        "command": " ".join(["python benchmarks/serve.py", *spoken]),
+        "machine": about,
+        "slots": args.slots,
+        "precision": args.precision,
+        "capture": args.capture and args.device == "cuda",
+        "cases": [],
+        "left_out": [],
+    }
+    device = "cpu" if args.device == "cpu" else about["device"].lower().removeprefix("nvidia").strip().replace(" ", "-")
+    path = args.out / f"serve-{now:%Y-%m-%d-%H%M%S}-{device}.json"
+    for model in args.models:
+        vocab_size = shape_of(model, 8, args.device).vocab_size
+        with server(model, given) as told:
+            for clients in args.clients:
+                if time.monotonic() - begin > 60 * args.minutes:
+                    record["left_out"].append({"model": model, "clients": clients, "reason": "the time was over"})
+                    continue
+                load = Load(clients, args.requests, args.prompt_tokens, args.shared, args.max_tokens)
+                row = asyncio.run(measure(f"http://127.0.0.1:{told['port']}", load, vocab_size))
+                known = {"model": model, "parameters": told["parameters"], "state_bytes": told["state_bytes"]}
+                record["cases"].append(known | row)
+                save(record, path)
+                said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
+                print(f"{time.monotonic() - begin:6.0f} s  {model:12} {clients:4} clients  {said}", file=sys.stderr)
+    save(record, path)
+    show(record)
+
+
+if __name__ == "__main__":
+    main()

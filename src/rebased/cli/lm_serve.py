@@ -1,0 +1,178 @@
+"""rebased lm serve: a trained language model over HTTP, in OpenAI's shape."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.lm_generate import DTYPES
+from rebased.models import LanguageModel
+from rebased.ops.backend import choose_device
+from rebased.runs.load import open_text_model
+
+KEY_VARIABLE = "REBASED_API_KEY"
+CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SLOTS = {"cpu": 8, "cuda": 64}
+
+
+def lm_serve(
+    model: Path | None = None,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    tokenizer: str | None = None,
+    data: Path | None = None,
+    slots: int | None = None,
+    context: int | None = None,
+    max_waiting: int = 1024,
+    max_tokens: int = 4096,
+    seconds: float = 300.0,
+    max_body: int = 4 * 2**20,
+    prefill_chunk: int = 1024,
+    cache_mb: int = 256,
+    api_key_file: Path | None = None,
+    grace: float = 30.0,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    cuda_graph: bool = True,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Serve a trained language model over HTTP, with OpenAI's endpoints and a page to try it.
+
+    Ctrl-C, or SIGTERM, refuses new requests and lets those under way end; Ctrl-C again ends at once. If the environment
+    variable REBASED_API_KEY is set, requests must carry that key.
+
+    Parameters
+    ----------
+    model
+        A run's folder, or a model.safetensors. Default: the small model that comes with the package.
+    host
+        Address to listen on. Default: this machine alone.
+    port
+        Port to listen on; 0 for any free one.
+    name
+        The model's name in requests. Default: that of the folder.
+    tokenizer
+        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
+    data
+        Folder that `rebased data prepare` wrote, for its tokenizer.
+    slots
+        Sequences that are decoded at once. Default: 64 on a GPU, 8 on a CPU.
+    context
+        Tokens per sequence, prompt included. Default: the model's positions, or 32,768 if it has none.
+    max_waiting
+        Sequences that wait for a slot at most. Beyond, requests get the status 429.
+    max_tokens
+        Tokens that are made per sequence at most.
+    seconds
+        Time that a request may take.
+    max_body
+        Bytes that the body of a request may have.
+    prefill_chunk
+        Tokens of prompts that are read between two steps at most.
+    cache_mb
+        Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
+    api_key_file
+        File with the API key, instead of REBASED_API_KEY.
+    grace
+        Seconds that requests under way get at the end.
+    device
+        Where to compute.
+    precision
+        Precision of the weights.
+    cuda_graph
+        Replay steps as CUDA graphs, on a GPU: faster, above all with few sequences.
+    imports
+        Python file or module with your own mixers (@register_mixer). Can be given several times.
+    """
+    try:
+        from rebased.serve.api import build_app
+        from rebased.serve.engine import Engine
+        from rebased.serve.server import open_socket, serve
+        from rebased.serve.service import Limits, Service
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error.name} is not installed; serving needs it: pip install 'rebased[serve]'") from error
+    check_positive(
+        slots=slots, context=context, max_waiting=max_waiting, max_tokens=max_tokens, seconds=seconds, grace=grace
+    )
+    check_positive(max_body=max_body, prefill_chunk=prefill_chunk, cache_mb=cache_mb + 1)
+    key = read_key(api_key_file)
+    for each in imports:
+        import_user_code(each)
+    where, console = choose_device(device), Console(highlight=False)
+    sock = open_socket(host, port)  # first: to load a model takes longer
+    with sock:
+        with console.status("loading the model"):
+            opened = open_text_model(model, tokenizer, data, where)
+            opened.model.to(DTYPES[precision])
+            engine = Engine(
+                opened.model,
+                opened.tokenizer,
+                slots=slots or SLOTS[where.type],
+                context=context_of(opened.model, context),
+                max_waiting=max_waiting,
+                prefill_chunk=prefill_chunk,
+                cache_bytes=cache_mb * 2**20,
+                capture=where.type == "cuda" and cuda_graph,
+            )
+            engine.warm_up()
+            limits = Limits(max_tokens=max_tokens, seconds=seconds, body_bytes=max_body)
+            service = Service(name or name_of(model), engine, limits, key)
+            app = build_app(service)
+        bound = sock.getsockname()[1]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+
+        def say_ready() -> None:
+            what = f"{service.name}: {opened.model.num_parameters():,} parameters, tokenizer {opened.tokenizer.name}"
+            memory = engine.decoder.state_bytes / 2**20
+            rooms = f"{engine.slots} slots of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
+            console.print(f"{what}, on {where}; {rooms}", markup=False, soft_wrap=True)
+            console.print(f"page {address}/   API {address}/v1   Ctrl-C ends", markup=False, soft_wrap=True)
+            if key is None and host not in LOOPBACK:
+                console.print("note: anyone who reaches this address can use it; set an API key", soft_wrap=True)
+
+        serve(app, engine, sock, grace_seconds=grace, on_ready=say_ready)
+    console.print("ended")
+    return 0
+
+
+def check_positive(**options: float | None) -> None:
+    """Raise ValueError if a number that is given is not above 0."""
+    for option, value in options.items():
+        if value is not None and not 0 < value < 2**53:
+            raise ValueError(f"--{option.replace('_', '-')} {value:g} is out of range; give a number above 0")
+
+
+def read_key(path: Path | None) -> str | None:
+    """Return the API key of a file, or of the environment; None if there is none."""
+    if path is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--api-key-file {path}: a key is ASCII characters on one line") from error
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(f"--api-key-file {path}: a key is one or more printable characters on one line")
+    return key
+
+
+def context_of(model: LanguageModel, asked: int | None) -> int:
+    """Return how many tokens a sequence may have. Raises ValueError if the model takes fewer than are asked for."""
+    limit = model.config.length_limit
+    if limit is not None and asked is not None and asked > limit:
+        raise ValueError(f"--context {asked}: the model has {limit} positions; give 1 to {limit}")
+    return asked or limit or CONTEXT
+
+
+def name_of(path: Path | None) -> str:
+    """Return the name of a model: that of its folder."""
+    if path is None:
+        return "rebased"
+    path = path.resolve()
+    return (path if path.is_dir() else path.parent).name or "rebased"

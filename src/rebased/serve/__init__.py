@@ -1,0 +1,1 @@
+"""Serving: a trained language model behind an OpenAI-compatible HTTP interface."""

@@ -1,0 +1,113 @@
+"""The HTTP application: OpenAI's endpoints, /health, /metrics and the page."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from rebased.serve.answers import ApiError, error_body
+from rebased.serve.metrics import Measured
+from rebased.serve.service import Service
+
+PATHS = (
+    "/",
+    "/health",
+    "/metrics",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+)
+SECURITY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
+
+
+def build_app(service: Service) -> FastAPI:
+    """Return the application. Its lifespan starts and ends the engine."""
+    engine = service.engine
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        engine.post = lambda call: loop.call_soon_threadsafe(call)
+        engine.start()
+        yield
+        engine.close()
+
+    app = FastAPI(title="rebased", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(Measured, metrics=service.metrics, paths=PATHS)
+    guarded = APIRouter(dependencies=[Depends(service.check_key)])
+    about = {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "rebased",
+        "max_model_len": engine.context,
+    }
+
+    @guarded.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [about]}
+
+    @guarded.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return about
+
+    guarded.post("/v1/completions")(_plain(service.complete))
+    guarded.post("/v1/chat/completions")(_plain(service.chat))
+    guarded.post("/tokenize")(_plain(service.tokenize))
+    guarded.post("/detokenize")(_plain(service.detokenize))
+
+    @guarded.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return service.tokenizer_info()
+
+    app.include_router(guarded)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        wrong = engine.broken or ("shutting down" if engine.closing else None if engine.alive else "not running")
+        return JSONResponse({"status": wrong or "ok", "model": service.name}, status_code=503 if wrong else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    page = (files("rebased.serve") / "page.html").read_text(encoding="utf-8")
+
+    @app.get("/")
+    async def index() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY})
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        headers = {"Retry-After": "1"} if error.status in (429, 503) else None
+        return JSONResponse(error.body, status_code=error.status, headers=headers)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+        return JSONResponse(error_body(message, "invalid_request_error"), status_code=error.status_code)
+
+    @app.exception_handler(Exception)
+    async def our_error(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body("an error inside the server", "server_error"), status_code=500)
+
+    return app
+
+
+def _plain(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """A handler that FastAPI takes as it is: only a request in, a response out."""
+
+    async def handle(request: Request) -> Any:
+        return await handler(request)
+
+    return handle

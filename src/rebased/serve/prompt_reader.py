@@ -1,0 +1,99 @@
+"""Reading prompts: chunk by chunk between steps, from a kept state on where there is one, and scored where asked."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rebased.models import LanguageModel, LMState
+from rebased.serve.job import Choice, Job, Scored
+from rebased.serve.prefixes import PrefixStates
+
+SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
+
+
+@dataclass
+class Reading:
+    """A prompt that is being read, with the choices that will go on from it."""
+
+    choices: deque[Choice]
+    prompt: list[int]
+    state: LMState
+    marks: deque[int]  # numbers of tokens after which the state is kept, rising
+    cached: int  # tokens that a kept state had read
+    scores: list[Scored] = field(default_factory=list)
+
+    @property
+    def job(self) -> Job:
+        """The job that the prompt belongs to."""
+        return self.choices[0].job
+
+    @property
+    def left(self) -> int:
+        """How many tokens are to be read. The last token is none of them: the first step reads it."""
+        return len(self.prompt) - 1 - self.state.position
+
+
+class PromptReader:
+    """Reads prompts with a model, and keeps states in `prefixes`."""
+
+    def __init__(self, model: LanguageModel, prefixes: PrefixStates) -> None:
+        self._model, self._prefixes = model, prefixes
+
+    def begin(self, choices: deque[Choice]) -> Reading:
+        """Begin with the prompt of these choices, where a kept state ends."""
+        job, number = choices[0].job, choices[0].prompt
+        prompt = job.prompts[number]
+        marks = {*job.marks[number]} if job.marks else set()
+        marks.add(len(prompt) - 1)
+        if job.score_prompts:  # every token has to be read
+            scores = [Scored(prompt[0], None, [])]
+            return Reading(choices, prompt, self._model.init_state(1), _rising(marks, 0, prompt), 0, scores)
+        found = self._prefixes.find(prompt[:-1])
+        marks.add(found.shared)
+        state = found.state or self._model.init_state(1)
+        return Reading(choices, prompt, state, _rising(marks, state.position, prompt), state.position)
+
+    @torch.no_grad()
+    def read(self, reading: Reading, budget: int) -> int:
+        """Read up to `budget` tokens, no further than the next mark. Returns how many."""
+        start = reading.state.position
+        stop = min(start + reading.left, start + budget, *reading.marks)
+        if stop == start:
+            return 0
+        ids = torch.tensor([reading.prompt[start:stop]], device=self._model.embedding.weight.device)
+        hidden, reading.state = self._model.extend(ids, reading.state)
+        if reading.job.score_prompts:
+            reading.scores += self._score(hidden[0], reading.prompt[start + 1 : stop + 1], reading.job.top or 0)
+        if reading.marks and reading.marks[0] == stop:
+            reading.marks.popleft()
+            self._prefixes.keep(reading.prompt[:stop], reading.state)
+        return stop - start
+
+    def _score(self, hidden: Tensor, targets: list[int], top: int) -> list[Scored]:
+        """Return the log-probabilities of tokens `targets` [T], predicted by features [T,D]."""
+        scores: list[Scored] = []
+        for start in range(0, len(targets), SCORED_AT_ONCE):
+            rows = targets[start : start + SCORED_AT_ONCE]
+            scores += score_rows(self._model.logits(hidden[start : start + len(rows)]), rows, top)
+        if any(not math.isfinite(each.logprob or 0.0) for each in scores):
+            raise ValueError("the model's logits are not finite")
+        return scores
+
+
+def score_rows(logits: Tensor, tokens: list[int], top: int) -> list[Scored]:
+    """Return the log-probabilities of tokens [N] under logits [N,V], each with the `top` most probable tokens."""
+    logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    best = logprobs.topk(min(top, logprobs.shape[1]))
+    values, indices = best.values.tolist(), best.indices.tolist()
+    return [
+        Scored(token, logprob, list(zip(index, value, strict=True)))
+        for token, logprob, value, index in zip(tokens, chosen, values, indices, strict=True)
+    ]
+
+
+def _rising(marks: set[int], start: int, prompt: list[int]) -> deque[int]:
+    return deque(sorted(mark for mark in marks if start < mark < len(prompt)))

@@ -1,0 +1,320 @@
+"""The service: a request's body becomes a job of the engine, and the engine's events an answer or a stream."""
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from sse_starlette import EventSourceResponse
+
+from rebased.data.tokenizer import Tokenizer
+from rebased.models import Sampling
+from rebased.models.generation import read_prompts
+from rebased.serve.answers import Answer, ApiError, TokenNames
+from rebased.serve.chat import STOP, render
+from rebased.serve.engine import Closed, Engine, Full
+from rebased.serve.job import Event, Job, Made, PromptRead, Scored
+from rebased.serve.metrics import Metrics
+from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
+
+Body = TypeVar("Body", bound=BaseModel)
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
+END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
+BODY_SECONDS = 30.0  # in which a body must arrive
+SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_tokens: int = 4096  # tokens that are made per choice
+    seconds: float = 300.0
+    choices: int = 128  # prompts times n
+    body_bytes: int = 4 * 2**20
+
+
+class Service:
+    """A model with a name, its engine, and what requests may ask for: bodies become jobs, events become answers."""
+
+    def __init__(self, name: str, engine: Engine, limits: Limits, api_key: str | None = None) -> None:
+        self.name, self.engine, self.limits, self.api_key = name, engine, limits, api_key
+        self.names, self.metrics, self.created = TokenNames(engine.tokenizer), Metrics(engine), int(time.time())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    def check_key(self, request: Request) -> None:
+        """Raise ApiError 401 unless the request carries the API key, where there is one."""
+        if self.api_key is None:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(given.encode(), self.api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", kind="authentication_error", code="invalid_api_key")
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 if a request names another model."""
+        if name is not None and name != self.name:
+            message = f"the model {name[:100]!r} is not served here; this is {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def complete(self, request: Request) -> Response:
+        """Answer a request to /v1/completions."""
+        body = await self._read(request, CompletionRequest)
+        prompts = await asyncio.to_thread(self._prompt_tokens, body)
+        tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        if tokens == 0 and not body.echo:
+            raise ApiError(400, "max_tokens is 0 and echo is not set: there is nothing to answer", param="max_tokens")
+        echoes = None
+        if body.echo:
+            given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+            echoes = [
+                text if isinstance(text, str) else self.tokenizer.decode(ids)
+                for text, ids in zip(given, prompts, strict=True)
+            ]
+        job = self._job(body, prompts, tokens)
+        job.top, job.score_prompts = body.logprobs, bool(body.echo) and body.logprobs is not None
+        answer = self._answer(job, chat=False, echoes=echoes)
+        return await self._respond(request, body, job, answer)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a request to /v1/chat/completions."""
+        body = await self._read(request, ChatRequest)
+        tokens, marks = await asyncio.to_thread(render, body.messages, self.tokenizer)
+        self._check_length(tokens, "messages")
+        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        room = min(self.limits.max_tokens, self.engine.context + 1 - len(tokens))
+        if asked == 0:
+            raise ApiError(400, "max_tokens is 0: there is nothing to answer", param="max_tokens")
+        job = self._job(body, [tokens], room if asked is None else asked)
+        job.stop, job.marks, job.keep_end = (*job.stop, STOP), [marks], True
+        job.top = (body.top_logprobs or 0) if body.logprobs else None
+        return await self._respond(request, body, job, self._answer(job, chat=True))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer a request to /tokenize. END alone is the end-of-text token."""
+        body = await self._read(request, TokenizeRequest)
+        end = self.tokenizer.end_of_text
+        is_end = body.prompt == END and end is not None
+        tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
+        return JSONResponse({"count": len(tokens), "max_model_len": self.engine.context, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer a request to /detokenize."""
+        body = await self._read(request, DetokenizeRequest)
+        size = self.engine.model.config.vocab_size
+        wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
+        return JSONResponse({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Answer a request to /tokenizer_info."""
+        end = None if self.tokenizer.end_of_text is None else END
+        known = {"tokenizer_class": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
+        return known | {"eos_token": end, "bos_token": end, "pad_token": end, "model_max_length": self.engine.context}
+
+    def _prompt_tokens(self, body: CompletionRequest) -> list[list[int]]:
+        try:
+            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.model, self.tokenizer.end_of_text)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="prompt") from error
+        for prompt in prompts:
+            self._check_length(prompt, "prompt")
+        return prompts
+
+    def _check_length(self, tokens: list[int], param: str) -> None:
+        if len(tokens) > self.engine.context:
+            message = f"the prompt has {len(tokens):,} tokens, more than the {self.engine.context:,} of the context"
+            raise ApiError(400, f"{message}; shorten it", param=param, code="context_length_exceeded")
+
+    def _answer(self, job: Job, *, chat: bool, echoes: list[str] | None = None) -> Answer:
+        return Answer(
+            self.name,
+            self.names,
+            chat=chat,
+            prompts=job.prompts,
+            n=job.n,
+            with_logprobs=job.top is not None,
+            echoes=echoes,
+        )
+
+    def _job(self, body: Settings, prompts: list[list[int]], max_tokens: int) -> Job:
+        """Return the job that a body asks for, checked."""
+        self.check_model(body.model)
+        longest, n = max(map(len, prompts)), body.n or 1
+        if max_tokens > self.limits.max_tokens:
+            message = f"max_tokens {max_tokens:,} is more than this server's {self.limits.max_tokens:,} per request"
+            raise ApiError(400, message, param="max_tokens")
+        if longest + max_tokens > self.engine.context + 1:
+            message = f"{longest:,} tokens of prompt and max_tokens {max_tokens:,} are more than the context of "
+            message += f"{self.engine.context:,} tokens; ask for at most {self.engine.context + 1 - longest:,}"
+            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+        if len(prompts) * n > min(self.limits.choices, self.engine.max_waiting):
+            limit = min(self.limits.choices, self.engine.max_waiting)
+            raise ApiError(400, f"{len(prompts):,} prompts times n {n:,} are more than {limit:,} choices", param="n")
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            if (value := getattr(body, name)) is not None
+        }
+        try:
+            sampling = Sampling(seed=secrets.randbits(62) if body.seed is None else body.seed, **given)
+        except ValueError as error:
+            raise ApiError(400, str(error), param=str(error).split()[0]) from error
+        return Job(
+            prompts,
+            deliver=lambda events: None,
+            n=n,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=body.stops,
+            ignore_end_of_text=bool(body.ignore_eos),
+            deadline=time.monotonic() + self.limits.seconds,
+        )
+
+    async def _read(self, request: Request, schema: type[Body]) -> Body:
+        """Return the body of a request, checked."""
+        if not request.headers.get("content-type", "application/json").lower().startswith("application/json"):
+            raise ApiError(415, "the body must be JSON; send the header Content-Type: application/json")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                content = await self._read_bytes(request)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        try:
+            return schema.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"][:3])
+            message = first["msg"].removeprefix("Value error, ")
+            raise ApiError(400, f"{where}: {message}" if where else message, param=where or None) from error
+
+    async def _read_bytes(self, request: Request) -> bytes:
+        limit, content = self.limits.body_bytes, bytearray()
+        too_large = ApiError(413, f"the body is larger than {limit:,} bytes")
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        async for piece in request.stream():
+            content += piece
+            if len(content) > limit:
+                raise too_large
+        return bytes(content)
+
+    async def _respond(self, request: Request, body: Settings, job: Job, answer: Answer) -> Response:
+        """Submit the job and return its answer: at once as a stream, or when it is whole."""
+        events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        started, first = time.monotonic(), True
+
+        def deliver(some: list[Event]) -> None:
+            nonlocal first
+            if first and any(isinstance(event, Made) for event in some):
+                self.metrics.first.observe(time.monotonic() - started)
+                first = False
+            events.put_nowait(some)
+
+        job.deliver = deliver
+        try:
+            self.engine.submit(job)
+        except Full:
+            message = "the server is full; try again later"
+            raise ApiError(429, message, kind="rate_limit_error", code="server_full") from None
+        except Closed:
+            raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down") from None
+        if body.stream:
+            chunks = self._stream(job, answer, events, body.with_usage)
+
+            async def cancel(_: Any) -> None:  # a client may leave before the stream begins
+                self.engine.cancel(job)
+
+            return EventSourceResponse(
+                chunks, send_timeout=SEND_SECONDS, sep="\n", client_close_handler_callable=cancel
+            )
+        return await self._whole(request, job, answer, events)
+
+    async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
+        async def gather() -> None:
+            while not answer.done:
+                for event in await events.get():
+                    self._note(answer, event)
+
+        gathering = asyncio.ensure_future(gather())
+        leaving = asyncio.ensure_future(_client_leaves(request))
+        try:
+            await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not gathering.done():
+                return Response(status_code=499)  # nobody reads it
+            gathering.result()
+            return JSONResponse(answer.whole())
+        finally:
+            gathering.cancel()
+            leaving.cancel()
+            self.engine.cancel(job)
+
+    async def _stream(
+        self, job: Job, answer: Answer, events: asyncio.Queue[list[Event]], with_usage: bool
+    ) -> AsyncIterator[dict[str, str]]:
+        """Yield the chunks of an answer as they come, as server-sent events."""
+
+        def sent(chunk: dict[str, Any]) -> dict[str, str]:
+            return {"data": json.dumps({**chunk, "usage": chunk.get("usage")} if with_usage else chunk)}
+
+        try:
+            for chunk in answer.first_chunks():
+                yield sent(chunk)
+            while not answer.done:
+                for number, (text, scored) in self._news(answer, await _all_of(events)).items():
+                    finish = answer.choices[number].finish_reason
+                    if text or finish or (answer.with_logprobs and scored):
+                        yield sent(answer.chunk(number, text, scored, finish))
+            if with_usage:
+                yield sent(answer.last_chunk())
+            yield {"data": "[DONE]"}
+        except ApiError as error:  # the status is sent already
+            yield {"data": json.dumps(error.body)}
+        finally:
+            self.engine.cancel(job)
+
+    def _news(self, answer: Answer, events: list[Event]) -> dict[int, tuple[str, list[Scored]]]:
+        """Add events to an answer. Returns the new text and tokens by choice: one chunk each, whatever their number."""
+        news: dict[int, tuple[str, list[Scored]]] = {}
+        for event in events:
+            for number, text, scored in self._note(answer, event):
+                before = news.get(number, ("", []))
+                news[number] = (before[0] + text, before[1] + scored)
+        return news
+
+    def _note(self, answer: Answer, event: Event) -> list[tuple[int, str, list[Scored]]]:
+        """Add an event to an answer. Returns what is new in it, and raises ApiError if the job failed."""
+        if isinstance(event, PromptRead):
+            return answer.begin(event)
+        if isinstance(event, Made):
+            return [answer.add(event)]
+        if event.kind == "timeout":
+            message = f"{event.message}: {self.limits.seconds:g} seconds"
+            raise ApiError(408, message, kind="timeout_error", code="timeout")
+        raise ApiError(500, event.message, kind="server_error", code="model_failed")
+
+
+async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
+    """Wait for events and return all that are there: a client that is slow gets fewer and longer chunks."""
+    some = list(await events.get())
+    while not events.empty():
+        some += events.get_nowait()
+    return some
+
+
+async def _client_leaves(request: Request) -> None:
+    """Return when the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,283 @@
+"""The engine: requests get together what each gets alone; slots, queues, deadlines, cancellation, kept states."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rebased.data.tokenizer import ByteTokenizer
+from rebased.models import LanguageModel, LMConfig, Sampling
+from rebased.serve.engine import Closed, Engine, Full
+from rebased.serve.job import Job, Made
+from rebased.serve.prefixes import GRID, PrefixStates, state_bytes
+from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return small_model()
+
+
+def job_of(*prompts: str, **options: object) -> tuple[Job, Listener]:
+    listener = Listener()
+    fields: dict[str, object] = {"sampling": GREEDY, "max_tokens": 12, **options}
+    return Job([list(prompt.encode()) for prompt in prompts], listener, **fields), listener  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mixer", ["rebased", "attention"])
+def test_together_each_gets_what_it_gets_alone(mixer: str) -> None:
+    config = SMALL if mixer == "rebased" else LMConfig(**{**SMALL.model_dump(), "mixers": ["short_conv", "attention"]})
+    model = small_model(config)
+    engine = make_engine(model, slots=3, context=200, prefill_chunk=16)
+    pairs = [job_of("ab" * n + "c", max_tokens=5 + n % 7) for n in range(10)]
+    run(engine, *(job for job, _ in pairs))
+    for n, (job, heard) in enumerate(pairs):
+        assert len(heard.tokens()) == 5 + n % 7
+        assert is_greedy(model, job.prompts[0], heard.tokens())
+        assert heard.text() == ByteTokenizer().decode(heard.tokens())
+        assert heard.reasons() == ["length"]
+    assert engine.running == engine.waiting == 0
+    assert sorted(engine._free) == [0, 1, 2]
+
+
+def test_draws_are_those_of_generate(model: LanguageModel) -> None:
+    sampling = Sampling(temperature=0.9, top_p=0.9, seed=7)
+    job, heard = job_of("hello", "world!", n=3, sampling=sampling)
+    run(make_engine(model, slots=2), job)
+    expected = model.generate(
+        job.prompts, n=3, max_tokens=12, temperature=0.9, top_p=0.9, seed=7, tokenizer=ByteTokenizer()
+    )
+    assert [heard.tokens(choice) for choice in range(6)] == expected.tokens
+
+
+def test_tokens_and_prompts_are_scored(model: LanguageModel) -> None:
+    job, heard = job_of("scored", top=3, score_prompts=True, max_tokens=1)
+    run(make_engine(model, prefill_chunk=2), job)
+    prompt = job.prompts[0]
+    with torch.no_grad():
+        logprobs = model(torch.tensor([prompt]))[0].log_softmax(-1)
+    first, *scores = heard.read.scores
+    assert (first.token, first.logprob) == (prompt[0], None)
+    made = next(event.scored for event in heard.events if isinstance(event, Made))
+    assert made is not None
+    for place, scored in enumerate([*scores, made]):
+        assert scored.logprob == pytest.approx(logprobs[place, scored.token].item(), abs=TIE)
+        assert [value for _, value in scored.top] == pytest.approx(logprobs[place].topk(3).values.tolist(), abs=TIE)
+    assert [scored.token for scored in scores] == prompt[1:]
+    assert made.logprob == made.top[0][1]  # to the bit: clients see by it that a token is the greedy one
+
+
+def test_a_scored_prompt_needs_no_slot(model: LanguageModel) -> None:
+    job, heard = job_of("only read", top=1, score_prompts=True, max_tokens=0)
+    engine = make_engine(model)
+    run(engine, job)
+    assert len(heard.read.scores) == len("only read")
+    assert (heard.tokens(), heard.reasons(), engine.stats.steps) == ([], ["length"], 0)
+
+
+def test_a_stop_string_ends_a_choice_and_is_left_out(model: LanguageModel) -> None:
+    job, heard = job_of("abc", max_tokens=30)
+    run(make_engine(model), job)
+    text = heard.text()
+    stop = text[8:10]
+    job, heard = job_of("abc", max_tokens=30, stop=(stop,))
+    run(make_engine(model), job)
+    assert heard.text() == text.partition(stop)[0]
+    assert heard.reasons() == ["stop"]
+
+
+def test_a_full_context_ends_a_choice(model: LanguageModel) -> None:
+    job, heard = job_of("x" * 10, max_tokens=100)
+    run(make_engine(model, context=16), job)
+    assert heard.reasons() == ["length"]
+    assert len(heard.tokens()) == 7  # the last one needs no place
+
+
+def test_a_shared_beginning_is_read_once(model: LanguageModel) -> None:
+    system = "You are a model that knows nothing. " * 5
+    engine = make_engine(model, cache_bytes=2**20)
+    alone = []
+    for question in ("one", "two", "three"):
+        job, heard = job_of(system + question, marks=[[len(system)]])
+        run(engine, job)
+        alone.append(heard.read.cached)
+        assert is_greedy(model, job.prompts[0], heard.tokens())
+    assert alone == [0, len(system), len(system)]
+    again, heard = job_of(system + "two")
+    run(engine, again)
+    assert heard.read.cached == len(system + "two") - 1
+
+
+def test_a_beginning_that_nobody_marked_is_kept_the_second_time(model: LanguageModel) -> None:
+    engine = make_engine(model, cache_bytes=2**20)
+    beginning, cached = "s" * (2 * GRID + 5), []
+    for question in ("one", "two", "three"):
+        job, heard = job_of(beginning + question)
+        run(engine, job)
+        cached.append(heard.read.cached)
+        assert is_greedy(model, job.prompts[0], heard.tokens())
+    assert cached == [0, 0, 2 * GRID]
+
+
+def test_a_chat_goes_on_where_it_ended(model: LanguageModel) -> None:
+    engine = make_engine(model, cache_bytes=2**20)
+    first, heard = job_of("a chat", keep_end=True)
+    run(engine, first)
+    longer = [*first.prompts[0], *heard.tokens(), 65, 66]
+    second = replace(job_of("")[0], prompts=[longer], deliver=(again := Listener()))
+    run(engine, second)
+    assert again.read.cached == len(longer) - 3
+    assert is_greedy(model, longer, again.tokens())
+
+
+def test_kept_states_are_bounded(model: LanguageModel) -> None:
+    state = model.init_state(1)
+    size = state_bytes(state)
+    kept = PrefixStates(3 * size)
+    prompts = [[n, n + 1, n + 2] for n in range(6)]
+    for prompt in prompts:
+        _, after = model.extend(torch.tensor([prompt]), state)
+        kept.keep(prompt, after)
+        kept.find(prompts[0])  # which is used again and again
+    assert kept.bytes <= 3 * size
+    assert len(kept) == 3
+    found = [kept.find([*prompt, 9]).state is not None for prompt in prompts]
+    assert found == [True, False, False, False, True, True]
+    PrefixStates(size - 1).keep(prompts[0], state)
+
+
+def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=2, max_waiting=8)
+    long, heard = job_of("long", n=8, max_tokens=1000)
+    engine.submit(long)
+    for _ in range(3):
+        engine.turn()
+    assert engine.running == 2
+    other, other_heard = job_of("other")
+    engine.submit(other)
+    before = len(heard.events)
+    engine.cancel(long)
+    engine.turn()
+    assert engine.running == 1
+    assert len(heard.events) == before
+    run(engine)
+    assert is_greedy(model, other.prompts[0], other_heard.tokens())
+
+
+def test_a_full_queue_refuses(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=1, max_waiting=2)
+    engine.submit(job_of("a", n=2)[0])
+    with pytest.raises(Full):
+        engine.submit(job_of("b")[0])
+    engine.turn()  # one of the two takes the slot
+    engine.submit(job_of("b")[0])
+
+
+def test_a_job_whose_time_is_over_ends(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=1)
+    slow, heard = job_of("slow", max_tokens=1000, deadline=time.monotonic() + 1000)
+    engine.submit(slow)
+    engine.turn()
+    slow.deadline = 0.0
+    run(engine, job_of("next")[0])
+    assert heard.failure is not None
+    assert heard.failure.kind == "timeout"
+    assert engine.running == 0
+
+
+def test_a_prompt_that_fails_hurts_nobody_else(model: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(model)
+    good, heard = job_of("good")
+    bad, bad_heard = job_of("bad")
+    bad.prompts = [[1, 10**6, 3]]
+    run(engine, bad, good)
+    assert bad_heard.failure is not None
+    assert is_greedy(model, good.prompts[0], heard.tokens())
+    assert engine.stats.failures == 1
+
+
+def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model, slots=1, max_waiting=4)
+    monkeypatch.setattr(engine.decoder, "put", lambda *_, **__: 1 / 0)
+    failed, heard = job_of("x", n=4)
+    run(engine, failed)
+    assert heard.failure is not None
+    monkeypatch.undo()
+    left, _ = job_of("y", n=4, max_tokens=1000)
+    engine.submit(left)
+    engine.turn()
+    engine.cancel(left)
+    run(engine)
+    assert (engine.waiting, engine.running, engine._free) == (0, 0, [0])
+    job, heard = job_of("z", n=4)
+    run(engine, job)
+    assert heard.reasons() == ["length"] * 4
+
+
+def test_a_step_that_fails_ends_the_requests_and_not_the_engine(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(model)
+    step = engine.decoder.step
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.decoder, "step", fail)
+    job, heard = job_of("first", n=2)
+    run(engine, job)
+    assert heard.failure is not None
+    assert "the device is gone" in heard.failure.message
+    assert engine.broken
+    monkeypatch.setattr(engine.decoder, "step", step)
+    job, heard = job_of("second")
+    run(engine, job)
+    assert is_greedy(model, job.prompts[0], heard.tokens())
+    assert engine.broken is None
+
+
+def test_a_model_that_diverged_is_an_error() -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.norm.weight.fill_(float("nan"))
+    job, heard = job_of("x")
+    engine = make_engine(model)
+    run(engine, job)
+    assert heard.failure is not None
+    assert heard.failure.kind == "model"
+    assert engine.running == 0
+
+
+def test_draining_ends_what_was_taken_and_refuses_the_rest(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=1)
+    job, heard = job_of("taken", n=2)
+    engine.submit(job)
+    engine.drain()
+    with pytest.raises(Closed):
+        engine.submit(job_of("late")[0])
+    run(engine)
+    assert heard.reasons() == ["length", "length"]
+
+
+def test_closing_tells_those_that_wait(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=1)
+    job, heard = job_of("long", max_tokens=4000)
+    engine.start()
+    engine.submit(job)
+    while not heard.tokens():
+        time.sleep(0.001)
+    engine.close()
+    assert not engine.alive
+    assert heard.failure is not None
+
+
+def test_memory_is_flat(model: LanguageModel) -> None:
+    engine: Engine = make_engine(model, slots=2, cache_bytes=20_000)
+    sizes = []
+    for n in range(30):
+        run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2)[0])
+        sizes.append((engine.decoder.state_bytes, engine.prefixes.bytes <= 20_000, len(engine._jobs)))
+    assert len(set(sizes)) == 1

@@ -1,0 +1,102 @@
+"""The server's page in a real browser: it completes and chats, fetches from its own server alone, fits a phone."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
+pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
+
+from fastapi.responses import HTMLResponse
+
+from live_server import live_server
+from rebased.data.tokenizer import ByteTokenizer
+from served_model import small_model
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser; none of {', '.join(BROWSERS)} was found")
+
+PHONE = 375  # pixels
+KEY = "secret"
+PROMPT = "begin"
+# The page in a frame, and a script beside it that uses it as a person would, by keyboard and clicks.
+HARNESS = f"""<!doctype html><iframe id="frame" src="/" style="width:{PHONE}px; height:700px; border:0"></iframe>
+<pre id="seen"></pre>
+<script>
+const until = async condition => {{ while (!condition()) await new Promise(go => setTimeout(go, 20)); }};
+document.getElementById("frame").addEventListener("load", async event => {{
+  const view = event.target.contentWindow, page = view.document, at = id => page.getElementById(id);
+  const press = (key, more) => at("input").dispatchEvent(
+    new view.KeyboardEvent("keydown", {{key, bubbles: true, cancelable: true, ...more}}));
+  const answers = n => until(() => at("log").dataset.answers === String(n));
+  const seen = {{}};
+  await until(() => at("status").textContent);
+  seen.refused = at("status").textContent;
+  at("key").value = "{KEY}";
+  at("key").dispatchEvent(new view.Event("change"));
+  await until(() => at("model").textContent === "tiny");
+  at("max_tokens").value = "12";
+  at("temperature").value = "0";
+  at("input").value = "{PROMPT}";
+  press("Enter", {{ctrlKey: true}});
+  await answers(1);
+  seen.completion = page.querySelector(".completion div").textContent;
+  seen.status = at("status").textContent;
+  page.querySelector("[value=chat]").click();
+  at("input").value = "Hello";
+  press("Enter", {{}});
+  await answers(2);
+  seen.chat = Array.from(page.querySelectorAll(".message"), each => each.className);
+  at("max_tokens").value = "10000000";
+  at("input").value = "again";
+  at("send").click();
+  await answers(3);
+  seen.error = [at("status").textContent, at("status").className, at("input").value];
+  seen.width = page.documentElement.scrollWidth;
+  seen.resources = view.performance.getEntriesByType("resource").map(entry => new URL(entry.name).host);
+  seen.host = view.location.host;
+  seen.unnamed = Array.from(page.querySelectorAll("input, textarea")).filter(each => !each.labels.length).length;
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}});
+</script>"""
+
+
+def browse(url: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the script beside the page has seen, and what the console was told."""
+    words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
+    words += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}"]
+    words += ["--virtual-time-budget=60000", "--dump-dom", url]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
+    assert seen is not None, answer.stderr[-2000:]
+    console = [line for line in answer.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(html.unescape(seen[1]) or "{}"), console
+
+
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    model = small_model()
+    with live_server(model, api_key=KEY) as live:
+        live.app.get("/harness")(lambda: HTMLResponse(HARNESS))
+        seen, console = browse(f"{live.url}/harness", tmp_path)
+    expected = model.generate(PROMPT, max_tokens=12, temperature=0.0, tokenizer=ByteTokenizer()).texts[0]
+    assert "API key" in seen["refused"]
+    assert seen["completion"] == PROMPT + expected
+    assert re.fullmatch(r"12 tokens in \d+\.\d s; more would follow", seen["status"])
+    assert seen["chat"] == ["message user", "message assistant"]
+    assert "max_tokens 10,000,000 is more than" in seen["error"][0]
+    assert seen["error"][1:] == ["bad", "again"]
+    assert seen["width"] <= PHONE
+    assert set(seen["resources"]) == {seen["host"]}
+    assert seen["unnamed"] == 0
+    assert [line for line in console if "401" not in line and "400" not in line] == []  # as the browser notes refusals
