@@ -1,7 +1,7 @@
 """How a sweep is shown: its plan, then its progress, as a live table in a terminal or as one line per run in a log."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from rebased.cli.interruption import being_saved
 from rebased.cli.progress import Status
-from rebased.runs.record import read_record
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
-from rebased.train.sweep import Estimate, Plan, PlannedRun, Watcher, breakdown
+from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
 
 SHOWN = 8  # runs in progress that the table lists
+SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress
 
 
 def plan_table(plan: Plan) -> Table:
@@ -43,7 +43,12 @@ def count(runs: Iterable[PlannedRun], *statuses: str) -> int:
 
 
 def describe_plan(
-    plan: Plan, runs: Sequence[PlannedRun], cost: Estimate, executor: Executor, retry_failed: bool
+    plan: Plan,
+    runs: Sequence[PlannedRun],
+    cost: Estimate,
+    executor: Executor,
+    retry_failed: bool,
+    stages: Stages | None = None,
 ) -> Iterator[str]:
     """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
     merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
@@ -53,9 +58,24 @@ def describe_plan(
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
         yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
+    if stages:
+        yield from describe_stages(stages, runs)
     yield executor.where
     if runs:
         yield f"about {duration(cost.total)}, {cost.basis}"
+
+
+def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]:
+    """A sentence about the stages of a sweep, of which `runs` are left to train."""
+    select = stages.select
+    roles = [stages.role(run) for run in runs]
+    others = "left out" if select.others == "skip" else "trained last"
+    yield (
+        f"stages: {select.setting} is chosen on the first {select.seeds} seed{'s' * (select.seeds > 1)} of each cell "
+        f"({roles.count('first')} runs left); then the other seeds ({roles.count('chosen')} runs of chosen values, "
+        f"{roles.count('waiting')} wait for {stages.undecided} choices); {roles.count('other')} of other values are "
+        f"{others}"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -79,7 +99,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._compare_best(run, score_of(read_record(run.folder)[-1]))
+                self._compare_best(run, score_of(run.lines[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -137,14 +157,19 @@ def waiting(run: PlannedRun) -> PlannedRun:
 class SweepBoard(Watcher):
     """Shows the progress of a sweep. A context manager; subclasses decide how it looks."""
 
-    def __init__(self, console: Console, tally: Tally) -> None:
-        self._console, self._tally = console, tally
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        """`keep` is called after each run that has ended."""
+        self._console, self._tally, self._keep = console, tally, keep
 
     def sink(self, run: PlannedRun) -> Sink:
-        return _Follower(self._tally, run)
+        return _Follower(self._tally, run, self.noted)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         self._tally.ended(run, score)
+        self._keep()
+
+    def noted(self) -> None:
+        """Called when a run has made progress."""
 
     def stopping(self, runs: int) -> None:
         self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
@@ -157,16 +182,16 @@ class SweepBoard(Watcher):
     ) -> None: ...
 
 
-def sweep_board(console: Console, tally: Tally) -> SweepBoard:
-    """A live table for a terminal, else one line per run."""
-    return LiveBoard(console, tally) if console.is_terminal else LineBoard(console, tally)
+def sweep_board(console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> SweepBoard:
+    """A live table for a terminal, else one line per run. `keep` is called after each run that has ended."""
+    return LiveBoard(console, tally, keep) if console.is_terminal else LineBoard(console, tally, keep)
 
 
 class _Follower(Sink):
     """A sink that notes the progress of one run in the tally."""
 
-    def __init__(self, tally: Tally, run: PlannedRun) -> None:
-        self._tally, self._run, self._status = tally, run, Status()
+    def __init__(self, tally: Tally, run: PlannedRun, noted: Callable[[], None]) -> None:
+        self._tally, self._run, self._status, self._noted = tally, run, Status(), noted
         self._first, self._steps = 0, 0
 
     def start(self, run: RunStart) -> None:
@@ -192,10 +217,25 @@ class _Follower(Sink):
 
     def _note(self) -> None:
         self._tally.progress[self._run.digest] = str(self._status)
+        self._noted()
 
 
 class LineBoard(SweepBoard):
-    """Prints one line per run that has ended."""
+    """Prints one line per run that has ended, and now and then one about those in progress."""
+
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, tally, keep)
+        self._printed = time.monotonic()
+
+    def noted(self) -> None:
+        if time.monotonic() - self._printed < SILENCE:
+            return
+        self._printed = time.monotonic()
+        tally = self._tally
+        words = "; ".join(list(tally.progress.values())[:SHOWN])
+        left = duration(tally.seconds_left())
+        text = f"{tally.summary()}, {len(tally.progress)} running, about {left} left: {words}"
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
@@ -210,8 +250,8 @@ class LineBoard(SweepBoard):
 class LiveBoard(SweepBoard):
     """Shows a table that is updated four times per second, and the runs in progress below it."""
 
-    def __init__(self, console: Console, tally: Tally) -> None:
-        super().__init__(console, tally)
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, tally, keep)
         self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ class Run:
 
     folder: str  # its name without its path, which would say something about the machine
     lines: list[dict[str, Any]]
+    file: str = field(default="", compare=False)  # the name of the record or bundle that it was read from
 
     @cached_property
     def config(self) -> SyntheticRunConfig:
