@@ -80,7 +80,7 @@ def report(
                 file.write(text.encode())
         if bundle:
             progress.update(reading, description="compressing")
-            write_bundle([*found.runs, *found.lm_runs], bundle)
+            write_bundle([*found.runs, *found.lm_runs, *found.others], bundle)
     for sentence in result.summary:
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for warning in result.warnings:

@@ -80,6 +80,11 @@ class Run:
         return self.lines[-1]["status"] if self.lines[-1]["type"] == "end" else "unfinished"
 
     @property
+    def gave_up(self) -> bool:
+        """True if the rule `train.give_up` of its config ended it early."""
+        return self.lines[-1].get("gave_up", False) is True
+
+    @property
     def accuracies(self) -> list[float]:
         """The accuracy on the test split, one per epoch."""
         return [line["test"]["accuracy"] for line in self.epochs]
@@ -136,9 +141,15 @@ class Run:
     def state_bytes(self, seq_len: int) -> int | None:
         """Bytes of the model's state for one sequence after seq_len tokens, in fp32.
 
-        None if a mixer has no state or is unknown to this code.
+        If a mixer is unknown to this code, what the record says for this length. None if it says nothing, or a mixer
+        has no state.
         """
-        return _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
+        computed = _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
+        if computed is not None:
+            return computed
+        recorded = self.lines[0].get("state_bytes")
+        size = recorded.get(str(seq_len)) if isinstance(recorded, dict) else None
+        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
 @cache

@@ -234,7 +234,7 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     if isinstance(config, SyntheticRunConfig):
         few = config.task.train[0].settings()
         task = {"train": [few | {"examples": STEPS * rows}], "test": [few | {"examples": 1}], "held_out": []}
-        train = {"epochs": EPOCHS, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
+        train = {"epochs": EPOCHS, "stop_above": 1.0, "give_up": None, "protocol": "paper", "checkpoint_seconds": 1e6}
         return SyntheticRunConfig.model_validate(
             {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | train | {"batch_size": rows}}
         )

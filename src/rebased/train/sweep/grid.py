@@ -146,7 +146,8 @@ def check_select(path: Path, select: Select | None, points: Sequence[Point]) -> 
     known = list(dict.fromkeys(key for point in points for key in point.settings))
     if select.setting == SEED or select.setting not in flatten(points[0].config.model_dump(mode="json")):
         raise ValueError(
-            f"{path}: select.setting {select.setting!r} should be a setting of the runs that has several values in the grid; "
+            f"{path}: select.setting {select.setting!r} should be a setting of the runs, with several values in the "
+            f"grid; "
             f"{did_you_mean(select.setting, [key for key in known if key != SEED])}"
         )
 

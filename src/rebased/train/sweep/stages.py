@@ -19,7 +19,7 @@ the other seeds are waiting until their cell's value is chosen."""
 
 
 class Stages:
-    """Which runs of a sweep may be trained by now. A cell is the runs that differ in `select.setting` and the seed alone."""
+    """Which runs of a sweep may be trained by now. The runs of a cell differ in `select.setting` and the seed alone."""
 
     def __init__(self, select: Select, runs: Sequence[PlannedRun]) -> None:
         self.select = select
