@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
-from rebased.report.drawing import INK, Axes, Draw, FuncFormatter, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, draw_panels, named_looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.prose import plural, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
@@ -77,7 +77,7 @@ class Leaderboard:
         """One sentence per task: how many entries there are, and which are on the frontier."""
         sentences = []
         for task, entries in self.boards.items():
-            best = [f"{name_of(entry.cell)} {entry.accuracy:.3f} with {size(entry.bytes)}" for entry in entries[:3]]
+            best = [f"{name_of(entry.cell)}: {entry.accuracy:.3f} with {size(entry.bytes)}" for entry in entries[:3]]
             first = sum(entry.is_first for entry in entries)
             sentences.append(
                 f"{task}: {plural(len(entries), 'result')}, {first} on the frontier. First: {'; '.join(best)}."
@@ -94,7 +94,7 @@ class Leaderboard:
         if self.warnings:
             sections.append(Section("Warnings", bullets(self.warnings)))
         if any(entry.bytes for entries in self.boards.values() for entry in entries):
-            caption = "One line per mixer, one point per width; bytes are on a logarithmic axis. Dotted: the frontier."
+            caption = "One point per width; the axis of bytes is logarithmic. Dotted: the frontier."
             sections.append(Section("Accuracy by bytes of state", figure(draw_boards(self.boards), caption)))
         sections += [Section(task, table.to_html()) for task, table in self.tables().items()]
         if any(repeat.differing for repeat in self.repeats):
@@ -146,24 +146,38 @@ def board_table(entries: Sequence[Entry], code: str) -> Table:
     return Table((*head, "file", "code"), rows)
 
 
+def spaced(values: Sequence[int], apart: float = 1.12) -> list[int]:
+    """Some of the values, each at least `apart` times the one before: marks of a logarithmic axis."""
+    marks: list[int] = []
+    wide = max(apart, (max(values) / min(values)) ** (1 / 6))
+    for value in sorted(set(values)):
+        if not marks or value >= wide * marks[-1]:
+            marks.append(value)
+    return marks
+
+
 def draw_boards(boards: dict[str, list[Entry]]) -> str:
-    """One panel per task: a line per mixer through its widths, and the frontier."""
-    names = [str(entry.cell.model) for entries in boards.values() for entry in entries]
-    styles = named_looks(names)
+    """One panel per task: a line per mixer through its widths, and the frontier. Where there are more mixers than
+    colours, those that differ only in settings share one."""
+    models = list(dict.fromkeys(entry.cell.model for entries in boards.values() for entry in entries))
+    labels = {model: model.kind if len(models) > len(SERIES) else str(model) for model in models}
+    styles = named_looks(list(labels.values()))
 
     def panel(entries: Sequence[Entry]) -> Draw:
         def draw(axes: Axes) -> None:
             sized = [entry for entry in entries if entry.bytes]
-            for name in dict.fromkeys(str(entry.cell.model) for entry in sized):
-                own = sorted((entry.bytes or 0, entry.accuracy) for entry in sized if str(entry.cell.model) == name)
-                axes.plot([x for x, _ in own], [y for _, y in own], **styles[name], marker="o", label=name)
+            for model in dict.fromkeys(entry.cell.model for entry in sized):
+                own = sorted((entry.bytes or 0, entry.accuracy) for entry in sized if entry.cell.model == model)
+                label = labels[model]
+                axes.plot([x for x, _ in own], [y for _, y in own], **styles[label], marker="o", label=label)
             first = sorted((entry.bytes or 0, entry.accuracy) for entry in sized if entry.is_first)
             if first:
                 steps = [x for x, _ in first], [y for _, y in first]
                 axes.step(*steps, where="post", color=INK, lw=1, ls=":", label="frontier")
-            axes.set(xscale="log", xlabel="bytes of state", ylabel="accuracy", ylim=(-0.03, 1.03))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-            axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+            axes.set(xscale="log", xlabel="KiB of state", ylabel="accuracy", ylim=(-0.03, 1.03))
+            marks = spaced([entry.bytes or 0 for entry in sized])
+            axes.set_xticks(marks, [f"{mark / 1024:.3g}" for mark in marks])
+            axes.minorticks_off()
 
         return draw
 

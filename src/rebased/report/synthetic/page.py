@@ -113,11 +113,11 @@ class SyntheticReport:
             yield Section(
                 "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
             )
+        chosen = ""
         if any(len(cell.runs) > 1 for cell in results.cells):
             table = choices.choice_table(results).to_html()
-            words = paragraphs(choices.describe_choices(results))
-            yield Section("How learning rates were chosen", words + details("Show the cells", table))
-        yield Section("All results", paragraphs(RESULTS) + tables.results_table(results).to_html())
+            chosen = paragraphs(choices.describe_choices(results)) + details("Show how each rate was chosen", table)
+        yield Section("All results", paragraphs(RESULTS) + chosen + tables.results_table(results).to_html())
         runs = tables.runs_table(self.runs).to_html()
         yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", runs))
 
