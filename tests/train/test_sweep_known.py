@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_records import fake_run
-from rebased.runs.collect import collect, gather, write_bundle
+from rebased.runs.collect import collect, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
@@ -19,7 +19,7 @@ from tiny_run import AtStep, everything, tiny
 
 
 def bundled(tmp_path: Path, *runs: Run, name: str = "a.jsonl.gz") -> Path:
-    write_bundle(runs, tmp_path / name)
+    write_bundle(distinct(runs), tmp_path / name)
     return tmp_path / name
 
 

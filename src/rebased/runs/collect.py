@@ -231,16 +231,17 @@ def check_bundle_name(path: Path) -> None:
         raise ValueError(f"{path}: the name of a bundle must end in .jsonl.xz or .jsonl.gz")
 
 
-def write_bundle(runs: Sequence[Run], path: Path) -> None:
-    """Write the records of all runs into one compressed file, which `collect` can read.
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """The runs sorted by digest and without copies: the same runs give the same bundle in whichever order they come."""
+    found = {(run.digest, json.dumps(run.lines)): run for run in sorted(runs, key=lambda run: run.folder)}
+    return [found[key] for key in sorted(found)]
 
-    The runs are sorted and copies are left out, so the same runs give the same bytes in whichever order they come.
-    """
+
+def write_bundle(runs: Sequence[Run], path: Path) -> None:
+    """Write the records of all runs into one compressed file, which `collect` can read."""
     check_bundle_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    distinct = {(run.digest, json.dumps(run.lines)): run for run in sorted(runs, key=lambda run: run.folder)}
-    ordered = (distinct[key] for key in sorted(distinct))
-    lines = (line for run in ordered for line in ({"type": "folder", "folder": run.folder}, *run.lines))
+    lines = (line for run in runs for line in ({"type": "folder", "folder": run.folder}, *run.lines))
     text = "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
     compressed = gzip.compress(text, mtime=0) if path.suffix == ".gz" else lzma.compress(text)
     with replacing(path) as file:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rebased.runs.collect import Collection, gather, write_bundle
+from rebased.runs.collect import Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.run_config import RunConfig
@@ -110,5 +110,5 @@ def write_union(path: Path, known: Known, folder: Path) -> int:
     runs = [run for run in (*here.runs, *here.lm_runs, *here.others) if run.status in ENDED]
     ended = {run.digest for run in (*runs, *known.all) if run.status in ENDED}
     runs += [run for run in known.all if run.status in ENDED or run.digest not in ended]
-    write_bundle(runs, path)
+    write_bundle(distinct(runs), path)
     return len({run.digest for run in runs})
