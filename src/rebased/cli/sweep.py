@@ -26,6 +26,7 @@ from rebased.train.executors import Executor, LocalExecutor, RayExecutor
 from rebased.train.executors.mps import mps_daemon
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.sweep import (
+    Ending,
     Plan,
     Stages,
     Sweep,
@@ -162,15 +163,15 @@ def sweep(
         queue = SweepQueue(runs, stages, budget)
         check_time(queue)
         log.begin(file, [run.digest for run in plan.runs])
-        tally = Tally(plan, cost, where.workers)
+        tally = Tally(plan, cost, where.workers, stages)
         again = Command(file, settings, out, executor, workers, mps, imports, files, time_limit)
         try:
             with sweep_board(console, tally, files.keep(folder)) as board:
-                complete = train_runs(queue, log, where, board)
+                ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
             say(console, f"{AT_ONCE}: {again}")
             return INTERRUPTED
-        return conclude(console, plan, tally, queue, files, complete, str(again))
+        return conclude(console, plan, tally, queue, files, ending, str(again))
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
@@ -199,7 +200,7 @@ def check_time(queue: SweepQueue) -> None:
 
 
 def conclude(
-    console: Console, plan: Plan, tally: Tally, queue: SweepQueue, files: SweepFiles, complete: bool, command: str
+    console: Console, plan: Plan, tally: Tally, queue: SweepQueue, files: SweepFiles, ending: Ending, command: str
 ) -> int:
     """Write what leaves this machine, print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
@@ -211,15 +212,17 @@ def conclude(
         say(console, line)
     left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""
     say(console, f"{tally.summary()}{left_out}; {plan.folder}")
-    if not complete and queue.budget is not None:
+    if ending == "out_of_time" and queue.budget is not None:
         left = tally.count("new", "begun") - len(queue.left_out)
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
         more = f", about {duration(tally.seconds_left())} ({pieces:.0f} times as long)" if pieces >= 1 else ""
         say(console, f"time is up with {left} runs left{more}; go on with: {command}")
         return SOME_FAILED if tally.failed else TIME_UP
-    if not complete:
+    if ending == "interrupted":
         say(console, f"interrupted, saved; continue with: {command}")
         return INTERRUPTED
+    if queue.not_begun:
+        say(console, f"{len(queue.not_begun)} runs wait for a choice among runs that all failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {command} --retry-failed")
         return SOME_FAILED

@@ -90,8 +90,8 @@ def duration(seconds: float) -> str:
 class Tally:
     """The state of a sweep in numbers: the status and progress of each run, the best scores, the time left."""
 
-    def __init__(self, plan: Plan, cost: Estimate, workers: int) -> None:
-        self._cost, self._workers = cost.seconds, workers
+    def __init__(self, plan: Plan, cost: Estimate, workers: int, stages: Stages | None = None) -> None:
+        self._cost, self._workers, self._stages = cost.seconds, workers, stages
         self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
         self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of each run when the sweep started
         self.progress: dict[str, str] = {}  # of the runs in progress, in words
@@ -131,10 +131,17 @@ class Tally:
         one run. Until then the original estimate is mixed in.
         """
         done = sum(self._cost[digest] * fraction for digest, fraction in self.fraction.items())
-        total, spent = sum(self._cost.values()), (time.monotonic() - self._started) * self._workers
+        total, spent = self._total(), (time.monotonic() - self._started) * self._workers
         prior = max(0.0, total * min(1.0, self._workers / max(1, len(self._cost))) - done)
         pace = (spent + prior) / (done + prior) if done + prior > 0 else 1.0
         return (total - done) * pace / self._workers
+
+    def _total(self) -> float:
+        """The estimate for all runs, without those that a choice among values leaves out."""
+        if self._stages is None:
+            return sum(self._cost.values())
+        share = self._stages.share
+        return sum(cost * max(self.fraction[digest], share(self.runs[digest])) for digest, cost in self._cost.items())
 
     def summary(self) -> str:
         """How many runs are done, diverged and failed, in words."""

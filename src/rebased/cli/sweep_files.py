@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rebased.runs.collect import Collection, check_bundle_name
@@ -57,7 +58,8 @@ class SweepFiles:
 
         def write() -> None:
             if self._bundle and time.monotonic() - self._written > EVERY:
-                write_union(self._bundle, self.known, folder)
+                with suppress(OSError):  # the last one, after the sweep, says what is wrong
+                    write_union(self._bundle, self.known, folder)
                 self._written = time.monotonic()
 
         return write

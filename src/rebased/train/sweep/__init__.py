@@ -6,10 +6,11 @@ from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_swe
 from rebased.train.sweep.known import Known, describe_known, read_known, write_union
 from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, status_of
 from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
-from rebased.train.sweep.run import Watcher, train_runs
+from rebased.train.sweep.run import Ending, Watcher, train_runs
 from rebased.train.sweep.stages import Stages
 
 __all__ = [
+    "Ending",
     "Estimate",
     "Known",
     "Plan",

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rebased.files import describe_file, replacing
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, lines_so_far
-from rebased.train.checkpoint import POINTER, read_pointer
+from rebased.train.checkpoint import POINTER, Pointer, read_pointer
 from rebased.train.sweep.plan import ENDED, PlannedRun
 
 SUFFIX = ".tar"
@@ -34,12 +34,15 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
     """Write the unfinished ones of these runs to a tar file of at most `limit` bytes; those that are furthest come
     first. The same folders give the same bytes."""
     files, size, left = dict[str, Path](), 0, 0
-    for run in sorted(runs, key=lambda run: (-_progress(run.folder), run.digest)):
+    found = [(pointer, run) for run in runs if (pointer := _pointer_of(run.folder))]
+    for pointer, run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
         lines = lines_so_far(run.folder)
-        pointer = read_pointer(run.folder)
-        if pointer is None or (lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED):
+        if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
             continue
         own = {f"{run.digest}/{name}": run.folder / name for name in (CONFIG, RECORD, POINTER, *pointer.files)}
+        if not all(file.is_file() for file in own.values()):
+            left += 1
+            continue
         needed = sum(512 + -(-file.stat().st_size // 512) * 512 for file in own.values())
         if size + needed > limit - 2 * tarfile.RECORDSIZE:
             left += 1
@@ -132,6 +135,9 @@ def _is_whole(folder: Path, digest: str) -> bool:
         return False
 
 
-def _progress(folder: Path) -> int:
-    pointer = read_pointer(folder) if folder.exists() else None
-    return pointer.step if pointer else 0
+def _pointer_of(folder: Path) -> Pointer | None:
+    """The pointer of the run in a folder; None if there is none, or it is damaged."""
+    try:
+        return read_pointer(folder)
+    except ValueError:
+        return None

@@ -163,7 +163,7 @@ def estimate(
     timed = [run for run in runs if pattern_of(run) in rates]
     longest = max(seconds.values(), default=0.0)
     total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
-    return Estimate(seconds, total, "; ".join([*_basis(timed, rates), *untimed]))
+    return Estimate(seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]))
 
 
 def but_for_the_seed(run: PlannedRun) -> str:
@@ -244,7 +244,7 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     return parse_run({**tree, "train": tree["train"] | train})
 
 
-def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
+def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate], known: bool) -> Iterator[str]:
     """Where the numbers of an estimate come from, in words; nothing if there are no runs."""
     if not runs:
         return
@@ -253,7 +253,7 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
     if timed:
         parts.append(f"{STEPS} steps of {'each model' if timed == len(rates) else f'{timed} models'}, timed just now")
     if timed < len(rates):
-        parts.append("the records of this folder")
+        parts.append("the records of this folder" + " and of known runs" * known)
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
     scaled = f", scaled to up to {spread:.0f} times as much work" if spread >= 1.5 else ""
     yield (

@@ -128,6 +128,12 @@ class SweepQueue(Queue):
         return [run for index in self._waiting if (run := self.runs[index]).digest not in left_out]
 
     @property
+    def is_stuck(self) -> bool:
+        """True if all runs that have not been started wait for a choice among runs of which every one has failed."""
+        stages = self.stages
+        return stages is not None and all(stages.is_stuck(run) for run in self.not_begun)
+
+    @property
     def _takes_others(self) -> bool:
         return self.stages is None or self.stages.select.others == "last"
 

@@ -1,7 +1,7 @@
 """Train the runs of a plan. A run that fails is logged and does not stop the others."""
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rebased.runs.record import lines_so_far
 from rebased.runs.sweep_log import SweepLog
@@ -24,9 +24,13 @@ class Watcher(Protocol):
         """Called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
 
 
-def train_runs(queue: SweepQueue, log: SweepLog, executor: Executor, watcher: Watcher) -> bool:
-    """Train or resume the runs of the queue. Returns False if they were interrupted, by the user or because time was
-    up; the runs in progress are then saved."""
+Ending = Literal["complete", "interrupted", "out_of_time"]
+"""How a call of `train_runs` ended: nothing is left to train, or the user stopped it, or the time was up or too short
+for the runs that are left."""
+
+
+def train_runs(queue: SweepQueue, log: SweepLog, executor: Executor, watcher: Watcher) -> Ending:
+    """Train or resume the runs of the queue. The runs in progress are saved when the user or the time ends it."""
     runs = queue.runs
     for run in runs:
         if run.status == "failed":
@@ -48,4 +52,8 @@ def train_runs(queue: SweepQueue, log: SweepLog, executor: Executor, watcher: Wa
     jobs = [Job(run.config, run.folder, watcher.sink(run)) for run in runs]
     outcomes = executor.run(jobs, ended, watcher.stopping, queue)
     interrupted = any(getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)
-    return not interrupted and not queue.not_begun
+    if not interrupted and (not queue.not_begun or queue.is_stuck):
+        return "complete"
+    if queue.budget and (queue.is_time_up() or not interrupted):
+        return "out_of_time"
+    return "interrupted"

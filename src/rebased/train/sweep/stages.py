@@ -53,6 +53,11 @@ class Stages:
             return 1 / len(self._cell_of[run.digest].values)
         return float(role != "other" or self.select.others == "last")
 
+    def is_stuck(self, run: PlannedRun) -> bool:
+        """True if a run waits for a choice that cannot be made: all runs to choose by have failed."""
+        cell = self._cell_of[run.digest]
+        return self.role(run) == "waiting" and all(digest in cell.scores for digest in cell.tried)
+
     def again(self, digest: str) -> None:
         """Forget the end of a run that is trained again."""
         self._cell_of[digest].note(digest, None, ended=False)
@@ -90,16 +95,20 @@ class Cell:
         return sorted(found) if all(isinstance(value, int | float) for value in found) else found
 
     @cached_property
+    def tried(self) -> list[str]:
+        """The digests of the runs by which the value is chosen."""
+        return [digest for digest, (_, seed) in self.runs.items() if seed in self.first_seeds]
+
+    @cached_property
     def choice(self) -> Any:
         """The chosen value: the best mean score over the first seeds. None before all of these runs have ended."""
-        values, first = self.values, self.first_seeds
+        values = self.values
         if len(values) == 1:
             return values[0]
-        tried = [digest for digest, (_, seed) in self.runs.items() if seed in first]
-        if not all(digest in self.scores for digest in tried):
+        if not all(digest in self.scores for digest in self.tried):
             return None
         scores: dict[float, dict[int, float]] = {}
-        for digest in tried:
+        for digest in self.tried:
             value, seed = self.runs[digest]
             if (score := self.scores[digest]) is not None:
                 scores.setdefault(values.index(value), {})[seed] = score
