@@ -427,11 +427,14 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
     assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 2
     error = capsys.readouterr().err
     assert re.search(r"--for 30 s: none of the 2 runs that are left fits into the \d+ s that remain", error)
-    assert "--carry-unfinished FILE.tar" in error
+    assert "--carry-unfinished FOLDER" in error
     for words, message in (
         (["--known", "nowhere.jsonl.gz"], "--known nowhere.jsonl.gz: there is no such file or folder"),
         (["--bundle", "x.zip"], "the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
-        (["--carry-unfinished", "x.zip"], "the name must end in .tar"),
+        (
+            ["--carry-unfinished", "tiny.yaml"],
+            "--carry-unfinished tiny.yaml: give a name that ends in .tar, or a folder",
+        ),
         (["--for", "0s"], "--for: give a time, such as 9m"),
     ):
         assert rebased(*WORDS, *words) == 2

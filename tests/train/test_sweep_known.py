@@ -15,6 +15,7 @@ from rebased.runs.finished import Run
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
 from rebased.train.sweep import Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
+from rebased.train.sweep.carry import archives
 from tiny_run import AtStep, everything, tiny
 
 
@@ -131,6 +132,23 @@ def test_what_does_not_fit_is_left_and_counted(tmp_path: Path, half: Plan) -> No
     carried = pack(half.runs, tmp_path / "a.tar", 40_000)
     assert (carried.runs, carried.left) == (0, 1)
     assert (tmp_path / "a.tar").stat().st_size <= 40_000
+
+
+def test_a_folder_holds_several_files_and_only_the_newest(tmp_path: Path, half: Plan) -> None:
+    begun, new = half.runs
+    shutil.copytree(begun.folder, new.folder)
+    pointer = json.loads((new.folder / "checkpoint.json").read_text())
+    one = pack([begun], tmp_path / "a.tar", 2**24).bytes
+    carried = pack([begun, new], tmp_path / "rest", one + 20_000)  # the pointer is not of that run, but it has a size
+    assert (carried.runs, carried.left) == (2, 0)
+    assert [path.name for path in archives(tmp_path / "rest")] == ["unfinished-1.tar", "unfinished-2.tar"]
+    assert pointer["digest"] == begun.digest
+    there = tmp_path / "there"
+    plan = elsewhere(half, there)
+    found = [unpack(path, plan.runs, there) for path in archives(tmp_path / "rest")]
+    assert sorted(one[:2] for one in found) == [(0, 1), (1, 0)]  # the copy is no checkpoint of its run
+    pack([begun], tmp_path / "rest", one + 20_000)
+    assert [path.name for path in archives(tmp_path / "rest")] == ["unfinished-1.tar"]
 
 
 def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path, half: Plan) -> None:

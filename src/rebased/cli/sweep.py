@@ -112,9 +112,10 @@ def sweep(
     time_limit
         Stop in time, such as 9m or 1h30m: no run is started that would not end by then, and running ones are saved.
     carry_unfinished
-        Write the checkpoints of unfinished runs into this file (.tar), with which --known goes on elsewhere.
+        Write the checkpoints of unfinished runs into this file (.tar), or into up to four files in this folder. With
+        --known a sweep elsewhere goes on with them. Then runs need not end in the time of --for.
     carry_mib
-        The largest size of that file, in MiB.
+        The largest size of such a file, in MiB.
     """
     started = time.monotonic()
     if workers is not None and workers < 1:
@@ -195,7 +196,7 @@ def check_time(queue: SweepQueue) -> None:
     raise ValueError(
         f"--for {duration(budget.total)}: none of the {len(queue.runs)} runs that are left fits into the "
         f"{duration(max(0.0, budget.left))} that remain of it; the shortest needs about {duration(shortest)}. Give "
-        "more time, or --carry-unfinished FILE.tar, with which unfinished runs go on elsewhere"
+        "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
     )
 
 

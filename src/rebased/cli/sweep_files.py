@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rebased.runs.collect import Collection, check_bundle_name
 from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
-from rebased.train.sweep.carry import MIB, SUFFIX, Carried
+from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
 
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
 
@@ -19,14 +19,15 @@ class SweepFiles:
     def __init__(self, known: Sequence[Path], bundle: Path | None, carry: Path | None, mib: int) -> None:
         if bundle:
             check_bundle_name(bundle)
-        if carry and carry.suffix != SUFFIX:
-            raise ValueError(f"--carry-unfinished {carry}: the name must end in {SUFFIX}")
+        if carry and (carry.is_file() if carry.suffix != SUFFIX else carry.is_dir()):
+            raise ValueError(f"--carry-unfinished {carry}: give a name that ends in {SUFFIX}, or a folder")
         if mib < 1:
             raise ValueError(f"--carry-mib {mib}: give 1 or more")
         if missing := [path for path in known if not path.exists()]:
             raise ValueError(f"--known {missing[0]}: there is no such file or folder; leave it out the first time")
         self._bundles = [path for path in known if path.suffix != SUFFIX]
-        self._archives = [path for path in known if path.suffix == SUFFIX]
+        own = [carry] if carry and carry.exists() else []
+        self._archives = list(dict.fromkeys(archive for path in (*known, *own) for archive in archives(path)))
         self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Carried]] = []
@@ -40,7 +41,12 @@ class SweepFiles:
             raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
 
     def unpack(self, plan: Plan) -> bool:
-        """Unpack the unfinished runs that the plan wants. True if there was one."""
+        """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
+        to be replaced hold runs of another sweep."""
+        digests = {run.digest for run in plan.runs}
+        for path in archives(self._carry) if self._carry and self._carry.exists() else []:
+            if digests_in(path) - digests:
+                raise ValueError(f"{path} holds unfinished runs of another sweep; give --carry-unfinished another name")
         self._unpacked = [(path, unpack(path, plan.runs, plan.folder)) for path in self._archives]
         return any(carried.runs for _, carried in self._unpacked)
 

@@ -1,4 +1,4 @@
-"""Carry unfinished runs to another machine: a tar file with their folders, which a sweep there goes on with.
+"""Carry unfinished runs to another machine: tar files with their folders, which a sweep there goes on with.
 
 Per run the file holds config.yaml, record.jsonl, checkpoint.json and the files of the checkpoint that this pointer
 names. A stranger's file can do no harm: only these files are unpacked, with the checksums that the pointer gives, into
@@ -18,6 +18,8 @@ from rebased.train.checkpoint import POINTER, Pointer, read_pointer
 from rebased.train.sweep.plan import ENDED, PlannedRun
 
 SUFFIX = ".tar"
+PART = "unfinished-"  # begins the names of the files in a folder
+MOST = 4  # files in a folder
 MIB = 2**20
 LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
 
@@ -30,25 +32,51 @@ class Carried(NamedTuple):
     bytes: int
 
 
+def archives(path: Path) -> list[Path]:
+    """The files of unfinished runs at a path: the file itself, or those in a folder."""
+    return sorted(path.glob(f"{PART}*{SUFFIX}")) if path.is_dir() else [path] if path.suffix == SUFFIX else []
+
+
 def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
-    """Write the unfinished ones of these runs to a tar file of at most `limit` bytes; those that are furthest come
-    first. The same folders give the same bytes."""
-    files, size, left = dict[str, Path](), 0, 0
+    """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
+    come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
+    replaced. The same runs give the same bytes."""
     found = [(pointer, run) for run in runs if (pointer := _pointer_of(run.folder))]
+    packed: list[dict[str, Path]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
+    room, left = [limit - 2 * tarfile.RECORDSIZE for _ in packed], 0
     for pointer, run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
         lines = lines_so_far(run.folder)
         if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
             continue
         own = {f"{run.digest}/{name}": run.folder / name for name in (CONFIG, RECORD, POINTER, *pointer.files)}
-        if not all(file.is_file() for file in own.values()):
+        needed = sum(512 + -(-file.stat().st_size // 512) * 512 if file.is_file() else limit for file in own.values())
+        part = next((part for part, free in enumerate(room) if needed <= free), None)
+        if part is None:
             left += 1
             continue
-        needed = sum(512 + -(-file.stat().st_size // 512) * 512 for file in own.values())
-        if size + needed > limit - 2 * tarfile.RECORDSIZE:
-            left += 1
-            continue
-        files |= own
-        size += needed
+        packed[part] |= own
+        room[part] -= needed
+    if path.suffix == SUFFIX:
+        _write_archive(path, packed[0])
+        return Carried(_runs_in(packed[0]), left, path.stat().st_size)
+    size, older = 0, set(archives(path))
+    for number, files in enumerate(packed, start=1):
+        if files:
+            archive = path / f"{PART}{number}{SUFFIX}"
+            _write_archive(archive, files)
+            older.discard(archive)
+            size += archive.stat().st_size
+    for archive in older:
+        archive.unlink()
+    return Carried(sum(map(_runs_in, packed)), left, size)
+
+
+def _runs_in(files: Iterable[str]) -> int:
+    return len({name.partition("/")[0] for name in files})
+
+
+def _write_archive(path: Path, files: dict[str, Path]) -> None:
+    """Write files into a tar file under these names, without owners and times."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, source in files.items():
@@ -56,7 +84,6 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
             about.size, about.mode = source.stat().st_size, 0o644
             with open(source, "rb") as content:
                 archive.addfile(about, content)
-    return Carried(len({name.partition("/")[0] for name in files}), left, path.stat().st_size)
 
 
 def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
@@ -76,6 +103,15 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); leave it out") from error
     return Carried(len(unpacked), len(others), size)
+
+
+def digests_in(path: Path) -> set[str]:
+    """The digests of the runs in a tar file; empty if it cannot be read."""
+    try:
+        with tarfile.open(path, mode="r:") as archive:
+            return {PurePosixPath(member.name).parts[0] for member in archive}
+    except (tarfile.TarError, EOFError):
+        return set()
 
 
 def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
