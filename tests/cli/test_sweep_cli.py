@@ -433,7 +433,7 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
         (["--bundle", "x.zip"], "the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
         (
             ["--carry-unfinished", "tiny.yaml"],
-            "--carry-unfinished tiny.yaml: give a name that ends in .tar, or a folder",
+            "tiny.yaml: give a name that ends in .tar, or a folder",
         ),
         (["--for", "0s"], "--for: give a time, such as 9m"),
     ):
@@ -467,7 +467,9 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
     assert re.search(r"time is up with 1 runs left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
     until("b", len(first) + 1)
-    assert rebased(*words, "-o", "b", "--known", "rest.tar", "--for", "9m") == 75
+    assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
+    assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err
+    assert rebased(*words, "-o", "b", "--for", "9m") == 75  # what is to be replaced is read first
     assert "rest.tar: 1 unfinished runs to go on with" in capsys.readouterr().out
     (second,) = (epochs_of(read_record(path)) for path in Path("b").glob("*/record.jsonl"))
     assert second == list(range(1, len(second) + 1))
