@@ -9,7 +9,7 @@ import yaml
 
 from rebased.runs.finished import Run
 from rebased.train.sweep import PlannedRun, Select, Stages, SweepQueue, TimeBudget, load_sweep, make_plan, order_of_work
-from rebased.train.sweep.cost import work_by_settings
+from rebased.train.sweep.cost import Estimate, but_for_the_seed, run_work, work_by_settings
 from rebased.train.sweep.plan import Plan
 from tiny_run import TINY
 
@@ -122,9 +122,13 @@ class Clock:
         return self.seconds
 
 
-def budget_of(plan: Plan, total: float, seconds: Sequence[float], clock: Clock, **more: Any) -> TimeBudget:
+def budget_of(
+    plan: Plan, total: float, seconds: Sequence[float], clock: Clock, share: float = 1, **more: Any
+) -> TimeBudget:
+    """A budget for runs that are expected to do this share of their work before they stop early."""
     costs = {run.digest: one for run, one in zip(plan.runs, seconds, strict=True)}
-    return TimeBudget(total, costs, now=clock, **{"may_break_off": False} | more)
+    cost = Estimate(costs, 0.0, "", {run.digest: share * run_work(run.config) for run in plan.runs})
+    return TimeBudget(total, cost, now=clock, **{"may_break_off": False} | more)
 
 
 def test_a_run_that_does_not_fit_is_not_started_but_a_shorter_one_is(tmp_path: Path) -> None:
@@ -159,13 +163,22 @@ def test_estimates_are_corrected_by_the_work_that_was_done(tmp_path: Path) -> No
     assert budget.fits(second)
 
 
+def test_a_run_that_stops_early_as_expected_was_not_slow(tmp_path: Path) -> None:
+    plan, clock = plan_of(tmp_path, {"train.seed": [1, 2]}), Clock()
+    budget = budget_of(plan, 400, [100, 100], clock, share=1 / 3)
+    budget.began(plan.runs[0])
+    clock.seconds += 100
+    budget.ended(plan.runs[0], ended(plan.runs[0], 1.0, epochs=1))
+    clock.seconds += 170
+    assert budget.left == 110
+    assert budget.fits(plan.runs[1])
+
+
 def test_a_run_is_expected_to_take_as_long_as_with_another_seed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"train.seed": [1, 2]})
     known = {plan.runs[0].digest: Run("x", ended(plan.runs[0], 1.0, epochs=1))}
     plan = plan_of(tmp_path, {"train.seed": [1, 2]}, known)
     (work,) = work_by_settings(plan.runs).values()
-    from rebased.train.sweep.cost import but_for_the_seed, run_work
-
     assert work == pytest.approx(run_work(plan.runs[0].config) / 3)
     assert but_for_the_seed(plan.runs[0]) == but_for_the_seed(plan.runs[1])
 

@@ -160,7 +160,7 @@ def sweep(
         budget = None
         if time_limit:
             limit = time_limit.total_seconds()
-            budget = TimeBudget(limit, cost.seconds, may_break_off=carry_unfinished is not None, started=started)
+            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=started)
         queue = SweepQueue(runs, stages, budget)
         check_time(queue)
         log.begin(file, [run.digest for run in plan.runs])
@@ -192,7 +192,7 @@ def check_time(queue: SweepQueue) -> None:
     budget = queue.budget
     if budget is None or not queue.runs or any(budget.fits(run) for run in queue.runs):
         return
-    shortest = min(budget.seconds[run.digest] for run in queue.runs)
+    shortest = min(budget.seconds(run) for run in queue.runs)
     raise ValueError(
         f"--for {duration(budget.total)}: none of the {len(queue.runs)} runs that are left fits into the "
         f"{duration(max(0.0, budget.left))} that remain of it; the shortest needs about {duration(shortest)}. Give "

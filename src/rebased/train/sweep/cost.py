@@ -10,10 +10,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rebased.mixers import can_extend
@@ -53,6 +54,7 @@ class Estimate(NamedTuple):
     seconds: dict[str, float]  # per run that is to be trained, by digest, if it does not stop early
     total: float  # seconds on the clock, with as many runs at once as the executor has workers
     basis: str  # where the numbers come from, and how far to trust them
+    work: Mapping[str, float] = MappingProxyType({})  # multiply-adds that `seconds` are for, by digest
 
 
 def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
@@ -145,6 +147,7 @@ def estimate(
     rates: dict[Pattern, Rate] = {}
     untimed: list[str] = []
     seconds = dict.fromkeys([run.digest for run in runs], 0.0)
+    expected: dict[str, float] = {}
     for pattern in dict.fromkeys(map(pattern_of, runs)):
         group = [run for run in runs if pattern_of(run) == pattern]
         try:
@@ -155,15 +158,17 @@ def estimate(
             for run in group:
                 done, work = recorded_work(run.config, run.lines)[0], run_work(run.config)
                 likely = known_work.get(but_for_the_seed(run), work)
-                left = likely - done if likely > done else work - done
-                seconds[run.digest] = rate.start + max(0.0, left) * rate.per_work
+                left = max(0.0, likely - done if likely > done else work - done)
+                seconds[run.digest], expected[run.digest] = rate.start + left * rate.per_work, left
             rates[pattern] = rate
         except Exception as error:  # its runs will fail too, and the sweep reports them then
             untimed.append(f"{group[0].model} could not be timed and is left out ({one_line(str(error))})")
     timed = [run for run in runs if pattern_of(run) in rates]
     longest = max(seconds.values(), default=0.0)
     total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
-    return Estimate(seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]))
+    return Estimate(
+        seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]), expected
+    )
 
 
 def but_for_the_seed(run: PlannedRun) -> str:

@@ -6,11 +6,11 @@ been compared with every other one on the same terms. Seeds, tasks, widths, rate
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from rebased.train.executors import Queue
-from rebased.train.sweep.cost import recorded_work, run_work
+from rebased.train.sweep.cost import Estimate, recorded_work
 from rebased.train.sweep.plan import PlannedRun, Status
 from rebased.train.sweep.stages import Stages, score_of
 
@@ -33,20 +33,20 @@ def order_of_work(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 class TimeBudget:
     """The time that a sweep has (`--for`), and which runs still fit into it.
 
-    `seconds` is the estimate for each run, by digest. The estimates are corrected by the pace of the runs that have
-    ended. With `may_break_off` a run need not fit: its checkpoint is kept.
+    `cost` has the estimates. They are corrected by the pace of the runs that have ended. With `may_break_off` a run
+    need not fit: its checkpoint is kept.
     """
 
     def __init__(
         self,
         total: float,
-        seconds: Mapping[str, float],
+        cost: Estimate,
         *,
         may_break_off: bool,
         started: float | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total, self.may_break_off, self.seconds, self._now = total, may_break_off, seconds, now
+        self.total, self.may_break_off, self._cost, self._now = total, may_break_off, cost, now
         self._end = (now() if started is None else started) + total - min(RESERVE, total / 10)
         self._began: dict[str, float] = {}
         self._actual = self._expected = 0.0
@@ -61,10 +61,14 @@ class TimeBudget:
         """True if running runs are to be saved now."""
         return self.left <= 0
 
+    def seconds(self, run: PlannedRun) -> float:
+        """The estimate for a run."""
+        return self._cost.seconds[run.digest]
+
     def fits(self, run: PlannedRun) -> bool:
         """True if a run is worth starting: it will end in time, or what it does is not lost."""
         pace = self._actual / self._expected if self._expected else 1.0
-        return self.may_break_off or run.status == "begun" or self.seconds[run.digest] * pace <= self.left
+        return self.may_break_off or run.status == "begun" or self.seconds(run) * pace <= self.left
 
     def began(self, run: PlannedRun) -> None:
         """Note that a run has been started."""
@@ -72,11 +76,11 @@ class TimeBudget:
 
     def ended(self, run: PlannedRun, lines: Sequence[dict[str, Any]]) -> None:
         """Correct the pace by a run that has ended, by the work in its record: it may have stopped early."""
-        before, after = (recorded_work(run.config, some)[0] for some in (run.lines, lines))
-        planned = run_work(run.config) - before
-        if after > before and planned > 0 and self.seconds[run.digest] and run.digest in self._began:
+        done = recorded_work(run.config, lines)[0] - recorded_work(run.config, run.lines)[0]
+        planned = self._cost.work.get(run.digest, 0.0)
+        if done > 0 and planned > 0 and run.digest in self._began:
             self._actual += self._now() - self._began[run.digest]
-            self._expected += self.seconds[run.digest] * (after - before) / planned
+            self._expected += self.seconds(run) * done / planned
 
 
 class SweepQueue(Queue):
