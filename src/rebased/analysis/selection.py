@@ -33,7 +33,7 @@ def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
 
 
 def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tuple[int, ...]:
-    """The seeds that all rates have, if `best` has the best mean over them; else nothing.
+    """The seeds that all rates have, if `best` has a better mean over them than any other rate; else nothing.
 
     This is what a search in stages leaves: all rates with the first seeds, the best one with the other seeds too.
     """
@@ -42,4 +42,4 @@ def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tup
     if not common:
         return ()
     means = {lr: fmean(tried[lr][seed] for seed in common) for lr in tried}
-    return tuple(common) if means[best] == max(means.values()) else ()
+    return tuple(common) if all(means[best] > mean for lr, mean in means.items() if lr != best) else ()
