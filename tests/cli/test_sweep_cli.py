@@ -413,7 +413,7 @@ def test_pieces_of_a_sweep_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "known: 2 of 4 runs" in out
     assert "4 runs: 2 done, 2 to train in b" in out
     assert "from the records of this folder" in out  # known records give the rates: nothing was timed
-    assert out.endswith("wrote b.jsonl.gz: 4 runs, 2 kB\n4 of 4 runs done; b\n")
+    assert re.search(r"\nwrote b\.jsonl\.gz: 4 runs, \d kB\n4 of 4 runs done; b\n$", out)
     assert len(list(Path("b").glob("*/record.jsonl"))) == 2
     before = Path("b.jsonl.gz").read_bytes()
     assert rebased(*one, "-o", "c", "--known", "b.jsonl.gz", "a.jsonl.gz", "--bundle", "c.jsonl.gz") == 0
@@ -463,14 +463,14 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
     until("a", 2)
     assert rebased(*words, "-o", "a", "--for", "9m") == 75
     out = capsys.readouterr().out
-    assert "wrote rest.tar: 1 unfinished runs" in out
-    assert re.search(r"time is up with 1 runs left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
+    assert "wrote rest.tar: 1 unfinished run, " in out
+    assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
     until("b", len(first) + 1)
     assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
     assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err
     assert rebased(*words, "-o", "b", "--for", "9m") == 75  # what is to be replaced is read first
-    assert "rest.tar: 1 unfinished runs to go on with" in capsys.readouterr().out
+    assert "rest.tar: 1 unfinished run to go on with" in capsys.readouterr().out
     (second,) = (epochs_of(read_record(path)) for path in Path("b").glob("*/record.jsonl"))
     assert second == list(range(1, len(second) + 1))
     assert len(second) > len(first)

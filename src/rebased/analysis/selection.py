@@ -12,9 +12,7 @@ class Choice(NamedTuple):
     mean: float  # accuracy over seeds, by which it was chosen
     tried: int  # learning rates compared
     left_out: tuple[float, ...]  # rates with fewer seeds than others, not compared: their means could be luck
-    staged: tuple[
-        int, ...
-    ] = ()  # seeds that all rates have, on which the chosen one is best too; () if none is left out
+    staged: tuple[int, ...] = ()  # seeds that all rates have, on which it is the best of all; () if none is left out
 
 
 def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:

@@ -15,7 +15,7 @@ from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, sweep_board
 from rebased.cli.sweep_files import SweepFiles
 from rebased.cli.warn_once import each_warning_once
 from rebased.runs.record import lines_so_far
@@ -217,13 +217,13 @@ def conclude(
         left = tally.count("new", "begun") - len(queue.left_out)
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
         more = f", about {duration(tally.seconds_left())} ({pieces:.0f} times as long)" if pieces >= 1 else ""
-        say(console, f"time is up with {left} runs left{more}; go on with: {command}")
+        say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":
         say(console, f"interrupted, saved; continue with: {command}")
         return INTERRUPTED
     if queue.not_begun:
-        say(console, f"{len(queue.not_begun)} runs wait for a choice among runs that all failed")
+        say(console, f"{plural(len(queue.not_begun), 'run')} left, which need a choice among runs that all failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {command} --retry-failed")
         return SOME_FAILED

@@ -78,6 +78,11 @@ def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]
     )
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2 runs'"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """A time in words, rounded as an estimate should be: "45 s", "12 min", "3.5 h", "12 days"."""
     for limit, size, unit in ((90, 1, "s"), (5400, 60, "min"), (36_000, 3600, "h"), (172_800, 3600, "h")):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from rebased.cli.sweep_board import plural
 from rebased.runs.collect import Collection, check_bundle_name
 from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
@@ -55,8 +56,8 @@ class SweepFiles:
         if self._bundles or self.known.found.files:
             yield from describe_known(self.known, len(plan.runs))
         for path, carried in self._unpacked:
-            others = f"; {carried.left} others are damaged, ended or not of this sweep" if carried.left else ""
-            yield f"{path}: {carried.runs} unfinished runs to go on with{others}"
+            others = f"; {carried.left} more: damaged, ended or not of this sweep" if carried.left else ""
+            yield f"{path}: {plural(carried.runs, 'unfinished run')} to go on with{others}"
 
     def keep(self, folder: Path) -> Callable[[], None]:
         """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if
@@ -74,11 +75,11 @@ class SweepFiles:
         """Write the bundle and the unfinished runs. Yields a sentence about each."""
         if self._bundle:
             runs = write_union(self._bundle, self.known, plan.folder)
-            yield f"wrote {self._bundle}: {runs} runs, {self._bundle.stat().st_size / 1000:,.0f} kB"
+            yield f"wrote {self._bundle}: {plural(runs, 'run')}, {self._bundle.stat().st_size / 1000:,.0f} kB"
         if self._carry:
             carried = pack(plan.runs, self._carry, self._limit)
             left = f"; no room for {carried.left} more (--carry-mib)" if carried.left else ""
-            yield f"wrote {self._carry}: {carried.runs} unfinished runs, {carried.bytes / 1e6:,.1f} MB{left}"
+            yield f"wrote {self._carry}: {plural(carried.runs, 'unfinished run')}, {carried.bytes / 1e6:,.1f} MB{left}"
 
     def words(self) -> list[str]:
         """The options that go on with what was written."""
