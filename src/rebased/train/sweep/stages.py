@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
-from rebased.analysis import choose_lr
+from rebased.analysis.selection import choose_lr
 from rebased.runs.protocol import reported
 from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import flatten
