@@ -75,7 +75,7 @@ def test_a_page_says_how_a_rate_was_chosen() -> None:
     rows = {row[0]: row for row in choice_table(results).rows}
     assert rows["ReBased"][2:7] == ("in stages", "0.01", "0.001, 0.01", "42, 43", "5")
     assert rows["Based"][2:7] == ("paper's rule", "0.001", "0.001, 0.01", "42, 43", "2")
-    assert "1 cell by in stages: all rates were compared on the first seeds" in describe_choices(results)
+    assert "1 cell, in stages: all rates were compared on the first seeds" in describe_choices(results)
     report = Report(Collection(runs=[*staged(), *whole]))
     assert not any("fewer seeds" in warning for warning in report.warnings)
 

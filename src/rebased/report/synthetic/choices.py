@@ -31,7 +31,7 @@ def rule_of(cell: Cell) -> str:
 def describe_choices(results: Results) -> str:
     """How many cells were chosen by which rule, in words."""
     counts = Counter(map(rule_of, results.cells))
-    parts = [f"{plural(counts[rule], 'cell')} by {rule}: {words}" for rule, words in EXPLAINED.items() if counts[rule]]
+    parts = [f"{plural(counts[rule], 'cell')}, {rule}: {words}" for rule, words in EXPLAINED.items() if counts[rule]]
     return f"How the learning rate was chosen. {'; '.join(parts)}."
 
 
