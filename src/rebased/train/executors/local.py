@@ -77,7 +77,8 @@ class LocalExecutor(Executor):
         with stop_request() as stop:
             try:
                 while True:
-                    stop.asked = stop.asked or queue.is_time_up()
+                    if queue.is_time_up():
+                        stop.asked = True
                     while len(running) < self.workers and not stop.asked:
                         index = lost_jobs.pop() if lost_jobs else queue.next()
                         if index is None:

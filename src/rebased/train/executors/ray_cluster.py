@@ -85,7 +85,8 @@ class RayExecutor(Executor):
         with stop_request() as stop:
             try:
                 while True:
-                    stop.asked = stop.asked or queue.is_time_up()
+                    if queue.is_time_up():
+                        stop.asked = True
                     while len(running) < self.workers and not stop.asked:
                         index = queue.next()
                         if index is None:
