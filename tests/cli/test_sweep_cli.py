@@ -20,9 +20,9 @@ from rebased.cli import main
 from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.files import locked
 from rebased.mixers import contract
-from rebased.runs.record import read_record
+from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
-from rebased.train.sweep import Estimate, make_plan, read_sweep
+from rebased.train.sweep import Estimate, TimeBudget, make_plan, read_sweep
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {
@@ -420,3 +420,76 @@ def test_the_smallest_shipped_table_1(capsys: pytest.CaptureFixture[str]) -> Non
         names.add(mixer.get("qk_transform", mixer["name"]))
         assert [line["held_out"].keys() for line in lines[1:-1]] == [{"accuracy", "by_pairs", "by_length"}] * 2
     assert names == {"none", "norm", "scale", "affine", "norm_affine", "based"}
+
+
+def test_pieces_of_a_sweep_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"model.preset": ["rebased", "based"], "train.seed": [1, 2]}, epochs=1)
+    one = ["sweep", "tiny.yaml", "--jobs", "1"]
+    assert rebased(*one, "-o", "a", "--grid.train.seed", "[1]", "--bundle", "a.jsonl.gz") == 0
+    assert "wrote a.jsonl.gz: 2 runs" in capsys.readouterr().out
+    assert rebased(*one, "-o", "b", "--known", "a.jsonl.gz", "--bundle", "b.jsonl.gz", "--for", "9m") == 0
+    out = capsys.readouterr().out
+    assert "known: 2 of 4 runs" in out
+    assert "4 runs: 2 done, 2 to train in b" in out
+    assert "from the records of this folder" in out  # known records give the rates: nothing was timed
+    assert re.search(r"\nwrote b\.jsonl\.gz: 4 runs, \d kB\n4 of 4 runs done; b\n$", out)
+    assert len(list(Path("b").glob("*/record.jsonl"))) == 2
+    before = Path("b.jsonl.gz").read_bytes()
+    assert rebased(*one, "-o", "c", "--known", "b.jsonl.gz", "a.jsonl.gz", "--bundle", "c.jsonl.gz") == 0
+    assert Path("c.jsonl.gz").read_bytes() == before
+    assert rebased(*one, "-o", "c", "--bundle", "b.jsonl.gz") == 0  # what is written is read first
+    assert Path("b.jsonl.gz").read_bytes() == before
+
+
+def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.seed": [1, 2]}, epochs=100_000)
+    assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"--for 30 s: none of the 2 runs that are left fits into the \d+ s that remain", error)
+    assert "--carry-unfinished FOLDER" in error
+    for words, message in (
+        (["--known", "nowhere.jsonl.gz"], "--known nowhere.jsonl.gz: there is no such file or folder"),
+        (["--bundle", "x.zip"], "the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
+        (
+            ["--carry-unfinished", "tiny.yaml"],
+            "tiny.yaml: give a name that ends in .tar, or a folder",
+        ),
+        (["--for", "0s"], "--for: give a time, such as 9m"),
+    ):
+        assert rebased(*WORDS, *words) == 2
+        assert message in capsys.readouterr().err
+    Path("torn.jsonl.gz").write_bytes(b"no archive")
+    assert rebased(*WORDS, "--dry-run", "--bundle", "torn.jsonl.gz") == 2
+    assert "torn.jsonl.gz: this file is damaged; move it" in capsys.readouterr().err
+
+
+def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"train.seed": [1]}, epochs=100_000, stop_above=1)
+    words = ["sweep", "tiny.yaml", "--jobs", "1", "--bundle", "all.jsonl.gz", "--carry-unfinished", "rest.tar"]
+
+    def until(folder: str, epochs: int) -> None:
+        """Let the time be up when the record in a folder has so many epochs."""
+
+        def is_up(budget: TimeBudget) -> bool:
+            return any(
+                len(epochs_of(lines_so_far(path.parent))) >= epochs for path in Path(folder).glob("*/record.jsonl")
+            )
+
+        monkeypatch.setattr(TimeBudget, "is_up", property(is_up))
+
+    until("a", 2)
+    assert rebased(*words, "-o", "a", "--for", "9m") == 75
+    out = capsys.readouterr().out
+    assert "wrote rest.tar: 1 unfinished run, " in out
+    assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
+    (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
+    until("b", len(first) + 1)
+    assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
+    assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err
+    assert rebased(*words, "-o", "b", "--for", "9m") == 75  # what is to be replaced is read first
+    assert "rest.tar: 1 unfinished run to go on with" in capsys.readouterr().out
+    (second,) = (epochs_of(read_record(path)) for path in Path("b").glob("*/record.jsonl"))
+    assert second == list(range(1, len(second) + 1))
+    assert len(second) > len(first)

@@ -53,7 +53,7 @@ def test_it_is_a_sweep_like_any_other(sweep: Path, capsys: pytest.CaptureFixture
 class Clock:
     """An executor that trains nothing: a multiply-add takes a nanosecond."""
 
-    workers, where = 1, "nowhere"
+    workers, gpus, where = 1, 0, "nowhere"
 
     def call(self, function: object, *arguments: object) -> object:
         return (1e-9, 0.0, 1e6) if function is timed else None

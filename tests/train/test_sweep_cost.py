@@ -17,7 +17,7 @@ from tiny_run import tiny
 class Clock:
     """An executor that trains nothing: a multiply-add takes a nanosecond."""
 
-    workers, where = 2, "nowhere"
+    workers, gpus, where = 2, 0, "nowhere"
 
     def __init__(self) -> None:
         self.timed: list[dict[str, Any]] = []
@@ -67,11 +67,13 @@ def test_one_timing_a_pattern_of_mixers_and_time_in_proportion_to_work(tmp_path:
 
 def test_records_of_the_folder_are_believed_first(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"train": {"seed": 1}}, {"train": {"seed": 2}})
-    first, second = plan.runs
+    first = plan.runs[0]
     first.folder.mkdir()
     lines = [{"type": "epoch", "epoch": i, "seconds": 40.0, "test_seconds": 2.0} for i in (1, 2)]
     lines.append({"type": "epoch", "epoch": 3})  # a line without its seconds is not counted
     (first.folder / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = plan_of(tmp_path, {"train": {"seed": 1}}, {"train": {"seed": 2}})
+    first, second = plan.runs
     clock = Clock()
     cost = estimate(plan.runs, plan.runs, clock)
     assert clock.timed == []

@@ -1,9 +1,16 @@
-"""Pure functions of numbers: means and intervals, paired tests, choice of learning rates, perplexity."""
+"""Pure functions of numbers: means and intervals, paired tests, choice of learning rates, perplexity.
 
-from rebased.analysis.budget import expected_validation_performance
-from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
-from rebased.analysis.selection import Choice, choose_lr
-from rebased.analysis.spread import Spread, describe
+The names below arrive on first use: statistics need scipy, a sweep or a training run does not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rebased.analysis.budget import expected_validation_performance
+    from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
+    from rebased.analysis.selection import Choice, choose_lr
+    from rebased.analysis.spread import Spread, describe
 
 __all__ = [
     "Choice",
@@ -19,3 +26,18 @@ __all__ = [
     "sign_test",
     "wilcoxon_limit",
 ]
+
+_HOME = {
+    "budget": ("expected_validation_performance",),
+    "paired": ("Comparison", "compare", "compare_all", "holm", "in_words", "sign_test", "wilcoxon_limit"),
+    "selection": ("Choice", "choose_lr"),
+    "spread": ("Spread", "describe"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'rebased.analysis' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"rebased.analysis.{_MODULE_OF[name]}"), name)
+    return value

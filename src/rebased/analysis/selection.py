@@ -12,6 +12,7 @@ class Choice(NamedTuple):
     mean: float  # accuracy over seeds, by which it was chosen
     tried: int  # learning rates compared
     left_out: tuple[float, ...]  # rates with fewer seeds than others, not compared: their means could be luck
+    staged: tuple[int, ...] = ()  # seeds that all rates have, on which it is the best of all; () if none is left out
 
 
 def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
@@ -25,4 +26,18 @@ def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
     complete = max(counts.values())
     means = {lr: fmean(accuracies[lr].values()) for lr in sorted(counts) if counts[lr] == complete}
     best = max(means, key=lambda lr: means[lr])  # the first of equal ones
-    return Choice(best, means[best], len(means), tuple(lr for lr in sorted(counts) if counts[lr] < complete))
+    left_out = tuple(lr for lr in sorted(counts) if counts[lr] < complete)
+    return Choice(best, means[best], len(means), left_out, _staged(accuracies, best) if left_out else ())
+
+
+def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tuple[int, ...]:
+    """The seeds that all rates have, if `best` has a better mean over them than any other rate; else nothing.
+
+    This is what a search in stages leaves: all rates with the first seeds, the best one with the other seeds too.
+    """
+    tried = {lr: seeds for lr, seeds in accuracies.items() if seeds}
+    common = sorted(set.intersection(*(set(seeds) for seeds in tried.values())))
+    if not common:
+        return ()
+    means = {lr: fmean(tried[lr][seed] for seed in common) for lr in tried}
+    return tuple(common) if all(means[best] > mean for lr, mean in means.items() if lr != best) else ()

@@ -13,7 +13,7 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.terminal import Terminal
 from rebased.files import replacing
 from rebased.report import Report, Table, check_replaceable, write_page
-from rebased.runs.collect import check_bundle_name, collect, write_bundle
+from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
 
 PAGE = Path("report.html")
 FORMATS = {".md": Table.to_markdown, ".tex": Table.to_latex, ".csv": Table.to_csv}
@@ -80,7 +80,7 @@ def report(
                 file.write(text.encode())
         if bundle:
             progress.update(reading, description="compressing")
-            write_bundle([*found.runs, *found.lm_runs], bundle)
+            write_bundle(distinct([*found.runs, *found.lm_runs, *found.others]), bundle)
     for sentence in result.summary:
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for warning in result.warnings:

@@ -1,10 +1,12 @@
 """rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
+import time
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -13,7 +15,8 @@ from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, plan_table, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, sweep_board
+from rebased.cli.sweep_files import SweepFiles
 from rebased.cli.terminal import Terminal
 from rebased.cli.warn_once import each_warning_once
 from rebased.files import NotSaved
@@ -22,20 +25,41 @@ from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.runs.synthetic_config import SyntheticTrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
+from rebased.train.executors.mps import mps_daemon
 from rebased.train.oom import OUT_OF_MEMORY
-from rebased.train.sweep import Plan, Point, estimate, from_python, make_plan, read_sweep, train_runs
+from rebased.train.sweep import (
+    Ending,
+    Plan,
+    Stages,
+    Sweep,
+    SweepQueue,
+    TimeBudget,
+    estimate,
+    from_python,
+    load_sweep,
+    make_plan,
+    train_runs,
+)
 
 OPTIONS = (
     "--out",
     "--dry-run",
     "--executor",
     "--workers",
+    "--jobs",
+    "--mps",
     "--import",
     "--retry-failed",
+    "--known",
+    "--bundle",
+    "--for",
+    "--carry-unfinished",
+    "--carry-mib",
     "--help",
     *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
+TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on
 
 
 def sweep(
@@ -44,20 +68,27 @@ def sweep(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     executor: Literal["local", "ray"] = "local",
-    workers: int | None = None,
+    workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
+    mps: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
+    known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
+    bundle: Path | None = None,
+    time_limit: Annotated[timedelta | None, Parameter(name="--for")] = None,
+    carry_unfinished: Path | None = None,
+    carry_mib: int = 16,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
-    The exit code is 1 if a run has failed and 130 if the sweep was interrupted.
+    The exit code is 1 if a run has failed, 75 if the time was up before all runs were done, and 130 if the sweep was
+    interrupted.
 
     Parameters
     ----------
     file
         YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased configs` lists
-        them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, or an
-        axis of the grid: --grid.train.seed "[42]"
+        them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, an
+        axis of the grid, --grid.train.seed "[42]", or the stages, --select.seeds 3
     out
         Folder for the runs, one subfolder per run, named by its digest. Default: runs/ and the file's name.
     dry_run
@@ -67,77 +98,136 @@ def sweep(
         started here; its nodes must share the file system with the folder.
     workers
         Number of runs at once. If there are more than GPUs, several runs share a GPU.
+    mps
+        Start CUDA's MPS daemon for the time of the sweep: several runs then share a GPU better.
     imports
         Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
         several times.
     retry_failed
         Also train the runs that failed before.
+    known
+        Bundles, records or folders with runs from elsewhere, and files of --carry-unfinished. What has ended there is
+        not trained again.
+    bundle
+        Write one compressed file, such as all.jsonl.gz, with the results of --known and of this sweep. An older one of
+        that name is read first, so nothing in it is lost. It is also written while the sweep runs.
+    time_limit
+        Stop in time, such as 9m or 1h30m: no run is started that would not end by then, and running ones are saved.
+    carry_unfinished
+        Write the checkpoints of unfinished runs into this file (.tar), or into up to four files in this folder. With
+        --known a sweep elsewhere goes on with them. Then runs need not end in the time of --for.
+    carry_mib
+        The largest size of such a file, in MiB.
     """
+    started = time.monotonic()
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
+    if time_limit is not None and time_limit <= timedelta():
+        raise ValueError("--for: give a time, such as 9m or 1h30m")
     console, folder = Terminal(), out or Path("runs") / file.stem
+    files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
     names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
     names = [
         str(Path(name).absolute()) if name.endswith(".py") else name for name in names
     ]  # workers may have another working directory
     check_folder(folder)
     with each_warning_once(console):
-        points = read_points(file, imports, parse_overrides(settings, OPTIONS))
+        points, select = read_points(file, imports, parse_overrides(settings, OPTIONS))
     chosen = LocalExecutor if executor == "local" else RayExecutor
     uses_gpu = any(point.config.train.device != "cpu" for point in points)
     with ExitStack() as stack:
+        if mps and not dry_run:
+            stack.enter_context(mps_daemon())
         where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
         stack.callback(where.close)
         log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
-        plan = make_plan(points, folder, log.failures)
+        files.read(points, on_gpu=where.gpus > 0)
+        plan = make_plan(points, folder, log.failures, files.known.runs)
+        if not dry_run and files.unpack(plan):
+            plan = make_plan(points, folder, log.failures, files.known.runs)
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
         if log.damaged:
             lines = f"{log.damaged} damaged line{'s' * (log.damaged > 1)}"
             say(console, f"skipped {lines} of {folder / LOG}: runs that failed there are trained again")
+        for line in files.describe(plan):
+            say(console, line)
+        stages = Stages(select, plan.runs) if select else None
         with console.status("timing a few steps of each model ..."):
-            cost = estimate(runs, plan.runs, where)
-        for line in describe_plan(plan, runs, cost, where, retry_failed):
+            cost = estimate(runs, plan.runs, where, stages.share if stages else lambda run: 1.0)
+        for line in describe_plan(plan, runs, cost, where, retry_failed, stages):
             say(console, line)
         if dry_run:
             return 0
+        budget = None
+        if time_limit:
+            limit = time_limit.total_seconds()
+            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=started)
+        queue = SweepQueue(runs, stages, budget)
+        check_time(queue)
         log.begin(file, [run.digest for run in plan.runs])
-        tally = Tally(plan, cost, where.workers)
-        command = command_line(file, settings, out, executor, workers, imports)
+        tally = Tally(plan, cost, where.workers, stages)
+        command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:
-            with sweep_board(console, tally) as board:
-                complete = train_runs(runs, log, where, board)
+            with sweep_board(console, tally, files.keep(folder)) as board:
+                ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
             say(console, f"{AT_ONCE}: {again(command, tally)}")
             return INTERRUPTED
         except NotSaved as error:
             raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
-        return conclude(console, plan, tally, complete, command)
+        return conclude(console, plan, tally, queue, files, ending, command)
 
 
-def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> list[Point]:
-    """The points of a sweep file in YAML or Python, after the user's code has been imported."""
+def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
+    """The sweep in a file in YAML or Python, after the user's code has been imported."""
     for name in imports:
         import_user_code(name)
     if file.suffix != ".py":
-        return read_sweep(find_config(file, "sweep"), overrides)
+        return load_sweep(find_config(file, "sweep"), overrides)
     module = import_user_code(str(file), said=str(file))
     if not hasattr(module, "configs"):
         raise ValueError(f"{file} has no `configs`: it should hold configs = [...], a list of RunConfigs or mappings")
-    return from_python(file, module.configs, overrides)
+    return Sweep(from_python(file, module.configs, overrides))
 
 
-def conclude(console: Console, plan: Plan, tally: Tally, complete: bool, command: str) -> int:
-    """Print how the sweep ended and what to type next. Returns the exit code."""
+def check_time(queue: SweepQueue) -> None:
+    """Raise ValueError if the time is too short for any of the runs that are left."""
+    budget = queue.budget
+    if budget is None or not queue.runs or any(budget.fits(run) for run in queue.runs):
+        return
+    shortest = min(budget.seconds(run) for run in queue.runs)
+    raise ValueError(
+        f"--for {duration(budget.total)}: none of the {len(queue.runs)} runs that are left fits into the "
+        f"{duration(max(0.0, budget.left))} that remain of it; the shortest needs about {duration(shortest)}. Give "
+        "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
+    )
+
+
+def conclude(
+    console: Console, plan: Plan, tally: Tally, queue: SweepQueue, files: SweepFiles, ending: Ending, command: str
+) -> int:
+    """Write what leaves this machine, print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
     if cut := [run for run in plan.runs if any(line["type"] == OUT_OF_MEMORY for line in lines_so_far(run.folder))]:
         runs = f"{len(cut)} run{'s' * (len(cut) > 1)}"
         say(console, f"out of GPU memory: {runs} continued with fewer sequences at once, the same batch")
-    say(console, f"{tally.summary()}; {plan.folder}")
-    if not complete:
+    for line in files.write(plan):
+        say(console, line)
+    left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""
+    say(console, f"{tally.summary()}{left_out}; {plan.folder}")
+    if ending == "out_of_time" and queue.budget is not None:
+        left = tally.count("new", "begun") - len(queue.left_out)
+        pieces = tally.seconds_left() / max(1.0, queue.budget.total)
+        more = f", about {duration(tally.seconds_left())} ({pieces:.0f} times as long)" if pieces >= 1 else ""
+        say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {again(command, tally)}")
+        return SOME_FAILED if tally.failed else TIME_UP
+    if ending == "interrupted":
         say(console, f"interrupted, saved; continue with: {again(command, tally)}")
         return INTERRUPTED
+    if queue.not_begun:
+        say(console, f"{plural(len(queue.not_begun), 'run')} left, which need a choice among runs that all failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {again(command, tally)}")
         return SOME_FAILED
@@ -149,21 +239,29 @@ def again(command: str, tally: Tally) -> str:
     return f"{command} --retry-failed" if tally.failed else command
 
 
-def command_line(
-    file: Path,
-    settings: tuple[str, ...],
-    out: Path | None,
-    executor: str,
-    workers: int | None,
-    imports: tuple[str, ...],
-) -> str:
-    """The command that starts or resumes this sweep."""
-    words = ["rebased", "sweep", str(file), *settings]
-    words += ["--out", str(out)] if out else []
-    words += ["--executor", executor] if executor != "local" else []
-    words += ["--workers", str(workers)] if workers else []
-    words += [word for name in imports for word in ("--import", name)]
-    return shlex.join(words)
+class Command(NamedTuple):
+    """The command that starts or resumes a sweep."""
+
+    file: Path
+    settings: tuple[str, ...]
+    out: Path | None
+    executor: str
+    workers: int | None
+    mps: bool
+    imports: tuple[str, ...]
+    files: SweepFiles
+    time_limit: timedelta | None
+
+    def __str__(self) -> str:
+        words = ["rebased", "sweep", str(self.file), *self.settings]
+        words += ["--out", str(self.out)] if self.out else []
+        words += ["--executor", self.executor] if self.executor != "local" else []
+        words += ["--workers", str(self.workers)] if self.workers else []
+        words += ["--mps"] if self.mps else []
+        words += [word for name in self.imports for word in ("--import", name)]
+        words += self.files.words()
+        words += ["--for", f"{self.time_limit.total_seconds():g}s"] if self.time_limit else []
+        return shlex.join(words)
 
 
 def say(console: Console, text: str) -> None:

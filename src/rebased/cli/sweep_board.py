@@ -1,7 +1,7 @@
 """How a sweep is shown: its plan, then its progress, as a live table in a terminal or as one line per run in a log."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from rebased.cli.interruption import being_saved
 from rebased.cli.progress import Status
-from rebased.runs.record import read_record
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
-from rebased.train.sweep import Estimate, Plan, PlannedRun, Watcher, breakdown
+from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
 
 SHOWN = 8  # runs in progress that the table lists
+SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress
 
 
 def plan_table(plan: Plan) -> Table:
@@ -43,7 +43,12 @@ def count(runs: Iterable[PlannedRun], *statuses: str) -> int:
 
 
 def describe_plan(
-    plan: Plan, runs: Sequence[PlannedRun], cost: Estimate, executor: Executor, retry_failed: bool
+    plan: Plan,
+    runs: Sequence[PlannedRun],
+    cost: Estimate,
+    executor: Executor,
+    retry_failed: bool,
+    stages: Stages | None = None,
 ) -> Iterator[str]:
     """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
     merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
@@ -53,9 +58,29 @@ def describe_plan(
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
         yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
+    if stages:
+        yield from describe_stages(stages, runs)
     yield executor.where
     if runs:
         yield f"about {duration(cost.total)}, {cost.basis}"
+
+
+def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]:
+    """A sentence about the stages of a sweep, of which `runs` are left to train."""
+    select = stages.select
+    roles = [stages.role(run) for run in runs]
+    others = "left out" if select.others == "skip" else "trained last"
+    yield (
+        f"stages: {select.setting} is chosen on the first {select.seeds} seed{'s' * (select.seeds > 1)} of each cell "
+        f"({roles.count('first')} runs left); then the other seeds ({roles.count('chosen')} runs of chosen values, "
+        f"{roles.count('waiting')} wait for {stages.undecided} choices); {roles.count('other')} of other values are "
+        f"{others}"
+    )
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2 runs'"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -70,8 +95,8 @@ def duration(seconds: float) -> str:
 class Tally:
     """The state of a sweep in numbers: the status and progress of each run, the best scores, the time left."""
 
-    def __init__(self, plan: Plan, cost: Estimate, workers: int) -> None:
-        self._cost, self._workers = cost.seconds, workers
+    def __init__(self, plan: Plan, cost: Estimate, workers: int, stages: Stages | None = None) -> None:
+        self._cost, self._workers, self._stages = cost.seconds, workers, stages
         self.runs = {run.digest: waiting(run) if run.digest in cost.seconds else run for run in plan.runs}
         self.fraction = dict.fromkeys(cost.seconds, 0.0)  # of what was left of each run when the sweep started
         self.progress: dict[str, str] = {}  # of the runs in progress, in words
@@ -79,7 +104,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._compare_best(run, score_of(read_record(run.folder)[-1]))
+                self._compare_best(run, score_of(run.lines[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -111,10 +136,17 @@ class Tally:
         one run. Until then the original estimate is mixed in.
         """
         done = sum(self._cost[digest] * fraction for digest, fraction in self.fraction.items())
-        total, spent = sum(self._cost.values()), (time.monotonic() - self._started) * self._workers
+        total, spent = self._total(), (time.monotonic() - self._started) * self._workers
         prior = max(0.0, total * min(1.0, self._workers / max(1, len(self._cost))) - done)
         pace = (spent + prior) / (done + prior) if done + prior > 0 else 1.0
         return (total - done) * pace / self._workers
+
+    def _total(self) -> float:
+        """The estimate for all runs, without those that a choice among values leaves out."""
+        if self._stages is None:
+            return sum(self._cost.values())
+        share = self._stages.share
+        return sum(cost * max(self.fraction[digest], share(self.runs[digest])) for digest, cost in self._cost.items())
 
     def summary(self) -> str:
         """How many runs are done, diverged and failed, in words."""
@@ -137,14 +169,19 @@ def waiting(run: PlannedRun) -> PlannedRun:
 class SweepBoard(Watcher):
     """Shows the progress of a sweep. A context manager; subclasses decide how it looks."""
 
-    def __init__(self, console: Console, tally: Tally) -> None:
-        self._console, self._tally = console, tally
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        """`keep` is called after each run that has ended."""
+        self._console, self._tally, self._keep = console, tally, keep
 
     def sink(self, run: PlannedRun) -> Sink:
-        return _Follower(self._tally, run)
+        return _Follower(self._tally, run, self.noted)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         self._tally.ended(run, score)
+        self._keep()
+
+    def noted(self) -> None:
+        """Called when a run has made progress."""
 
     def stopping(self, runs: int) -> None:
         self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
@@ -157,16 +194,16 @@ class SweepBoard(Watcher):
     ) -> None: ...
 
 
-def sweep_board(console: Console, tally: Tally) -> SweepBoard:
-    """A live table for a terminal, else one line per run."""
-    return LiveBoard(console, tally) if console.is_terminal else LineBoard(console, tally)
+def sweep_board(console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> SweepBoard:
+    """A live table for a terminal, else one line per run. `keep` is called after each run that has ended."""
+    return LiveBoard(console, tally, keep) if console.is_terminal else LineBoard(console, tally, keep)
 
 
 class _Follower(Sink):
     """A sink that notes the progress of one run in the tally."""
 
-    def __init__(self, tally: Tally, run: PlannedRun) -> None:
-        self._tally, self._run, self._status = tally, run, Status()
+    def __init__(self, tally: Tally, run: PlannedRun, noted: Callable[[], None]) -> None:
+        self._tally, self._run, self._status, self._noted = tally, run, Status(), noted
         self._first, self._steps = 0, 0
 
     def start(self, run: RunStart) -> None:
@@ -192,10 +229,25 @@ class _Follower(Sink):
 
     def _note(self) -> None:
         self._tally.progress[self._run.digest] = str(self._status)
+        self._noted()
 
 
 class LineBoard(SweepBoard):
-    """Prints one line per run that has ended."""
+    """Prints one line per run that has ended, and now and then one about those in progress."""
+
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, tally, keep)
+        self._printed = time.monotonic()
+
+    def noted(self) -> None:
+        if time.monotonic() - self._printed < SILENCE:
+            return
+        self._printed = time.monotonic()
+        tally = self._tally
+        words = "; ".join(list(tally.progress.values())[:SHOWN])
+        left = duration(tally.seconds_left())
+        text = f"{tally.summary()}, {len(tally.progress)} running, about {left} left: {words}"
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
@@ -210,8 +262,8 @@ class LineBoard(SweepBoard):
 class LiveBoard(SweepBoard):
     """Shows a table that is updated four times per second, and the runs in progress below it."""
 
-    def __init__(self, console: Console, tally: Tally) -> None:
-        super().__init__(console, tally)
+    def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
+        super().__init__(console, tally, keep)
         self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 

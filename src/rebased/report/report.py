@@ -6,8 +6,9 @@ from typing import Any
 from rebased.config import did_you_mean
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
-from rebased.report.page import Page, Section, bullets, commands, describe_origin
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
 from rebased.report.prose import plural, warn_about_records
+from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
 from rebased.report.tables import Table
@@ -45,6 +46,8 @@ class Report:
         ):
             if runs and not shown:
                 self.warnings.append(f"{plural(len(runs), 'run')} {kind} not shown: none of them has ended yet.")
+        self.repeats = find_repeats(found)
+        self.warnings += warn_about_repeats(self.repeats)
         self.summary = [sentence for part in self.parts for sentence in part.summary]
 
     def tables(self) -> dict[str, Table]:
@@ -65,6 +68,10 @@ class Report:
         yield Section("Summary", bullets(self.summary))
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
+        if any(repeat.differing for repeat in self.repeats):
+            yield Section("Runs with different results", repeat_table(self.repeats).to_html())
+        if codes := code_table([*self.found.runs, *self.found.lm_runs]):
+            yield Section("Versions of the code", details("Show the versions", codes.to_html()))
         for part in self.parts:
             yield from part.sections()
         yield Section("How to make this page again", commands([command]))

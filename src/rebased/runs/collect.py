@@ -40,6 +40,7 @@ class Collection:
     other: int = 0  # records of another kind of run, or with settings that no run can have
     other_names: list[str] = field(default_factory=list)  # their folders, each with what is wrong with it
     repeated: int = 0  # further records of runs that were found already
+    others: list[Run] = field(default_factory=list)  # of these, the ended ones that are no copy of what counts
     failures: dict[str, str] = field(default_factory=dict)  # errors that sweeps have logged, by digest
     asked: set[str] = field(default_factory=set)  # digests of all runs that sweeps have planned
 
@@ -49,29 +50,42 @@ def collect(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lam
 
     `on_progress(done, total)` is called after each file.
     """
+    found = gather(paths, on_progress)
+    if not found.runs and not found.lm_runs:
+        raise ValueError(nothing_found(paths, found, "a run on a synthetic task or of a language model"))
+    return found
+
+
+def gather(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lambda done, total: None) -> Collection:
+    """As `collect`; there may be no run."""
     files = [file for path in paths for file in record_files(path)]
     files = list(dict.fromkeys(file.resolve() for file in files))
     found, runs = Collection(files=len(files)), dict[str, Run]()
     for n, file in enumerate(files, start=1):
         for run in read_file(file, found):
-            known = runs.get(run.digest)
-            found.repeated += known is not None
-            if known is None or completeness(run) > completeness(known):
-                runs[run.digest] = run
+            known = runs.setdefault(run.digest, run)
+            if known is not run:
+                found.repeated += 1
+                less, runs[run.digest] = sorted((known, run), key=precedence)
+                if less.status != "unfinished" and less.lines != runs[run.digest].lines:
+                    found.others.append(less)
         on_progress(n, len(files))
     for path in paths:
         for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
             read_sweep(log, found)
     for run in runs.values():
         (found.lm_runs if is_of_language_model(run.lines[0]) else found.runs).append(run)
-    if not runs:
-        raise ValueError(nothing_found(paths, found, "a run on a synthetic task or of a language model"))
     return found
 
 
 def completeness(run: Run) -> tuple[bool, int, int]:
     """A sort key: of several records of one run, the greatest is kept. Done comes first, then the number of lines."""
     return run.status == "done", len(run.epochs), len(run.lines)
+
+
+def precedence(run: Run) -> tuple[tuple[bool, int, int], str]:
+    """A sort key of the records of one run: the greatest counts, in whichever order the files were given."""
+    return completeness(run), json.dumps(run.lines)
 
 
 def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
@@ -115,7 +129,7 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
             continue
         kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line, lines[0])]
         found.damaged_lines += len(lines) - len(kept)
-        yield Run(name, kept)
+        yield Run(name, kept, path.name)
     if found.damaged_lines + found.nameless > damaged:
         found.damaged_files.append(f"{path.parent.name}/{path.name}")
 
@@ -193,6 +207,12 @@ def check_bundle_name(path: Path) -> None:
     """Raise ValueError if the name of a bundle has the wrong suffix."""
     if path.suffixes[-2:] not in ([".jsonl", ".xz"], [".jsonl", ".gz"]):
         raise ValueError(f"{path}: the name of a bundle must end in .jsonl.xz or .jsonl.gz")
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """The runs sorted by digest and without copies: the same runs give the same bundle in whichever order they come."""
+    found = {(run.digest, json.dumps(run.lines)): run for run in sorted(runs, key=lambda run: run.folder)}
+    return [found[key] for key in sorted(found)]
 
 
 def write_bundle(runs: Sequence[Run], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ class Run:
 
     folder: str  # its name without its path, which would say something about the machine
     lines: list[dict[str, Any]]
+    file: str = field(default="", compare=False)  # the name of the record or bundle that it was read from
 
     @cached_property
     def config(self) -> SyntheticRunConfig:
@@ -77,6 +78,11 @@ class Run:
     def status(self) -> str:
         """done or diverged, as its last line says; unfinished if that line is not the end."""
         return self.lines[-1]["status"] if self.lines[-1]["type"] == "end" else "unfinished"
+
+    @property
+    def gave_up(self) -> bool:
+        """True if the rule `train.give_up` of its config ended it early."""
+        return self.lines[-1].get("gave_up", False) is True
 
     @property
     def accuracies(self) -> list[float]:
@@ -135,9 +141,15 @@ class Run:
     def state_bytes(self, seq_len: int) -> int | None:
         """Bytes of the model's state for one sequence after seq_len tokens, in fp32.
 
-        None if a mixer has no state or is unknown to this code.
+        If a mixer is unknown to this code, what the record says for this length. None if it says nothing, or a mixer
+        has no state.
         """
-        return _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
+        computed = _state_bytes(json.dumps(self.settings["model"], sort_keys=True), seq_len)
+        if computed is not None:
+            return computed
+        recorded = self.lines[0].get("state_bytes")
+        size = recorded.get(str(seq_len)) if isinstance(recorded, dict) else None
+        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
 
 
 @cache

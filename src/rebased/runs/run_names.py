@@ -134,6 +134,8 @@ def distinguishing_settings(run: dict[str, Any]) -> dict[str, Any]:
     """The settings of a model and its training that can distinguish it from others."""
     model = run["model"]
     train = DEFAULTS | run["train"] if "task" in run else run["train"]
+    if isinstance(train.get("give_up"), dict):  # one setting, so that runs with and without it differ in it
+        train = train | {"give_up": " ".join(f"{key} {value}" for key, value in train["give_up"].items())}
     leaves = flatten({"model": model, "train": train})
     for i, mixer in enumerate(model["mixers"]):  # a default that is written out counts as the default
         if mixer.get("value_width") == model["d_model"] // (mixer.get("n_heads") or 1):

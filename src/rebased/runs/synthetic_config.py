@@ -19,8 +19,17 @@ from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig
 from rebased.tasks import AnyTask, TaskData
 
 
+class GiveUp(Config):
+    """When a run that does not learn ends early: a rule that is part of the run, stated before it begins."""
+
+    below: float = Field(gt=0, lt=1, description="the best test accuracy so far is below this ...")
+    after_epoch: int = Field(ge=1, description="... after this many epochs, or later")
+
+
 class SyntheticTrainConfig(Config):
     """How a model is trained on a synthetic task. Defaults are the paper's settings."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("give_up",)
 
     protocol: Protocol = "paper"
     seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of examples")
@@ -34,6 +43,9 @@ class SyntheticTrainConfig(Config):
     betas: Betas = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False)
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
+    give_up: GiveUp | None = Field(
+        None, description="end early if the best test accuracy is below a mark after some epochs; none: never"
+    )
     device: Device = "auto"
     precision: Precision = "fp32"
     capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")

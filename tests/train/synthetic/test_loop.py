@@ -65,6 +65,20 @@ def test_a_run_stops_above_its_mark(tmp_path: Path) -> None:
     assert [line["type"] for line in read_record(tmp_path)] == ["run", "epoch", "end"]
 
 
+def test_a_run_that_does_not_learn_ends_by_its_own_rule_alone(tmp_path: Path) -> None:
+    rule = {"below": 0.9, "after_epoch": 2}
+    given_up = tiny({"train": {"epochs": 5, "stop_above": 1, "give_up": rule}})
+    train(given_up, tmp_path / "a")
+    *_, last, end = read_record(tmp_path / "a")
+    assert (last["epoch"], end["status"], end["gave_up"]) == (2, "done", True)
+    assert train(given_up, tmp_path / "a", resume=True).status == "already_done"
+    patient = tiny({"train": {"epochs": 3, "stop_above": 1, "give_up": rule | {"below": 1e-9}}})
+    train(patient, tmp_path / "b")
+    *_, last, end = read_record(tmp_path / "b")
+    assert (last["epoch"], "gave_up" in end) == (3, False)
+    assert tiny().digest() == tiny({"train": {"give_up": None}}).digest() != patient.digest()
+
+
 def test_held_out_reports_the_epoch_that_the_test_split_chose(tmp_path: Path) -> None:
     held_out = [{"seq_len": 12, "kv_pairs": 2, "examples": 30}]
     result = train(tiny({"task": {"held_out": held_out}, "train": {"protocol": "held_out"}}), tmp_path)

@@ -8,6 +8,7 @@ from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
 from rebased.report.synthetic.cells import COUNTED, Results
+from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
 from rebased.report.synthetic.heads import HeadsByPlace, Nearness, nearness
@@ -214,7 +215,8 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
             f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "
             f"paper's rule. {early} of them diverged before the end of the first epoch and count with 0."
         )
-    uneven = sum(bool(cell.choice.left_out) for cell in results.cells)
+    yield from describe_given_up(found.runs)
+    uneven = sum(rule_of(cell) == UNEVEN for cell in results.cells)
     if uneven:
         yield (
             f"In {plural(uneven, 'cell')} some learning rates have fewer seeds than others. They could not be chosen."

@@ -7,7 +7,7 @@ from typing import Any
 
 from rebased.report.page import Section, bullets, details, figure, paragraphs
 from rebased.report.prose import plural
-from rebased.report.synthetic import figures, narrative, tables
+from rebased.report.synthetic import choices, figures, narrative, tables
 from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
 from rebased.report.synthetic.data import page_data
@@ -113,7 +113,11 @@ class SyntheticReport:
             yield Section(
                 "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
             )
-        yield Section("All results", paragraphs(RESULTS) + tables.results_table(results).to_html())
+        chosen = ""
+        if any(len(cell.runs) > 1 for cell in results.cells):
+            table = choices.choice_table(results).to_html()
+            chosen = paragraphs(choices.describe_choices(results)) + details("Show how each rate was chosen", table)
+        yield Section("All results", paragraphs(RESULTS) + chosen + tables.results_table(results).to_html())
         runs = tables.runs_table(self.runs).to_html()
         yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", runs))
 

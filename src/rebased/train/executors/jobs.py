@@ -46,10 +46,35 @@ def noop(runs: int) -> None:
     """The default `Stopping`: does nothing."""
 
 
+class Queue(Protocol):
+    """Decides which job an executor starts next, and when those in progress are to be saved."""
+
+    def next(self) -> int | None:
+        """The index of the job to start now, each once; None if there is none now. It is asked for while a worker is
+        free, and again after a job has ended."""
+
+    def is_time_up(self) -> bool:
+        """True if the jobs in progress are to be saved now, as after Ctrl-C."""
+
+
+class InOrder(Queue):
+    """All jobs, one after the other, without a limit of time."""
+
+    def __init__(self, jobs: int) -> None:
+        self._waiting = iter(range(jobs))
+
+    def next(self) -> int | None:
+        return next(self._waiting, None)
+
+    def is_time_up(self) -> bool:
+        return False
+
+
 class Executor(Protocol):
     """Trains jobs in worker processes, several at once."""
 
     workers: int  # runs at once
+    gpus: int  # that the workers share; 0: they use CPU cores
 
     @property
     def where(self) -> str:
@@ -58,12 +83,15 @@ class Executor(Protocol):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The return value of `function(*arguments)`, called in a worker process. What it raises is raised here."""
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
-        """Train or resume every job. Returns one outcome per job, in the order of the jobs.
+    def run(
+        self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop, queue: Queue | None = None
+    ) -> list[Outcome | None]:
+        """Train or resume every job, or those that the queue names. Returns one outcome per job, in the order of the
+        jobs.
 
-        A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs in progress: they return with status
-        "interrupted". Jobs that had not begun have the outcome None. A second Ctrl-C kills the runs and raises
-        KeyboardInterrupt; they can be resumed from their last checkpoints.
+        A run that fails does not stop the others. Ctrl-C or SIGTERM saves the runs in progress, and so does a queue
+        whose time is up: they return with status "interrupted". Jobs that had not begun have the outcome None. A second
+        Ctrl-C kills the runs and raises KeyboardInterrupt; they can be resumed from their last checkpoints.
         """
 
     def close(self) -> None:

@@ -17,9 +17,11 @@ from rebased.train.executors.jobs import (
     Ended,
     Executor,
     Failed,
+    InOrder,
     Job,
     Outcome,
     Prepare,
+    Queue,
     Stopping,
     noop,
     nothing,
@@ -61,9 +63,12 @@ class LocalExecutor(Executor):
             raise answer
         return answer
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
+    def run(
+        self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop, queue: Queue | None = None
+    ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = [None] * len(jobs)
-        waiting, running = list(range(len(jobs))), dict[Connection, _Running]()
+        queue = queue or InOrder(len(jobs))
+        lost_jobs, running = list[int](), dict[Connection, _Running]()
         lost = [0] * len(jobs)
 
         def finish(index: int, outcome: Outcome) -> None:
@@ -74,15 +79,19 @@ class LocalExecutor(Executor):
             if outcomes[index] is None and not stop.asked:
                 lost[index] += 1
                 if lost[index] < MAX_LOSSES:
-                    waiting.insert(0, index)
+                    lost_jobs.append(index)
                 else:
                     finish(index, _died(jobs[index], exit_code))
 
         with stop_request() as stop:
             try:
-                while running or (waiting and not stop.asked):
-                    while waiting and len(running) < self.workers and not stop.asked:
-                        index = waiting.pop(0)
+                while True:
+                    if queue.is_time_up():
+                        stop.asked = True
+                    while len(running) < self.workers and not stop.asked:
+                        index = lost_jobs.pop() if lost_jobs else queue.next()
+                        if index is None:
+                            break
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})
                         try:
                             started = self._start(jobs[index], index, slot)
@@ -90,6 +99,8 @@ class LocalExecutor(Executor):
                             lose(index, None)
                             continue
                         running[started.connection] = started
+                    if not running:
+                        break
                     if stop.asked and _ask_to_stop(running):
                         stopping(len(running))
                     ends = {started.process.sentinel: connection for connection, started in running.items()}

@@ -17,9 +17,11 @@ from rebased.train.executors.jobs import (
     Ended,
     Executor,
     Failed,
+    InOrder,
     Job,
     Outcome,
     Prepare,
+    Queue,
     Stopping,
     noop,
     nothing,
@@ -72,19 +74,28 @@ class RayExecutor(Executor):
         remote = self._ray.remote(**self._options)(_answer)
         return self._ray.get(remote.remote(self.prepare, function, arguments))
 
-    def run(self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop) -> list[Outcome | None]:
+    def run(
+        self, jobs: Sequence[Job], ended: Ended, stopping: Stopping = noop, queue: Queue | None = None
+    ) -> list[Outcome | None]:
         ray = self._ray
         remote = ray.remote(**self._options)(work)
         outcomes: list[Outcome | None] = [None] * len(jobs)
-        waiting, running = list(range(len(jobs))), dict[Any, _Followed]()  # by the reference of the Ray task
+        queue = queue or InOrder(len(jobs))
+        running = dict[Any, _Followed]()  # by the reference of the Ray task
         with stop_request() as stop:
             try:
-                while running or (waiting and not stop.asked):
-                    while waiting and len(running) < self.workers and not stop.asked:
-                        index = waiting.pop(0)
+                while True:
+                    if queue.is_time_up():
+                        stop.asked = True
+                    while len(running) < self.workers and not stop.asked:
+                        index = queue.next()
+                        if index is None:
+                            break
                         job = jobs[index]
                         task = remote.remote(self.prepare, job.config.model_dump(), job.folder.absolute())
                         running[task] = _Followed(index, job.folder, job.sink)
+                    if not running:
+                        break
                     if stop.asked and self._ask_to_stop(running):
                         stopping(len(running))
                     ready, _ = ray.wait(list(running), timeout=0.5)

@@ -1,21 +1,39 @@
-"""Sweeps: a grid of runs, its plan, an estimate of its time, and how it is trained."""
+"""Sweeps: a grid of runs, its plan and stages, an estimate of its time, known results, and how it is trained."""
 
+from rebased.train.sweep.carry import pack, unpack
 from rebased.train.sweep.cost import Estimate, estimate
-from rebased.train.sweep.grid import Point, from_python, read_sweep
+from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_sweep, read_sweep
+from rebased.train.sweep.known import Known, describe_known, read_known, write_union
 from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, status_of
-from rebased.train.sweep.run import Watcher, train_runs
+from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
+from rebased.train.sweep.run import Ending, Watcher, train_runs
+from rebased.train.sweep.stages import Stages
 
 __all__ = [
+    "Ending",
     "Estimate",
+    "Known",
     "Plan",
     "PlannedRun",
     "Point",
+    "Select",
+    "Stages",
+    "Sweep",
+    "SweepQueue",
+    "TimeBudget",
     "Watcher",
     "breakdown",
+    "describe_known",
     "estimate",
     "from_python",
+    "load_sweep",
     "make_plan",
+    "order_of_work",
+    "pack",
+    "read_known",
     "read_sweep",
     "status_of",
     "train_runs",
+    "unpack",
+    "write_union",
 ]

@@ -6,13 +6,15 @@ The seconds per multiply-add come from the records of runs in this folder. Witho
 timed, in a worker of the executor.
 """
 
+import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rebased.mixers import can_extend
@@ -20,7 +22,7 @@ from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
 from rebased.runs.configs import parse_run
 from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.record import lines_so_far, read_record
+from rebased.runs.record import read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import IGNORE, Task
@@ -52,6 +54,7 @@ class Estimate(NamedTuple):
     seconds: dict[str, float]  # per run that is to be trained, by digest, if it does not stop early
     total: float  # seconds on the clock, with as many runs at once as the executor has workers
     basis: str  # where the numbers come from, and how far to trust them
+    work: Mapping[str, float] = MappingProxyType({})  # multiply-adds that `seconds` are for, by digest
 
 
 def sequence_work(model: LMConfig, seq_len: int, labels: float) -> float:
@@ -130,11 +133,21 @@ def recorded_work(config: RunConfig, lines: Sequence[dict[str, Any]]) -> tuple[f
     return (steps[-1]["step"] * step_work(config) if steps else 0.0), sum(line["seconds"] for line in steps)
 
 
-def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executor: Executor) -> Estimate:
-    """The estimate for `runs`, which are to be trained. The records of `all_runs` of the folder give the rates."""
+def estimate(
+    runs: Sequence[PlannedRun],
+    all_runs: Sequence[PlannedRun],
+    executor: Executor,
+    share: Callable[[PlannedRun], float] = lambda run: 1.0,
+) -> Estimate:
+    """The estimate for `runs`, which are to be trained. The records of `all_runs` of the sweep give the rates.
+
+    `share(run)` is the probability that a run will be trained at all: it weighs the run's time in the total.
+    """
+    known_work = work_by_settings(all_runs)
     rates: dict[Pattern, Rate] = {}
     untimed: list[str] = []
     seconds = dict.fromkeys([run.digest for run in runs], 0.0)
+    expected: dict[str, float] = {}
     for pattern in dict.fromkeys(map(pattern_of, runs)):
         group = [run for run in runs if pattern_of(run) == pattern]
         try:
@@ -143,15 +156,35 @@ def estimate(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun], executo
                 executor.call(nothing)  # the first call is slow, so it is not timed
             rate = _mean_rate(known) if known else _timed_rate(group, executor)
             for run in group:
-                left = run_work(run.config) - recorded_work(run.config, lines_so_far(run.folder))[0]
-                seconds[run.digest] = rate.start + max(0.0, left) * rate.per_work
+                done, work = recorded_work(run.config, run.lines)[0], run_work(run.config)
+                likely = known_work.get(but_for_the_seed(run), work)
+                left = max(0.0, likely - done if likely > done else work - done)
+                seconds[run.digest], expected[run.digest] = rate.start + left * rate.per_work, left
             rates[pattern] = rate
         except Exception as error:  # its runs will fail too, and the sweep reports them then
             untimed.append(f"{group[0].model} could not be timed and is left out ({one_line(str(error))})")
     timed = [run for run in runs if pattern_of(run) in rates]
     longest = max(seconds.values(), default=0.0)
-    total = max(sum(seconds.values()) / executor.workers, longest)
-    return Estimate(seconds, total, "; ".join([*_basis(timed, rates), *untimed]))
+    total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
+    return Estimate(
+        seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]), expected
+    )
+
+
+def but_for_the_seed(run: PlannedRun) -> str:
+    """A key that runs share if they differ in the seed alone."""
+    settings = run.config.model_dump(mode="json")
+    return json.dumps(settings | {"train": settings["train"] | {"seed": None}}, sort_keys=True)
+
+
+def work_by_settings(runs: Sequence[PlannedRun]) -> dict[str, float]:
+    """The most multiply-adds that a done run needed, by its settings but for the seed: some stop early."""
+    work: dict[str, float] = {}
+    for run in runs:
+        if run.status == "done":
+            key = but_for_the_seed(run)
+            work[key] = max(work.get(key, 0.0), recorded_work(run.config, run.lines)[0])
+    return {key: most for key, most in work.items() if most}
 
 
 def pattern_of(run: PlannedRun) -> Pattern:
@@ -161,7 +194,7 @@ def pattern_of(run: PlannedRun) -> Pattern:
 
 def _recorded_rate(run: PlannedRun) -> Rate | None:
     """The rate of a run by its record; None if the record has no times yet."""
-    work, seconds = recorded_work(run.config, lines_so_far(run.folder))
+    work, seconds = recorded_work(run.config, run.lines)
     return Rate(seconds / work, 0.0, work, measured=False) if work else None
 
 
@@ -176,7 +209,8 @@ def _timed_rate(runs: Sequence[PlannedRun], executor: Executor) -> Rate:
     middle = sorted(runs, key=lambda run: run_work(run.config))[len(runs) // 2].config
     started = time.perf_counter()
     per_work, steps, work = executor.call(time_steps, middle.model_dump())
-    return Rate(per_work, time.perf_counter() - started - steps, work, measured=True)
+    sharing = max(1.0, executor.workers / executor.gpus) if executor.gpus else 1.0  # runs that share a GPU
+    return Rate(per_work * sharing, time.perf_counter() - started - steps, work, measured=True)
 
 
 def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
@@ -205,7 +239,7 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     if isinstance(config, SyntheticRunConfig):
         few = config.task.train[0].settings()
         task = {"train": [few | {"examples": STEPS * rows}], "test": [few | {"examples": 1}], "held_out": []}
-        train = {"epochs": EPOCHS, "stop_above": 1.0, "protocol": "paper", "checkpoint_seconds": 1e6}
+        train = {"epochs": EPOCHS, "stop_above": 1.0, "give_up": None, "protocol": "paper", "checkpoint_seconds": 1e6}
         return SyntheticRunConfig.model_validate(
             {"task": tree["task"] | task, "model": tree["model"], "train": tree["train"] | train | {"batch_size": rows}}
         )
@@ -215,7 +249,7 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     return parse_run({**tree, "train": tree["train"] | train})
 
 
-def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[str]:
+def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate], known: bool) -> Iterator[str]:
     """Where the numbers of an estimate come from, in words; nothing if there are no runs."""
     if not runs:
         return
@@ -224,7 +258,7 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate]) -> Iterator[s
     if timed:
         parts.append(f"{STEPS} steps of {'each model' if timed == len(rates) else f'{timed} models'}, timed just now")
     if timed < len(rates):
-        parts.append("the records of this folder")
+        parts.append("the records of this folder" + " and of known runs" * known)
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)
     scaled = f", scaled to up to {spread:.0f} times as much work" if spread >= 1.5 else ""
     yield (

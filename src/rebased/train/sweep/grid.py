@@ -1,20 +1,22 @@
-"""A sweep file: a base run, and a grid of settings that the runs of the sweep change in it."""
+"""A sweep file: a base run, grids of settings that the runs of the sweep change in it, and its stages."""
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
+from rebased.runs.run_names import flatten
 from rebased.runs.shipped import find_config
 
+SEED = "train.seed"
 SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
 MOST_RUNS = 50_000  # grid points: each becomes a config in memory and a folder on disk
 
@@ -34,22 +36,49 @@ def describe(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in settings.items()) or "the base"
 
 
+class Select(Config):
+    """Stages: all values of one setting are tried with the first seeds, and the best one gets the other seeds."""
+
+    setting: str = Field(
+        "train.lr",
+        description="the setting that is chosen, per cell: per set of runs that differ only in it and in the seed",
+    )
+    seeds: int = Field(2, ge=1, description="seeds with which every value is tried")
+    others: Literal["skip", "last"] = Field(
+        "skip", description="runs of the other values with the other seeds: never trained, or after all chosen ones"
+    )
+
+
+class Sweep(NamedTuple):
+    """A sweep as its file describes it."""
+
+    points: list[Point]
+    select: Select | None = None
+
+
 class SweepFile(Config):
     """The content of a sweep file. Every combination of the entries of all axes in `grid` is a run.
 
     An axis named by a setting, such as train.lr, is a list of its values. An axis with another name changes several
     settings together. It is a list of mappings, or a mapping of lists: the first entries of all lists are used
-    together, then the second ones, and so on.
+    together, then the second ones, and so on. In a file `grid` may be a list of grids: the runs of all of them.
     """
 
     base: dict[str, Any]
     grid: dict[str, Any]
+    select: Select | None = None
 
 
 def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
-    """The points of a YAML sweep file. Raises ValueError if a point is no valid run.
+    """The points of a YAML sweep file; see `load_sweep`."""
+    return load_sweep(path, overrides).points
 
-    `overrides` change a setting of every run, {"train.epochs": "2"}, or an axis, {"grid.train.seed": "[42]"}.
+
+def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
+    """The sweep in a YAML file. Raises ValueError if a point is no valid run.
+
+    `overrides` change a setting of every run, {"train.epochs": "2"}, an axis, {"grid.train.seed": "[42]"}, or the
+    stages, {"select.seeds": "3"}. Of several grids, those that have the axis are changed.
     """
     tree = read_yaml(path)
     if misplaced := [key for key in SECTIONS if key in tree]:
@@ -64,25 +93,21 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
     for key, text in overrides.items():
         value = parse_yaml(text, f"--{key}")
         if key.startswith("grid."):
-            axis = key.removeprefix("grid.")
-            if isinstance(tree.get("grid"), dict):
-                known = list(tree["grid"])
-                if "." not in axis and axis not in known:
-                    raise ValueError(f"--{key}: the grid has no axis {axis!r}; {did_you_mean(axis, known)}")
-                tree["grid"][axis] = value
+            change_axis(tree.get("grid"), key, value)
+        elif key == "select" or key.startswith("select."):
+            tree = merge(tree, nest({key: value}))
         else:
             fixed[key] = value
+    grids: Any = tree.get("grid")
+    several = isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)
     try:
-        sweep = SweepFile.model_validate(tree)
+        trees = [tree | {"grid": grid} for grid in grids] if several else [tree]
+        sweeps = [SweepFile.model_validate(one) for one in trees]
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error)}") from error
-    axes = [list(entries(path, name, axis)) for name, axis in sweep.grid.items()]
-    if not axes:
-        raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
-    if (count := math.prod(map(len, axes))) > MOST_RUNS:
-        raise ValueError(f"{path}: the grid has {count:,} combinations; at most {MOST_RUNS:,} are one sweep: divide it")
+    sweep = sweeps[0]
     points, mistakes = [], dict[str, list[str]]()
-    for combination in itertools.product(*axes):
+    for combination in combinations(path, [one.grid for one in sweeps]):
         settings: dict[str, Any] = {}
         for entry in (*combination, fixed):
             settings |= entry
@@ -92,7 +117,44 @@ def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
             mistakes.setdefault(explain_error(error), []).append(describe(settings))
     if mistakes:
         raise ValueError("\n".join(locate(path, text, where, len(points)) for text, where in mistakes.items()))
-    return points
+    check_select(path, sweep.select, points)
+    return Sweep(points, sweep.select)
+
+
+def change_axis(grid: Any, key: str, value: Any) -> None:
+    """Replace an axis of a grid, or of those of several grids that have it. `key` is grid. and its name."""
+    axis = key.removeprefix("grid.")
+    grids = [one for one in (grid if isinstance(grid, list) else [grid]) if isinstance(one, dict)]
+    known = list(dict.fromkeys(name for one in grids for name in one))
+    if grids and axis not in known and ("." not in axis or len(grids) > 1):
+        raise ValueError(f"--{key}: the grid has no axis {axis!r}; {did_you_mean(axis, known)}")
+    for one in grids:
+        if axis in one or axis not in known:
+            one[axis] = value
+
+
+def combinations(path: Path, grids: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], ...]]:
+    """The combinations of the axes of each grid, one grid after the other."""
+    if not all(grids):
+        raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
+    axes = [[list(entries(path, name, axis)) for name, axis in grid.items()] for grid in grids]
+    if (count := sum(math.prod(map(len, each)) for each in axes)) > MOST_RUNS:
+        raise ValueError(f"{path}: the grid has {count:,} combinations; at most {MOST_RUNS:,} are one sweep: divide it")
+    for each in axes:
+        yield from itertools.product(*each)
+
+
+def check_select(path: Path, select: Select | None, points: Sequence[Point]) -> None:
+    """Raise ValueError if no run has the setting that the stages choose, or the stages choose the seed itself."""
+    if select is None:
+        return
+    known = list(dict.fromkeys(key for point in points for key in point.settings))
+    if select.setting == SEED or select.setting not in flatten(points[0].config.model_dump(mode="json")):
+        raise ValueError(
+            f"{path}: select.setting {select.setting!r} should be a setting of the runs, with several values in the "
+            f"grid; "
+            f"{did_you_mean(select.setting, [key for key in known if key != SEED])}"
+        )
 
 
 def parse_buildable(tree: Any) -> RunConfig:

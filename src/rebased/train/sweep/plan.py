@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+from rebased.runs.finished import Run
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import model_names, task_names
@@ -12,6 +13,7 @@ from rebased.train.checkpoint import POINTER
 from rebased.train.sweep.grid import Point
 
 Status = Literal["new", "begun", "done", "diverged", "failed"]
+ENDED: tuple[Status, ...] = ("done", "diverged")  # runs that have a result
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class PlannedRun:
     model: str  # its name, as in reports
     status: Status
     error: str | None  # of a run that failed or diverged
+    lines: Sequence[dict[str, Any]] = ()  # of its record when the plan was made
+    known: bool = False  # its result is from a known bundle, not from the folder
 
     @property
     def digest(self) -> str:
@@ -53,33 +57,50 @@ class Plan:
         return [run for run in self.runs if run.status in wanted]
 
 
-def make_plan(points: Sequence[Point], folder: Path, failures: Mapping[str, str]) -> Plan:
+def make_plan(
+    points: Sequence[Point], folder: Path, failures: Mapping[str, str], known: Mapping[str, Run] | None = None
+) -> Plan:
     """The plan for these points. Points with the same digest are one run, in the folder named by the digest.
 
-    `failures` are the errors that the sweep has logged, by digest.
+    `failures` are the errors that the sweep has logged, `known` the runs that ended elsewhere, both by digest.
     """
     configs = {point.config.digest(): point.config for point in points}
     settings = [config.model_dump(mode="json") for config in configs.values()]
     tasks = task_names(settings)
     runs = []
     for (digest, config), task, model in zip(configs.items(), tasks, model_names(settings, tasks), strict=True):
-        status, error = status_of(folder / digest, failures.get(digest))
-        runs.append(PlannedRun(config, folder / digest, task, str(model), status, error))
+        standing = status_of(folder / digest, failures.get(digest))
+        elsewhere = known is not None and digest in known and standing.status not in ENDED
+        if known is not None and elsewhere:
+            standing = standing_of(known[digest].lines)
+        runs.append(PlannedRun(config, folder / digest, task, str(model), *standing, known=elsewhere))
     return Plan(folder, tuple(runs), len(points) - len(configs))
 
 
-def status_of(folder: Path, failure: str | None) -> tuple[Status, str | None]:
-    """(status, error) of the run in a folder. `failure` is its last logged error, if any; the record comes first."""
+class Standing(NamedTuple):
+    """The status of a run, its error if it has one, and the lines of its record."""
+
+    status: Status
+    error: str | None = None
+    lines: Sequence[dict[str, Any]] = ()
+
+
+def standing_of(lines: Sequence[dict[str, Any]]) -> Standing:
+    """The standing of a run whose record ends with a line of type "end"."""
+    return Standing(lines[-1]["status"], lines[-1].get("reason"), lines)
+
+
+def status_of(folder: Path, failure: str | None) -> Standing:
+    """The standing of the run in a folder. `failure` is its last logged error, if any; the record comes first."""
     try:
         lines = read_record(folder) if (folder / RECORD).exists() else []
     except ValueError as error:  # damaged: to train it would fail with the same error
-        return "failed", str(error)
-    end = lines[-1] if lines and lines[-1]["type"] == "end" else None
-    if end:
-        return end["status"], end.get("reason")
+        return Standing("failed", str(error))
+    if lines and lines[-1]["type"] == "end":
+        return standing_of(lines)
     if failure:
-        return "failed", failure
-    return ("begun" if (folder / POINTER).exists() else "new"), None
+        return Standing("failed", failure, lines)
+    return Standing("begun" if (folder / POINTER).exists() else "new", None, lines)
 
 
 def breakdown(runs: Sequence[PlannedRun]) -> dict[str, dict[str, list[PlannedRun]]]:

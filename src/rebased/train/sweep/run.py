@@ -1,13 +1,14 @@
 """Train the runs of a plan. A run that fails is logged and does not stop the others."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
+from rebased.runs.record import lines_so_far
 from rebased.runs.sweep_log import SweepLog
 from rebased.train.executors import Executor, Failed, Job, Outcome
 from rebased.train.sinks import Sink
 from rebased.train.sweep.plan import PlannedRun, status_of
+from rebased.train.sweep.queue import SweepQueue
 
 
 class Watcher(Protocol):
@@ -23,8 +24,14 @@ class Watcher(Protocol):
         """Called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
 
 
-def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, watcher: Watcher) -> bool:
-    """Train or resume the runs. Returns False if they were interrupted; the runs in progress are then saved."""
+Ending = Literal["complete", "interrupted", "out_of_time"]
+"""How a call of `train_runs` ended: nothing is left to train, or the user stopped it, or the time was up or too short
+for the runs that are left."""
+
+
+def train_runs(queue: SweepQueue, log: SweepLog, executor: Executor, watcher: Watcher) -> Ending:
+    """Train or resume the runs of the queue. The runs in progress are saved when the user or the time ends it."""
+    runs = queue.runs
     for run in runs:
         if run.status == "failed":
             log.retry(run.digest)
@@ -32,13 +39,21 @@ def train_runs(runs: Sequence[PlannedRun], log: SweepLog, executor: Executor, wa
     def ended(index: int, outcome: Outcome) -> None:
         run = runs[index]
         if isinstance(outcome, Failed):
-            status, error = status_of(run.folder, outcome.error)  # the record of a diverged run says so
+            status, error, lines = status_of(run.folder, outcome.error)  # the record of a diverged run says so
             if status != "diverged":
                 status, error = "failed", outcome.error
                 log.failed(run.digest, outcome.error)
+            queue.ended(run, status, lines)
             watcher.ended(replace(run, status=status, error=error), None)
         elif outcome.status != "interrupted":
+            queue.ended(run, "done", lines_so_far(run.folder))
             watcher.ended(replace(run, status="done"), outcome.score)
 
-    outcomes = executor.run([Job(run.config, run.folder, watcher.sink(run)) for run in runs], ended, watcher.stopping)
-    return not any(outcome is None or getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)
+    jobs = [Job(run.config, run.folder, watcher.sink(run)) for run in runs]
+    outcomes = executor.run(jobs, ended, watcher.stopping, queue)
+    interrupted = any(getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)
+    if not interrupted and (not queue.not_begun or queue.is_stuck):
+        return "complete"
+    if queue.budget and (queue.is_time_up() or not interrupted):
+        return "out_of_time"
+    return "interrupted"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rebased.evaluate.accuracy import evaluate
 from rebased.files import replacing
+from rebased.mixers import can_extend
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.protocol import reported
@@ -63,6 +64,13 @@ class SyntheticWorkload(Workload):
     def epochs(self) -> list[dict[str, Any]]:
         """The lines of the epochs that have ended."""
         return self.output.record.epochs
+
+    def facts(self) -> dict[str, Any]:
+        """The bytes of the model's state after the longest test sequence, in fp32, for readers without its mixers."""
+        if not all(can_extend(block.mixer) for block in self.model.blocks):
+            return {}
+        longest = max(segment.seq_len for segment in self.config.task.test)
+        return {"state_bytes": {str(longest): 4 * self.model.state_size(longest)}}
 
     def must_have_saved(self, lines: Sequence[dict[str, Any]]) -> bool:
         return sum(line["type"] == "epoch" for line in lines) > 1  # one may be written just before the first checkpoint
@@ -139,9 +147,17 @@ class SyntheticWorkload(Workload):
 
     def is_over(self) -> bool:
         epochs, config = self.epochs, self.config.train
-        if self.progress.batch:
+        if self.progress.batch or not epochs:
             return False
-        return len(epochs) == config.epochs or (bool(epochs) and epochs[-1]["test"]["accuracy"] > config.stop_above)
+        is_solved = epochs[-1]["test"]["accuracy"] > config.stop_above
+        return len(epochs) == config.epochs or is_solved or self.gives_up()
+
+    def gives_up(self) -> bool:
+        """True if the config's rule for runs that do not learn ends this one before its last epoch."""
+        epochs, rule = self.epochs, self.config.train.give_up
+        if rule is None or not rule.after_epoch <= len(epochs) < self.config.train.epochs:
+            return False
+        return max(line["test"]["accuracy"] for line in epochs) < rule.below
 
     def step(self) -> None:
         batch = self.batches[self.progress.batch]
@@ -214,7 +230,7 @@ class SyntheticWorkload(Workload):
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         save_model(self.model, folder)
-        return self.result()
+        return self.result() | ({"gave_up": True} if self.gives_up() else {})
 
     def result(self) -> dict[str, Any]:
         epochs = self.epochs

@@ -1,0 +1,54 @@
+"""rebased leaderboard: accuracy against bytes of state, from the bundles of many people."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from rebased.cli.imports import import_user_code
+from rebased.report.leaderboard import Leaderboard
+from rebased.report.page import check_replaceable, write_page
+from rebased.runs.collect import collect
+
+
+def leaderboard(
+    bundles: tuple[Path, ...],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("leaderboard.html"),
+    title: str | None = None,
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> None:
+    """Rank every mixer in these bundles by accuracy and bytes of state, and write one HTML page.
+
+    Parameters
+    ----------
+    bundles
+        Bundles (*.jsonl.xz, *.jsonl.gz), records, or folders of them. No code of the submitters is run.
+    output
+        The page. An older page is replaced, another file is not.
+    title
+        The page's heading.
+    imports
+        Python file or module with mixers of your own, which tell the size of their states.
+    """
+    for name in imports:
+        import_user_code(name)
+    if output.suffix not in (".html", ".htm"):
+        raise ValueError(f"-o {output}: the page is HTML, give a name ending in .html")
+    check_replaceable(output)
+    if not bundles:
+        raise ValueError("give at least one bundle or folder, such as results")
+    board = Leaderboard(collect(bundles))
+    words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(output)]
+    write_page(board.page(title, shlex.join(words)), output)
+    console = Console()
+    for sentence in board.summary:
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for warning in board.warnings:
+        line = Text.assemble(("warning:", "yellow"), " ", warning)
+        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+    console.print(f"wrote {output}", soft_wrap=True, highlight=False, markup=False)

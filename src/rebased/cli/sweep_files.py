@@ -1,0 +1,89 @@
+"""What a sweep takes from elsewhere and gives to elsewhere: bundles of results, and files of unfinished runs."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rebased.cli.sweep_board import plural
+from rebased.runs.collect import Collection, check_bundle_name
+from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
+from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
+
+EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
+
+
+class SweepFiles:
+    """The options --known, --bundle and --carry-unfinished of `rebased sweep`."""
+
+    def __init__(self, known: Sequence[Path], bundle: Path | None, carry: Path | None, mib: int) -> None:
+        if bundle:
+            check_bundle_name(bundle)
+        if carry and (carry.is_file() if carry.suffix != SUFFIX else carry.is_dir()):
+            raise ValueError(f"--carry-unfinished {carry}: give a name that ends in {SUFFIX}, or a folder")
+        if mib < 1:
+            raise ValueError(f"--carry-mib {mib}: give 1 or more")
+        if missing := [path for path in known if not path.exists()]:
+            raise ValueError(f"--known {missing[0]}: there is no such file or folder; leave it out the first time")
+        self._bundles = [path for path in known if path.suffix != SUFFIX]
+        own = [carry] if carry and carry.exists() else []
+        self._archives = list(dict.fromkeys(archive for path in (*known, *own) for archive in archives(path)))
+        self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
+        self.known = Known(Collection(), {}, Counter(), 0)
+        self._unpacked: list[tuple[Path, Carried]] = []
+        self._written = time.monotonic()
+
+    def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
+        """Read what is known. Raises ValueError if the bundle that is to be written is there and damaged."""
+        paths = [*self._bundles, *([self._bundle] if self._bundle and self._bundle.exists() else [])]
+        self.known = read_known(paths, points, on_gpu=on_gpu)
+        if self._bundle and self._bundle.exists() and read_known([self._bundle], [], on_gpu=on_gpu).found.damaged_files:
+            raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
+
+    def unpack(self, plan: Plan) -> bool:
+        """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
+        to be replaced hold runs of another sweep."""
+        digests = {run.digest for run in plan.runs}
+        for path in archives(self._carry) if self._carry and self._carry.exists() else []:
+            if digests_in(path) - digests:
+                raise ValueError(f"{path} holds unfinished runs of another sweep; give --carry-unfinished another name")
+        self._unpacked = [(path, unpack(path, plan.runs, plan.folder)) for path in self._archives]
+        return any(carried.runs for _, carried in self._unpacked)
+
+    def describe(self, plan: Plan) -> Iterator[str]:
+        """Sentences about what was read."""
+        if self._bundles or self.known.found.files:
+            yield from describe_known(self.known, len(plan.runs))
+        for path, carried in self._unpacked:
+            others = f"; {carried.left} more: damaged, ended or not of this sweep" if carried.left else ""
+            yield f"{path}: {plural(carried.runs, 'unfinished run')} to go on with{others}"
+
+    def keep(self, folder: Path) -> Callable[[], None]:
+        """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if
+        the machine is taken away."""
+
+        def write() -> None:
+            if self._bundle and time.monotonic() - self._written > EVERY:
+                with suppress(OSError):  # the last one, after the sweep, says what is wrong
+                    write_union(self._bundle, self.known, folder)
+                self._written = time.monotonic()
+
+        return write
+
+    def write(self, plan: Plan) -> Iterator[str]:
+        """Write the bundle and the unfinished runs. Yields a sentence about each."""
+        if self._bundle:
+            runs = write_union(self._bundle, self.known, plan.folder)
+            yield f"wrote {self._bundle}: {plural(runs, 'run')}, {self._bundle.stat().st_size / 1000:,.0f} kB"
+        if self._carry:
+            carried = pack(plan.runs, self._carry, self._limit)
+            left = f"; no room for {carried.left} more (--carry-mib)" if carried.left else ""
+            yield f"wrote {self._carry}: {plural(carried.runs, 'unfinished run')}, {carried.bytes / 1e6:,.1f} MB{left}"
+
+    def words(self) -> list[str]:
+        """The options that go on with what was written."""
+        known = [path for path in (*self._given, self._bundle, self._carry) if path]
+        words = [word for path in dict.fromkeys(known) for word in ("--known", str(path))]
+        words += ["--bundle", str(self._bundle)] if self._bundle else []
+        return words + (["--carry-unfinished", str(self._carry)] if self._carry else [])

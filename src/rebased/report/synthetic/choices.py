@@ -1,0 +1,83 @@
+"""How the learning rate of each cell was chosen, and which runs a rule ended early."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rebased.report.prose import plural
+from rebased.report.synthetic.cells import Cell, Results
+from rebased.report.synthetic.tables import task_last
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+
+ONE, FULL, STAGES, UNEVEN = "one rate", "paper's rule", "in stages", "uneven"
+EXPLAINED = {
+    FULL: "all rates have the same number of seeds, and the best mean over seeds was chosen",
+    STAGES: "all rates were compared on the first seeds, and only the chosen one has the other seeds",
+    UNEVEN: "some rates have fewer seeds than others and could not be chosen",
+    ONE: "there is one rate only",
+}
+NAMED = 5  # runs that a sentence names
+
+
+def rule_of(cell: Cell) -> str:
+    """How the learning rate of a cell was chosen: one of the four words above."""
+    if len(cell.runs) == 1:
+        return ONE
+    if not cell.choice.left_out:
+        return FULL
+    return STAGES if cell.choice.staged else UNEVEN
+
+
+def describe_choices(results: Results) -> str:
+    """How many cells were chosen by which rule, in words."""
+    counts = Counter(map(rule_of, results.cells))
+    parts = [f"{plural(counts[rule], 'cell')}, {rule}: {words}" for rule, words in EXPLAINED.items() if counts[rule]]
+    return f"How the learning rate was chosen. {'; '.join(parts)}."
+
+
+def choice_table(results: Results) -> Table:
+    """One row per cell with several learning rates: the rule, and the seeds that it looked at."""
+    rows = []
+    for cell in results.cells:
+        if rule_of(cell) == ONE:
+            continue
+        compared = cell.choice.staged or tuple(sorted(cell.chosen))
+        rates = sorted(cell.runs if cell.choice.staged else set(cell.runs) - set(cell.choice.left_out))
+        rows.append(
+            (
+                str(cell.model),
+                cell.task,
+                str(cell.d_model),
+                rule_of(cell),
+                f"{cell.choice.lr:g}",
+                ", ".join(f"{lr:g}" for lr in rates),
+                listed(compared),
+                str(len(cell.chosen)),
+            )
+        )
+    head = ("model", "task", "D", "rule", "chosen", "compared rates", "on seeds", "seeds at the chosen rate")
+    return task_last(Table(head, rows))
+
+
+def listed(seeds: Sequence[int]) -> str:
+    """Seeds in words: "42, 43, 44", or "42 to 51" if there are many in a row."""
+    if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
+    """One sentence per rule `train.give_up` that ended runs early: the rule, how many runs it ended, and which."""
+    ended: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        rule = run.settings["train"].get("give_up")
+        if run.gave_up and isinstance(rule, dict):
+            ended.setdefault((str(rule.get("below")), str(rule.get("after_epoch"))), []).append(run)
+    for (below, epoch), group in ended.items():
+        names = [f"{run.model} (D = {run.d_model}, lr {run.lr:g}, seed {run.seed})" for run in group[:NAMED]]
+        more = f" and {len(group) - NAMED} more" if len(group) > NAMED else ""
+        yield (
+            f"{plural(len(group), 'run')} ended early by a rule that was set before: test accuracy still below "
+            f"{below} after epoch {epoch} (train.give_up). Each counts with the best accuracy it had reached; it "
+            f"might have begun to learn later. {', '.join(names)}{more}."
+        )

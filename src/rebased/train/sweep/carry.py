@@ -1,0 +1,179 @@
+"""Carry unfinished runs to another machine: tar files with their folders, which a sweep there goes on with.
+
+Per run the file holds config.yaml, record.jsonl, checkpoint.json and the files of the checkpoint that this pointer
+names. A stranger's file can do no harm: only these files are unpacked, with the checksums that the pointer gives, into
+new folders of runs that the sweep has planned; and a run reads its checkpoint without trusting it.
+"""
+
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from rebased.files import describe_file, replacing
+from rebased.runs.folder import CONFIG
+from rebased.runs.record import RECORD, lines_so_far
+from rebased.train.checkpoint import POINTER, Pointer, read_pointer
+from rebased.train.sweep.plan import ENDED, PlannedRun
+
+SUFFIX = ".tar"
+PART = "unfinished-"  # begins the names of the files in a folder
+MOST = 4  # files in a folder
+MIB = 2**20
+LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
+
+
+class Carried(NamedTuple):
+    """What was packed, or unpacked."""
+
+    runs: int
+    left: int  # runs that were not: there was no room, or the sweep does not want them, or they are damaged
+    bytes: int
+
+
+def archives(path: Path) -> list[Path]:
+    """The files of unfinished runs at a path: the file itself, or those in a folder."""
+    return sorted(path.glob(f"{PART}*{SUFFIX}")) if path.is_dir() else [path] if path.suffix == SUFFIX else []
+
+
+def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
+    """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
+    come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
+    replaced. The same runs give the same bytes."""
+    found = [(pointer, run) for run in runs if (pointer := _pointer_of(run.folder))]
+    packed: list[dict[str, Path]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
+    room, left = [limit - 2 * tarfile.RECORDSIZE for _ in packed], 0
+    for pointer, run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
+        lines = lines_so_far(run.folder)
+        if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
+            continue
+        own = {f"{run.digest}/{name}": run.folder / name for name in (CONFIG, RECORD, POINTER, *pointer.files)}
+        needed = sum(512 + -(-file.stat().st_size // 512) * 512 if file.is_file() else limit for file in own.values())
+        part = next((part for part, free in enumerate(room) if needed <= free), None)
+        if part is None:
+            left += 1
+            continue
+        packed[part] |= own
+        room[part] -= needed
+    if path.suffix == SUFFIX:
+        _write_archive(path, packed[0])
+        return Carried(_runs_in(packed[0]), left, path.stat().st_size)
+    size, older = 0, set(archives(path))
+    for number, files in enumerate(packed, start=1):
+        if files:
+            archive = path / f"{PART}{number}{SUFFIX}"
+            _write_archive(archive, files)
+            older.discard(archive)
+            size += archive.stat().st_size
+    for archive in older:
+        archive.unlink()
+    return Carried(sum(map(_runs_in, packed)), left, size)
+
+
+def _runs_in(files: Iterable[str]) -> int:
+    return len({name.partition("/")[0] for name in files})
+
+
+def _write_archive(path: Path, files: dict[str, Path]) -> None:
+    """Write files into a tar file under these names, without owners and times."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, source in files.items():
+            about = tarfile.TarInfo(name)
+            about.size, about.mode = source.stat().st_size, 0o644
+            with open(source, "rb") as content:
+                archive.addfile(about, content)
+
+
+def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
+    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged."""
+    wanted = {run.digest for run in runs if run.status == "new" and not run.folder.exists()}
+    unpacked, others, size = set[str](), set[str](), 0
+    try:
+        for digest, files in _by_run(path):
+            if digest not in wanted:
+                others.add(digest)
+                continue
+            if _write(folder / digest, files):
+                size += sum(map(len, files.values()))
+                unpacked.add(digest)
+            else:
+                others.add(digest)
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); leave it out") from error
+    return Carried(len(unpacked), len(others), size)
+
+
+def digests_in(path: Path) -> set[str]:
+    """The digests of the runs in a tar file; empty if it cannot be read."""
+    try:
+        with tarfile.open(path, mode="r:") as archive:
+            return {PurePosixPath(member.name).parts[0] for member in archive}
+    except (tarfile.TarError, EOFError):
+        return set()
+
+
+def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
+    """(digest, content of its files by path below its folder) of each run. Members of other kinds are an error."""
+    total, digest, files = 0, "", dict[PurePosixPath, bytes]()
+    with tarfile.open(path, mode="r:") as archive:
+        for member in archive:
+            name = PurePosixPath(member.name)
+            total += member.size
+            own = PurePosixPath(*name.parts[1:])
+            if not member.isreg() or name.is_absolute() or ".." in name.parts or not _is_expected(own):
+                raise tarfile.TarError(f"it holds {member.name!r}, which is no file of a run")
+            if total > LARGEST:
+                raise tarfile.TarError(f"it holds more than {LARGEST >> 30} GiB")
+            if name.parts[0] != digest and files:
+                yield digest, files
+                files = {}
+            digest, content = name.parts[0], archive.extractfile(member)
+            files[own] = content.read() if content else b""
+        if files:
+            yield digest, files
+
+
+def _is_expected(own: PurePosixPath) -> bool:
+    """True for the names of a run's files: three fixed ones, a checkpoint, or what is in the folder of one."""
+    parts = own.parts
+    if len(parts) == 1 and parts[0] in (CONFIG, RECORD, POINTER):
+        return True
+    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-")
+
+
+def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
+    """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it."""
+    beside = folder.with_name(f".{folder.name}.carried")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        for own, content in files.items():
+            path = beside / own
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        if not _is_whole(beside, folder.name):
+            return False
+        beside.rename(folder)
+        return True
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _is_whole(folder: Path, digest: str) -> bool:
+    """True if the folder holds a checkpoint of this run, and all its files are those that the pointer describes."""
+    try:
+        pointer = read_pointer(folder)
+        if pointer is None or pointer.digest != digest or not (folder / CONFIG).exists():
+            return False
+        return all(describe_file(folder / name) == about for name, about in pointer.files.items())
+    except (ValueError, OSError):
+        return False
+
+
+def _pointer_of(folder: Path) -> Pointer | None:
+    """The pointer of the run in a folder; None if there is none, or it is damaged."""
+    try:
+        return read_pointer(folder)
+    except ValueError:
+        return None

@@ -1,0 +1,114 @@
+"""Known runs: results from elsewhere, read from bundles, that a sweep need not compute again.
+
+A known run counts for a sweep if it has ended, its digest is that of a run of the sweep, its settings are those of that
+run, and it was computed in the same way. Two things make the way another one: a CPU where the sweep uses a GPU, whose
+products are rounded differently, and another text.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from rebased.runs.collect import Collection, distinct, gather, write_bundle
+from rebased.runs.finished import Run
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.run_config import RunConfig
+from rebased.train.lm.corpus import describe_corpus, open_corpus
+from rebased.train.sweep.grid import Point
+from rebased.train.sweep.plan import ENDED
+
+
+class Known(NamedTuple):
+    """What bundles hold of a sweep's runs."""
+
+    found: Collection  # everything in the bundles
+    runs: dict[str, Run]  # those that count, by digest
+    rejected: Counter[str]  # how many do not count although their digest is wanted, by reason
+    elsewhere: int  # runs of other sweeps
+
+    @property
+    def all(self) -> list[Run]:
+        """Every record in the bundles: none is lost when a new bundle is written."""
+        return [*self.found.runs, *self.found.lm_runs, *self.found.others]
+
+
+def read_known(paths: Sequence[Path], points: Iterable[Point], *, on_gpu: bool) -> Known:
+    """The known runs in these bundles, records and folders. `on_gpu` says where the sweep computes."""
+    configs = {point.config.digest(): point.config for point in points}
+    found = gather(paths)
+    runs: dict[str, Run] = {}
+    rejected: Counter[str] = Counter()
+    elsewhere = set[str]()
+    for run in [*found.runs, *found.lm_runs, *found.others]:
+        if run.digest not in configs:
+            elsewhere.add(run.digest)
+        elif reason := why_not(run, configs[run.digest], on_gpu):
+            rejected[reason] += 1
+        else:
+            runs.setdefault(run.digest, run)
+    return Known(found, runs, rejected, len(elsewhere))
+
+
+def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
+    """Why a run of the right digest does not count, in words after "N known runs do not count: "; None if it does."""
+    if run.status not in ENDED:
+        return "not finished"
+    try:
+        settings = type(config).model_validate(run.settings).model_dump(mode="json")
+    except ValidationError:
+        settings = {}
+    if _without_execution(settings, config) != _without_execution(config.model_dump(mode="json"), config):
+        return "the settings in the record are not those that its digest names"
+    if on_gpu and not all(line["machine"]["gpu"] for line in run.lines if line["type"] in ("run", "resume")):
+        return "computed on a CPU, and this sweep computes on a GPU"
+    text = _text_of(config) if isinstance(config, LMRunConfig) else None
+    if text and isinstance(config, LMRunConfig) and run.lines[0]["corpus"]["sha256"] != text:
+        return f"trained on another text than {config.data.folder}"
+    return None
+
+
+def describe_known(known: Known, wanted: int) -> Iterator[str]:
+    """Sentences about what bundles gave. `wanted` is the number of runs of the sweep."""
+    others = f"; {known.elsewhere} of other sweeps" if known.elsewhere else ""
+    yield f"known: {len(known.runs)} of {wanted} runs{others}"
+    for reason, count in known.rejected.items():
+        them = "run does" if count == 1 else "runs do"
+        yield f"{count} known {them} not count: {reason}"
+    if len(codes := Counter(run.code for run in known.runs.values())) > 1:
+        listed = "; ".join(f"{code}: {count}" for code, count in codes.most_common())
+        yield f"known runs were made with {len(codes)} versions of the code ({listed}); all of them count"
+    if known.found.damaged_files:
+        yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
+
+
+def _without_execution(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    hidden = {path.removeprefix("train.") for path in config.execution}
+    train = {key: value for key, value in settings.get("train", {}).items() if key not in hidden}
+    return settings | {"train": train}
+
+
+@cache
+def _text_of(config: LMRunConfig) -> str | None:
+    """The checksum of the text that a run would be trained on; None if it is not here."""
+    try:
+        sha256: str = describe_corpus(open_corpus(config, verify=False))["sha256"]
+    except ValueError:
+        return None
+    return sha256
+
+
+def write_union(path: Path, known: Known, folder: Path) -> int:
+    """Write a bundle of the known runs and of those that have ended in the sweep's folder. Returns their number.
+
+    Of a run that has ended, its unfinished records are left out; two different results are both kept.
+    """
+    here = gather([folder])
+    runs = [run for run in (*here.runs, *here.lm_runs, *here.others) if run.status in ENDED]
+    ended = {run.digest for run in (*runs, *known.all) if run.status in ENDED}
+    runs += [run for run in known.all if run.status in ENDED or run.digest not in ended]
+    write_bundle(distinct(runs), path)
+    return len({run.digest for run in runs})

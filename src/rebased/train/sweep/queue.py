@@ -1,0 +1,148 @@
+"""The order of work of a sweep: chosen so that a sweep that is stopped half-way is already a result.
+
+Runs that have begun come first. Then all models of one task, width and learning rate follow one another, over all
+tasks, widths and rates with the first seed; then with the second seed, and so on. So after each seed every model has
+been compared with every other one on the same terms. Seeds, tasks, widths, rates and models have the order of the grid.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from rebased.train.executors import Queue
+from rebased.train.sweep.cost import Estimate, recorded_work
+from rebased.train.sweep.plan import PlannedRun, Status
+from rebased.train.sweep.stages import Stages, score_of
+
+RESERVE = 20.0  # seconds at the end of the time for saving runs and writing the bundle; at most a tenth of the time
+
+
+def order_of_work(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs in the order in which they are trained."""
+
+    def rank(key: Callable[[PlannedRun], Hashable]) -> Callable[[PlannedRun], int]:
+        places = {value: n for n, value in enumerate(dict.fromkeys(map(key, runs)))}
+        return lambda run: places[key(run)]
+
+    seed, task = rank(lambda run: run.config.train.seed), rank(lambda run: run.task)
+    width, lr = rank(lambda run: run.config.model.d_model), rank(lambda run: run.config.train.lr)
+    model = rank(lambda run: run.model)
+    return sorted(runs, key=lambda run: (run.status != "begun", seed(run), task(run), width(run), lr(run), model(run)))
+
+
+class TimeBudget:
+    """The time that a sweep has (`--for`), and which runs still fit into it.
+
+    `cost` has the estimates. They are corrected by the pace of the runs that have ended. With `may_break_off` a run
+    need not fit: its checkpoint is kept.
+    """
+
+    def __init__(
+        self,
+        total: float,
+        cost: Estimate,
+        *,
+        may_break_off: bool,
+        started: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total, self.may_break_off, self._cost, self._now = total, may_break_off, cost, now
+        self._end = (now() if started is None else started) + total - min(RESERVE, total / 10)
+        self._began: dict[str, float] = {}
+        self._actual = self._expected = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until running runs are saved; negative after that."""
+        return self._end - self._now()
+
+    @property
+    def is_up(self) -> bool:
+        """True if running runs are to be saved now."""
+        return self.left <= 0
+
+    def seconds(self, run: PlannedRun) -> float:
+        """The estimate for a run."""
+        return self._cost.seconds[run.digest]
+
+    def fits(self, run: PlannedRun) -> bool:
+        """True if a run is worth starting: it will end in time, or what it does is not lost."""
+        pace = self._actual / self._expected if self._expected else 1.0
+        return self.may_break_off or run.status == "begun" or self.seconds(run) * pace <= self.left
+
+    def began(self, run: PlannedRun) -> None:
+        """Note that a run has been started."""
+        self._began[run.digest] = self._now()
+
+    def ended(self, run: PlannedRun, lines: Sequence[dict[str, Any]]) -> None:
+        """Correct the pace by a run that has ended, by the work in its record: it may have stopped early."""
+        done = recorded_work(run.config, lines)[0] - recorded_work(run.config, run.lines)[0]
+        planned = self._cost.work.get(run.digest, 0.0)
+        if done > 0 and planned > 0 and run.digest in self._began:
+            self._actual += self._now() - self._began[run.digest]
+            self._expected += self.seconds(run) * done / planned
+
+
+class SweepQueue(Queue):
+    """The runs of a sweep that are to be trained, in the order of work, as far as stages and time allow."""
+
+    def __init__(
+        self, runs: Sequence[PlannedRun], stages: Stages | None = None, budget: TimeBudget | None = None
+    ) -> None:
+        self.runs, self.stages, self.budget = order_of_work(runs), stages, budget
+        self._waiting = list(range(len(self.runs)))
+        for run in runs:
+            if stages and run.status == "failed":
+                stages.again(run.digest)
+
+    def next(self) -> int | None:
+        if self.is_time_up():
+            return None
+        for roles in (("first", "chosen"), ("other",) if self._takes_others else ()):
+            for index in self._waiting:
+                run = self.runs[index]
+                if self._role(run) in roles and self._fits(run):
+                    self._waiting.remove(index)
+                    if self.budget:
+                        self.budget.began(run)
+                    return index
+        return None
+
+    def is_time_up(self) -> bool:
+        return self.budget is not None and self.budget.is_up
+
+    def ended(self, run: PlannedRun, status: Status, lines: Sequence[dict[str, Any]]) -> None:
+        """Note how a run has ended, with the lines of its record."""
+        if self.stages:
+            self.stages.ended(run.digest, None if status == "failed" else score_of(run.config, lines))
+        if self.budget and status != "failed":
+            self.budget.ended(run, lines)
+
+    @property
+    def left_out(self) -> list[PlannedRun]:
+        """Runs that are never trained, because another value was chosen."""
+        if self._takes_others:
+            return []
+        return [run for index in self._waiting if self._role(run := self.runs[index]) == "other"]
+
+    @property
+    def not_begun(self) -> list[PlannedRun]:
+        """Runs that have not been started, although nothing but time is in their way, or a choice that time delays."""
+        left_out = {run.digest for run in self.left_out}
+        return [run for index in self._waiting if (run := self.runs[index]).digest not in left_out]
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if all runs that have not been started wait for a choice among runs of which every one has failed."""
+        stages = self.stages
+        return stages is not None and all(stages.is_stuck(run) for run in self.not_begun)
+
+    @property
+    def _takes_others(self) -> bool:
+        return self.stages is None or self.stages.select.others == "last"
+
+    def _role(self, run: PlannedRun) -> str:
+        return self.stages.role(run) if self.stages else "chosen"
+
+    def _fits(self, run: PlannedRun) -> bool:
+        return self.budget is None or self.budget.fits(run)

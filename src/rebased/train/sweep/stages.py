@@ -1,0 +1,137 @@
+"""The stages of a sweep: every value of a setting with the first seeds, then the best value with the other seeds."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf
+from typing import Any, Literal
+
+from rebased.analysis.selection import choose_lr
+from rebased.runs.protocol import reported
+from rebased.runs.run_config import RunConfig
+from rebased.runs.run_names import flatten
+from rebased.train.sweep.grid import SEED, Select
+from rebased.train.sweep.plan import ENDED, PlannedRun
+
+Role = Literal["first", "waiting", "chosen", "other"]
+"""What a run is for: to choose a value (first), with the chosen value (chosen), with another value (other). Runs with
+the other seeds are waiting until their cell's value is chosen."""
+
+
+class Stages:
+    """Which runs of a sweep may be trained by now. The runs of a cell differ in `select.setting` and the seed alone."""
+
+    def __init__(self, select: Select, runs: Sequence[PlannedRun]) -> None:
+        self.select = select
+        self._cells: dict[str, Cell] = {}
+        self._cell_of: dict[str, Cell] = {}
+        for run in runs:
+            leaves = flatten(run.config.model_dump(mode="json"))
+            value, seed = leaves.pop(select.setting, None), leaves.pop(SEED)
+            cell = self._cells.setdefault(json.dumps(leaves, sort_keys=True), Cell(select.seeds))
+            self._cell_of[run.digest] = cell
+            cell.runs[run.digest] = value, seed
+        for run in runs:
+            if run.status in ENDED:
+                self.ended(run.digest, score_of(run.config, run.lines))
+            elif run.status == "failed":
+                self.ended(run.digest, None)
+
+    @property
+    def undecided(self) -> int:
+        """The number of cells whose value has not been chosen yet."""
+        return sum(cell.choice is None for cell in self._cells.values())
+
+    def role(self, run: PlannedRun) -> Role:
+        """What a run is for, as far as it is known."""
+        return self._cell_of[run.digest].role(run.digest)
+
+    def share(self, run: PlannedRun) -> float:
+        """How probable it is that a run will be trained, if every value is equally likely to be chosen."""
+        role = self.role(run)
+        if role == "waiting" and self.select.others == "skip":
+            return 1 / len(self._cell_of[run.digest].values)
+        return float(role != "other" or self.select.others == "last")
+
+    def is_stuck(self, run: PlannedRun) -> bool:
+        """True if a run waits for a choice that cannot be made: all runs to choose by have failed."""
+        cell = self._cell_of[run.digest]
+        return self.role(run) == "waiting" and all(digest in cell.scores for digest in cell.tried)
+
+    def again(self, digest: str) -> None:
+        """Forget the end of a run that is trained again."""
+        self._cell_of[digest].note(digest, None, ended=False)
+
+    def ended(self, digest: str, score: float | None) -> None:
+        """Note the score of a run that has ended; None: it failed, and does not count."""
+        self._cell_of[digest].note(digest, score)
+
+
+class Cell:
+    """The runs among which one value is chosen."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds = seeds
+        self.runs: dict[str, tuple[Any, int]] = {}  # by digest: the value and the seed
+        self.scores: dict[str, float | None] = {}  # by digest, of the runs that have ended
+
+    def note(self, digest: str, score: float | None, *, ended: bool = True) -> None:
+        """Note the score of a run that has ended, or that a run has not ended after all."""
+        self.__dict__.pop("choice", None)  # it is computed again
+        if ended:
+            self.scores[digest] = score
+        else:
+            self.scores.pop(digest, None)
+
+    @cached_property
+    def first_seeds(self) -> list[int]:
+        """The seeds on which the value is chosen: the first ones of the grid."""
+        return list(dict.fromkeys(seed for _, seed in self.runs.values()))[: self._seeds]
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """The values, numbers in increasing order: of equally good ones the first is chosen."""
+        found = list({json.dumps(value): value for value, _ in self.runs.values()}.values())
+        return sorted(found) if all(isinstance(value, int | float) for value in found) else found
+
+    @cached_property
+    def tried(self) -> list[str]:
+        """The digests of the runs by which the value is chosen."""
+        return [digest for digest, (_, seed) in self.runs.items() if seed in self.first_seeds]
+
+    @cached_property
+    def choice(self) -> Any:
+        """The chosen value: the best mean score over the first seeds. None before all of these runs have ended."""
+        values = self.values
+        if len(values) == 1:
+            return values[0]
+        if not all(digest in self.scores for digest in self.tried):
+            return None
+        scores: dict[float, dict[int, float]] = {}
+        for digest in self.tried:
+            value, seed = self.runs[digest]
+            if (score := self.scores[digest]) is not None:
+                scores.setdefault(values.index(value), {})[seed] = score
+        return values[int(choose_lr(scores).lr)] if scores else None
+
+    def role(self, digest: str) -> Role:
+        """What one of the runs is for."""
+        value, seed = self.runs[digest]
+        if len(self.values) == 1:
+            return "chosen"
+        if seed in self.first_seeds:
+            return "first"
+        return "waiting" if self.choice is None else "chosen" if value == self.choice else "other"
+
+
+def score_of(config: RunConfig, lines: Sequence[dict[str, Any]]) -> float:
+    """The score of a run that has ended, by which a value is chosen; higher is better.
+
+    The best test accuracy over epochs, as in the paper; 0 if the run diverged in its first epoch. Of a language model
+    the valid perplexity, with a minus sign.
+    """
+    if config.metric == "accuracy":
+        epochs = [line for line in lines if line["type"] == "epoch"]
+        return reported(epochs, "paper").accuracy if epochs else 0.0
+    end = lines[-1]
+    return -end["valid"]["all"]["perplexity"] if "valid" in end else -inf

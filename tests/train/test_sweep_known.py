@@ -1,0 +1,172 @@
+"""Results from elsewhere: which known runs count, what a bundle of the union holds, and unfinished runs that travel."""
+
+import json
+import shutil
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_records import fake_run
+from rebased.runs.collect import collect, distinct, gather, write_bundle
+from rebased.runs.finished import Run
+from rebased.runs.run_config import RunConfig
+from rebased.train import train
+from rebased.train.sweep import Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
+from rebased.train.sweep.carry import archives
+from tiny_run import AtStep, everything, tiny
+
+
+def bundled(tmp_path: Path, *runs: Run, name: str = "a.jsonl.gz") -> Path:
+    write_bundle(distinct(runs), tmp_path / name)
+    return tmp_path / name
+
+
+def points_of(*configs: RunConfig) -> list[Point]:
+    return [Point({}, config) for config in configs]
+
+
+def on_gpu(run: Run) -> Run:
+    first = run.lines[0]
+    return Run(run.folder, [first | {"machine": first["machine"] | {"gpu": "A GPU"}}, *run.lines[1:]])
+
+
+def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
+    done, diverged = fake_run(seed=1), fake_run(seed=2, status="diverged")
+    begun, elsewhere = fake_run(seed=3, status=None), fake_run(seed=9)
+    lying = fake_run(seed=4)
+    lying.lines[0]["config"]["train"]["lr"] = 0.5  # but the digest of another rate
+    path = bundled(tmp_path, done, diverged, begun, elsewhere, lying)
+    wanted = points_of(*(fake_run(seed=seed).config for seed in (1, 2, 3, 4)))
+    known = read_known([path], wanted, on_gpu=False)
+    assert known.runs.keys() == {done.digest, diverged.digest}
+    assert known.rejected == Counter(
+        {"not finished": 1, "the settings in the record are not those that its digest names": 1}
+    )
+    assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
+
+
+def test_a_cpus_result_does_not_count_on_a_gpu(tmp_path: Path) -> None:
+    run = fake_run()
+    path = bundled(tmp_path, run)
+    assert read_known([path], points_of(run.config), on_gpu=True).rejected.total() == 1
+    better = bundled(tmp_path, run, on_gpu(run), name="b.jsonl.gz")  # both are kept, and one of them counts
+    known = read_known([better], points_of(run.config), on_gpu=True)
+    assert known.runs[run.digest].device == "A GPU"
+    assert len(known.all) == 2
+
+
+def test_the_same_runs_give_the_same_bytes_and_copies_vanish(tmp_path: Path) -> None:
+    runs = [fake_run(seed=seed) for seed in (1, 2, 3)]
+    one = bundled(tmp_path, *runs)
+    two = bundled(tmp_path, runs[2], runs[0], runs[1], runs[0], name="b.jsonl.gz")
+    assert one.read_bytes() == two.read_bytes()
+    assert {run.digest for run in collect([two]).runs} == {run.digest for run in runs}
+
+
+def test_a_union_loses_no_result_and_drops_what_is_superseded(tmp_path: Path) -> None:
+    begun, other = fake_run(seed=1, accuracies=(0.1,), status=None), fake_run(seed=2, accuracies=(0.3, 0.4))
+    known = read_known([bundled(tmp_path, begun, other)], [], on_gpu=False)
+    here = tmp_path / "runs"
+    for run in (fake_run(seed=1), fake_run(seed=2, accuracies=(0.3, 0.5)), fake_run(seed=3, status=None)):
+        (here / run.digest).mkdir(parents=True)
+        text = "".join(json.dumps(line) + "\n" for line in run.lines)
+        (here / run.digest / "record.jsonl").write_text(text)
+    assert write_union(tmp_path / "all.jsonl.xz", known, here) == 2
+    found = gather([tmp_path / "all.jsonl.xz"])
+    assert sorted(run.seed for run in found.runs) == [1, 2]
+    assert {run.status for run in found.runs} == {"done"}
+    (different,) = found.others  # two trainings of seed 2 with different results
+    assert different.seed == 2
+
+
+def test_which_record_counts_does_not_depend_on_the_order_of_files(tmp_path: Path) -> None:
+    a = bundled(tmp_path, fake_run(accuracies=(0.1, 0.2)))
+    b = bundled(tmp_path, fake_run(accuracies=(0.1, 0.3)), name="b.jsonl.gz")
+    assert collect([a, b]).runs == collect([b, a]).runs
+
+
+LONG: dict[str, Any] = {"train": {"epochs": 6, "stop_above": 1}}
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Plan:
+    """A plan with one run that was stopped half-way, and one that has not begun."""
+    configs = [tiny(LONG), tiny({"train": LONG["train"] | {"seed": 1}})]
+    folder = tmp_path / "here"
+    stopped = AtStep(20, lambda: signal_self())
+    train(configs[0], folder / configs[0].digest(), sinks=[stopped])
+    return make_plan(points_of(*configs), folder, {})
+
+
+def signal_self() -> None:
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def elsewhere(plan: Plan, folder: Path) -> Plan:
+    return make_plan(points_of(*(run.config for run in plan.runs)), folder, {})
+
+
+def test_an_unfinished_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path: Path, half: Plan) -> None:
+    assert [run.status for run in half.runs] == ["begun", "new"]
+    carried = pack(half.runs, tmp_path / "a.tar", 2**24)
+    assert (carried.runs, carried.left) == (1, 0)
+    assert pack(half.runs, tmp_path / "b.tar", 2**24) == carried
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+    there = tmp_path / "there"
+    assert unpack(tmp_path / "a.tar", elsewhere(half, there).runs, there).runs == 1
+    run = elsewhere(half, there).runs[0]
+    assert run.status == "begun"
+    train(run.config, run.folder, resume=True)
+    whole = tmp_path / "whole" / run.digest
+    train(run.config, whole)
+    assert everything(run.folder) == everything(whole)
+
+
+def test_what_does_not_fit_is_left_and_counted(tmp_path: Path, half: Plan) -> None:
+    carried = pack(half.runs, tmp_path / "a.tar", 40_000)
+    assert (carried.runs, carried.left) == (0, 1)
+    assert (tmp_path / "a.tar").stat().st_size <= 40_000
+
+
+def test_a_folder_holds_several_files_and_only_the_newest(tmp_path: Path, half: Plan) -> None:
+    begun, new = half.runs
+    shutil.copytree(begun.folder, new.folder)
+    pointer = json.loads((new.folder / "checkpoint.json").read_text())
+    one = pack([begun], tmp_path / "a.tar", 2**24).bytes
+    carried = pack([begun, new], tmp_path / "rest", one + 20_000)  # the pointer is not of that run, but it has a size
+    assert (carried.runs, carried.left) == (2, 0)
+    assert [path.name for path in archives(tmp_path / "rest")] == ["unfinished-1.tar", "unfinished-2.tar"]
+    assert pointer["digest"] == begun.digest
+    there = tmp_path / "there"
+    plan = elsewhere(half, there)
+    found = [unpack(path, plan.runs, there) for path in archives(tmp_path / "rest")]
+    assert sorted(one[:2] for one in found) == [(0, 1), (1, 0)]  # the copy is no checkpoint of its run
+    pack([begun], tmp_path / "rest", one + 20_000)
+    assert [path.name for path in archives(tmp_path / "rest")] == ["unfinished-1.tar"]
+
+
+def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path, half: Plan) -> None:
+    there = tmp_path / "there"
+    plan = elsewhere(half, there)
+    (tmp_path / "text.tar").write_text("no tar")
+    with pytest.raises(ValueError, match=r"text.tar is not a file of unfinished runs, or is damaged"):
+        unpack(tmp_path / "text.tar", plan.runs, there)
+    (tmp_path / "evil").write_text("evil")
+    for name in ("../evil", f"{half.runs[0].digest}/model.py", "/evil"):
+        with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+            archive.add(tmp_path / "evil", name)
+            archive.getmembers()[0].name = name
+        with pytest.raises(ValueError, match="which is no file of a run"):
+            unpack(tmp_path / "evil.tar", plan.runs, there)
+    record = next(half.runs[0].folder.glob("checkpoint-*.pt"))
+    record.write_bytes(record.read_bytes()[:-1] + b"x")
+    pack(half.runs, tmp_path / "a.tar", 2**24)
+    assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1)
+    assert not there.exists() or list(there.iterdir()) == []
+    shutil.rmtree(there, ignore_errors=True)
