@@ -1,6 +1,7 @@
 """Sequence mixers: torch modules [B,T,D] -> [B,T,D] that never look ahead, and their register. Needs torch only."""
 
 from rebased.mixers.attention import KVCache, SoftmaxAttention
+from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity, attention_map, has_attention_map
 from rebased.mixers.checks import check_extended, check_mixer_causality, check_output
 from rebased.mixers.context_parallel import GatherEarlier, Shardable, can_shard
 from rebased.mixers.contract import (
@@ -21,6 +22,7 @@ from rebased.mixers.documents import forward_documents, positions_in_documents
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, ReBased
+from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
@@ -32,6 +34,8 @@ __all__ = [
     "Based",
     "Extendable",
     "GatherEarlier",
+    "HasAttentionMap",
+    "HasSimilarity",
     "Hyena",
     "HyenaState",
     "Isolating",
@@ -39,6 +43,7 @@ __all__ = [
     "Mamba",
     "MambaState",
     "PolynomialAttention",
+    "PreviousToken",
     "QKTransform",
     "RWKVState",
     "ReBased",
@@ -47,6 +52,7 @@ __all__ = [
     "SlidingWindow",
     "SoftmaxAttention",
     "WindowCache",
+    "attention_map",
     "can_extend",
     "can_shard",
     "check_extended",
@@ -56,6 +62,7 @@ __all__ = [
     "describe_mixer",
     "find_residual_projections",
     "forward_documents",
+    "has_attention_map",
     "mixer_class",
     "mixer_name",
     "mixer_names",

@@ -7,6 +7,7 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
   method, with many tokens or with one.
 - `forward_documents` keeps packed documents apart (Isolating, documents.py).
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
+- `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
 
 The constructor's signature is the schema of a mixer's config. Its arguments are the config's keys, except those that

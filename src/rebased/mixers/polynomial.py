@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from rebased.mixers.attention_maps import weigh
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.context_parallel import GatherEarlier
 from rebased.mixers.contract import register_mixer
@@ -19,6 +20,7 @@ from rebased.ops import (
     layer_norm,
     poly_attention,
     poly_attention_extend,
+    poly_attention_map,
     poly_state,
 )
 
@@ -56,6 +58,10 @@ class AffineNorm(nn.Module):
         if self.weight is not None:
             x = x * self.weight.to(x.dtype)
         return x if self.bias is None else x + self.bias.to(x.dtype)
+
+    def before_affine(self, x: Tensor) -> Tensor:
+        """Return x after normalisation, if there is one, and before scale and shift: [..., width] -> [..., width]."""
+        return layer_norm(x, None, None, self.eps) if self.normalise else x
 
     def extra_repr(self) -> str:
         return f"{self.transform!r}, eps={self.eps}"
@@ -188,6 +194,32 @@ class PolynomialAttention(nn.Module):
         )
         return self.proj_o(o.flatten(-2)), state
 
+    def attention_map(self, x: Tensor) -> Tensor:
+        """Return the attention matrix, computed again from q and k: x [B,T,D] -> [B,H,T,T] (mixers/attention_maps.py).
+
+        Row i sums to den / (den + eps), den being the sum of its similarities.
+        """
+        q, k, _ = self.project(x)
+        return poly_attention_map(q, k, coefficients=self.coefficients, eps=self.eps)
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
+        return self.proj_o(weigh(attention, self.project(x)[2]).flatten(-2))
+
+    def attention_scores(self, x: Tensor) -> Tensor:
+        """Return s = q . k / sqrt(K) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+        q, k, _ = self.project(x)
+        return self._scores(q, k)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return self.key_width**-0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return c0 + c1 s + c2 s^2 of scores s: any shape -> the same shape."""
+        c0, c1, c2 = self.coefficients
+        return c0 + scores * (c1 + c2 * scores)
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: H F (V + 1), whatever seq_len is."""
         return self.n_heads * feature_count(self.key_width, self.coefficients) * (self.value_width + 1)
@@ -263,6 +295,19 @@ class ReBased(PolynomialAttention):
             return self.ln_q(q), self.ln_k(k)
         heads = (self.n_heads, self.key_width)
         return self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
+
+    def raw_scores(self, x: Tensor) -> Tensor:
+        """Return q . k / sqrt(K) of every pair before gamma and beta: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64).
+
+        The learnt similarity can be drawn against it: gamma and beta shift and scale the parabola.
+        """
+        heads = (self.n_heads, self.key_width)
+        q, k = self.proj_q(x), self.proj_k(x)
+        if self.norm_axis == "joint":
+            q, k = self.ln_q.before_affine(q).unflatten(-1, heads), self.ln_k.before_affine(k).unflatten(-1, heads)
+        else:
+            q, k = self.ln_q.before_affine(q.unflatten(-1, heads)), self.ln_k.before_affine(k.unflatten(-1, heads))
+        return self._scores(q, k)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}"

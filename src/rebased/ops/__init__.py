@@ -18,6 +18,7 @@ from rebased.ops.polynomial import (
     init_poly_state,
     poly_attention,
     poly_attention_extend,
+    poly_attention_map,
     poly_state,
 )
 from rebased.ops.rwkv import WKVState, init_wkv_state, wkv, wkv_extend
@@ -42,6 +43,7 @@ __all__ = [
     "long_conv_extend",
     "poly_attention",
     "poly_attention_extend",
+    "poly_attention_map",
     "poly_state",
     "rms_norm",
     "selective_scan",

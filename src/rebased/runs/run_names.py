@@ -20,6 +20,9 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # patterns of mixers by their names
     ("short_conv", "attention"): "ConvAttention",
     ("attention", "attention"): "Attention",
     ("attention",): "Attention",
+    ("previous_token", "rebased"): "ReBased",  # in the paper's Table 3
+    ("previous_token", "based"): "Based",
+    ("previous_token", "attention"): "Attention",
     ("short_conv", "rwkv"): "ConvRWKV",
     ("rwkv", "rwkv"): "RWKV",
     ("mamba", "mamba"): "Mamba",

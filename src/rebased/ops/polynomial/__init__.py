@@ -1,6 +1,14 @@
 """Polynomial attention: ReBased and Based as one operator, with coefficients (0, 0, 1) and (1, 1, 1/2)."""
 
-from rebased.ops.polynomial.api import BASED, EPS, REBASED, poly_attention, poly_attention_extend, poly_state
+from rebased.ops.polynomial.api import (
+    BASED,
+    EPS,
+    REBASED,
+    poly_attention,
+    poly_attention_extend,
+    poly_attention_map,
+    poly_state,
+)
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state
 
 __all__ = [
@@ -13,5 +21,6 @@ __all__ = [
     "init_poly_state",
     "poly_attention",
     "poly_attention_extend",
+    "poly_attention_map",
     "poly_state",
 ]

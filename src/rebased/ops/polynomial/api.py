@@ -107,6 +107,24 @@ def poly_attention_extend(
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
+def poly_attention_map(
+    q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float | None = None, eps: float = EPS
+) -> Tensor:
+    """The matrix A of poly_attention, o_i = sum_j A_ij v_j, computed as the equation says: quadratic in T.
+
+    Args:
+        q, k, coefficients, scale, eps: as in poly_attention.
+
+    Returns:
+        A [B, H, T, T], zero for j > i, in fp32 (fp64 for fp64 inputs). Row i sums to den_i / (den_i + eps).
+
+    Raises:
+        ValueError: as poly_attention.
+    """
+    coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
+    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps)
+
+
 def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
     """The state after these tokens alone, without outputs.
 

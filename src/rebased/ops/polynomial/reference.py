@@ -28,6 +28,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
     return (numerator / (denominator + eps)).to(v.dtype)
 
 
+def attention_matrix(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+    """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
+    dtype = accumulate_dtype(q.dtype)
+    sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
+    return sim / (sim.sum(-1, keepdim=True) + eps)
+
+
 def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
