@@ -296,6 +296,19 @@ class ReBased(PolynomialAttention):
         heads = (self.n_heads, self.key_width)
         return self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
 
+    def qk_parameters(self) -> dict[str, Tensor]:
+        """Return gamma and beta of q and k by name, those that there are: {"q.gamma": [H*K], "q.beta": ..., ...}.
+
+        Norms that q and k share are called "qk.gamma" and "qk.beta". Records keep their statistics along training.
+        """
+        norms = {"q": self.ln_q, "k": self.ln_k} if self.ln_k is not self.ln_q else {"qk": self.ln_q}
+        every = {
+            f"{name}.{kind}": parameter
+            for name, norm in norms.items()
+            for kind, parameter in (("gamma", norm.weight), ("beta", norm.bias))
+        }
+        return {name: parameter for name, parameter in every.items() if parameter is not None}
+
     def raw_scores(self, x: Tensor) -> Tensor:
         """Return q . k / sqrt(K) of every pair before gamma and beta: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64).
 

@@ -19,9 +19,8 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
     if not known:
         return None
     kept = known[0].layer["drawn"][example]
-    marks = list(enumerate(kept["targets"]))
     truth = [[float(key == target) for key in range(known[0].first["context"])] for target in kept["targets"]]
-    drawn = {"Ground truth": heatmap(truth, "Ground truth", marks)}
+    drawn = {"Ground truth": heatmap(truth, "Ground truth")}
     for cell in known:
         mine = cell.layer["drawn"][example]
         matrix = [[weight / UNIT for weight in row] for row in mine[which]]

@@ -153,9 +153,9 @@ class ProbeReport:
                 order = ", ".join(f"{cell.model} {cell.spread('iou').mean:.3f}" for cell in ranked)
                 yield f"Soft IoU ({task}, D = {d_model}): {order}."
                 by_kind = {str(cell.model): cell for cell in here}
-                rebased, based = by_kind.get("ReBased"), by_kind.get("Based")
-                if rebased and based and rebased.records.keys() & based.records.keys():
-                    found = compare(rebased.values("iou"), based.values("iou"))
+                one, other = by_kind.get("ReBased"), by_kind.get("Based")
+                if one and other and one.records.keys() & other.records.keys():
+                    found = compare(one.values("iou"), other.values("iou"))
                     yield in_words("ReBased", "Based", found, HIGHER)
                 yield from near_zero(here)
         compared = [(cell, cell.paper) for cell in self.cells if cell.paper]
