@@ -21,8 +21,9 @@ from rebased.mixers.contract import (
 from rebased.mixers.documents import forward_documents, positions_in_documents
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
-from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, ReBased
+from rebased.mixers.polynomial import Based, PolynomialAttention, ReBased
 from rebased.mixers.previous_token import PreviousToken
+from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
+from rebased.ops.polynomial.state import AnyCoefficients, PolyState, key_features, query_features
 
 
-def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float) -> Tensor:
+def similarity(q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float) -> Tensor:
     """sim_ij, zero for j > i: q, k [B, T, H, K] -> [B, H, T, T]."""
     c0, c1, c2 = coefficients
     s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
     return (c0 + s * (c1 + c2 * s)).tril()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
@@ -28,7 +28,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
     return (numerator / (denominator + eps)).to(v.dtype)
 
 
-def attention_matrix(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+def attention_matrix(q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
     """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
     dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
@@ -36,7 +36,7 @@ def attention_matrix(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale:
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them."""
     dtype = accumulate_dtype(q.dtype)
