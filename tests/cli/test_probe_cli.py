@@ -52,9 +52,10 @@ def test_from_runs_to_a_page_and_back(folder: Path, tmp_path: Path, capsys: pyte
     assert run("probe", folder, "--device", "cpu", "-o", page, "--json", numbers) == 0
     said = capsys.readouterr().out
     assert "Soft IoU of attention and answers: T = 16, 4 pairs" in said
-    assert "Weights below a tenth of the uniform one: Based: " in said
+    assert "Weights below a tenth (a hundredth) of the uniform one: Based " in said
     reader = assert_self_contained(page.read_text())
     texts = " ".join(reader.texts["h2"])
+    assert "Made with rebased 0." in " ".join(reader.texts["footer"])
     for heading in ("Summary", "Attention maps", "The last question", "Similarity of queries and keys"):
         assert heading in texts
     records = json.loads(numbers.read_text())["records"]

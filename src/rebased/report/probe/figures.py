@@ -26,7 +26,7 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
         matrix = [[weight / UNIT for weight in row] for row in mine[which]]
         drawn[str(cell.model)] = heatmap(matrix, f"Attention of {cell.model}", list(enumerate(mine["targets"])))
     columns = 4 if len(drawn) > 3 else len(drawn)
-    return scale() + panels(drawn, columns)
+    return (scale() if example == 0 else "") + panels(drawn, columns)
 
 
 def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> str | None:
@@ -98,7 +98,8 @@ def parabola_panels(cells: Sequence[ProbeCell]) -> str | None:
         return draw
 
     drawn = {str(cell.model): panel(part) for cell, part in known}
-    return draw_panels(drawn, "parabola", "Learnt similarity by product of q and k") if drawn else None
+    columns = min(max(len(drawn), 2), 3)
+    return draw_panels(drawn, "parabola", "Learnt similarity by product of q and k", columns) if drawn else None
 
 
 def fill_density(axes: Axes, scores: dict[str, Any]) -> list[float]:

@@ -76,7 +76,7 @@ class ProbeReport:
         seeds = {record["config"]["train"]["seed"] for record in self.records}
         lead = f"{plural(len(self.records), 'run')}, {plural(len(seeds), 'seed')}. Attention matrices, computed again "
         lead += "from queries and keys."
-        runs = [Run(record["folder"], [{"type": "run", **record}]) for record in self.records]
+        runs = [Run(record["folder"], [{**record, "type": "run"}]) for record in self.records]
         return Page(
             "Where attention looks",
             lead,
@@ -193,10 +193,10 @@ def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
     for cell in cells:
         parts = tables.similarities(cell)
         if parts and cell.model.kind in ("Based", "ReBased"):
-            share = sum(part["small"]["0.1"] for part in parts) / len(parts)
+            tenth, hundredth = (tables.mean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
             least = min(part["least"] / part["mean"] for part in parts)
             phrases.append(
-                f"{cell.model}: {share:.1%} of the weights, the smallest similarity is {least:.2g} of the mean"
+                f"{cell.model} {tenth:.1%} ({hundredth:.1%}), its smallest similarity is {least:.2g} of the mean"
             )
     if phrases:
-        yield f"Weights below a tenth of the uniform one: {'; '.join(phrases)}."
+        yield f"Weights below a tenth (a hundredth) of the uniform one: {'; '.join(phrases)}."
