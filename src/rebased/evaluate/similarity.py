@@ -46,14 +46,15 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
             raw.append(mixer.raw_scores(x).gather(2, at)[pick].cpu())
         first += len(x)
     s, w = torch.cat(scores).double(), torch.cat(weights).double()
-    sim = similarity_of(mixer, s)
+    device = inputs[0].device
+    sim = similarity_of(mixer, s, device)
     edges, density = histogram(s)
     centres = (edges[1:] + edges[:-1]) / 2
     return {
         "pairs": len(s),
         "scores": {"low": float(edges[0]), "high": float(edges[-1]), "density": rounded(density)},
         "quantiles": {str(q): quantile(s, q) for q in (0.01, 0.1, 0.5, 0.9, 0.99)},
-        "similarity": rounded(similarity_of(mixer, centres)),
+        "similarity": rounded(similarity_of(mixer, centres, device)),
         "least": float(sim.min()),
         "mean": float(sim.mean()),
         "small": {str(share): float((w < share).double().mean()) for share in SMALL},
@@ -98,9 +99,9 @@ def visible(positions: Tensor, asked: Tensor, seq_len: int) -> Tensor:
     return (keys <= positions.unsqueeze(2)) & asked.unsqueeze(2)
 
 
-def similarity_of(mixer: HasSimilarity, scores: Tensor) -> Tensor:
-    """The mixer's similarity of scores [n], on the CPU."""
-    return mixer.similarity(scores)
+def similarity_of(mixer: HasSimilarity, scores: Tensor, device: torch.device) -> Tensor:
+    """The similarity of scores [n] on the CPU, computed on the mixer's device, where learnt coefficients are."""
+    return mixer.similarity(scores.to(device)).cpu()
 
 
 def histogram(values: Tensor) -> tuple[Tensor, Tensor]:
