@@ -110,6 +110,9 @@ def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "of layer 1 puts" in said
     record = json.loads((tmp_path / "lm" / "probe.json").read_text())
     assert (record["kind"], record["windows"], record["split"]) == ("text", 3, "valid")
+    other = write_text(tmp_path / "other", seed=1)
+    assert run("probe", tmp_path / "lm", "--device", "cpu", "--windows", "3", "--data", other) == 0
+    assert json.loads((tmp_path / "lm" / "probe.json").read_text()) == record  # not replaced by another text's
     assert "Attention on the token to be recalled" in " ".join(assert_self_contained(page.read_text()).texts["h2"])
 
 

@@ -152,6 +152,13 @@ def test_what_cannot_be_probed_is_named() -> None:
     assert MOST_CELLS < 2 * 100_000**2
 
 
+def test_fewer_examples_are_scored_where_they_have_more_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rebased.evaluate.similarity.PAIRS", 3 * 2 * 4 * 16)
+    task = MQAR(seq_len=16, kv_pairs=4, vocab_size=32)
+    part = probe_task(build("previous_token", SMALL), task, task.build(9, 0))["layers"][0]["similarity"]
+    assert part["pairs"] == 3 * 2 * (9 + 11 + 13 + 15)
+
+
 def test_long_sequences_are_measured_and_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rebased.evaluate.probe.MOST_DRAWN", 31)
     task = MQAR(seq_len=16, kv_pairs=4, vocab_size=32)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -153,10 +154,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The records in a file that `rebased probe --json` or a probed run has written."""
     if path.suffix != ".json":
         raise ValueError(f"{path} is neither a run's folder nor the record of a probe ({PROBE}, or what --json wrote)")
-    import json as reader
-
     try:
-        content = reader.loads(path.read_bytes())
+        content = loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if isinstance(content, dict) and content.get("type") == "probes":

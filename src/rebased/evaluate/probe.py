@@ -9,7 +9,7 @@ from torch import Tensor
 from rebased.analysis.attention import UNIT, entropy, noisy_tokens, soft_iou, target_mass
 from rebased.analysis.intervals import t_interval
 from rebased.evaluate.attention_layers import captured_inputs, layers_with_maps, sequences_at_once
-from rebased.evaluate.similarity import SCORED, describe_similarity
+from rebased.evaluate.similarity import describe_similarity, scored_examples
 from rebased.mixers import HasSimilarity, attention_map, mixer_name
 from rebased.models import LanguageModel
 from rebased.ops import linear_argmax
@@ -66,6 +66,7 @@ def probe_task(
     kept: dict[int, list[Tensor]] = {layer: [] for layer in mixers}
     n, correct, asked_for = len(examples.inputs), 0, 0
     cells = questions.positions.shape[1] * task.context_length
+    scored = {layer: scored_examples(mixer, questions) for layer, mixer in mixers.items()}
     for first in range(0, n, rows):
         batch = Questions(*(part[first : first + rows] for part in questions))
         asked = batch.targets != IGNORE  # [B,Q]
@@ -78,8 +79,8 @@ def probe_task(
         for layer, mixer in mixers.items():
             A = rows_at(attention_map(mixer, inputs[layer]), batch.positions, asked)  # [B,H,Q,T]
             found[layer].append(measure(A, truth, batch.positions, asked, task.context_length))
-            if isinstance(mixer, HasSimilarity) and first < SCORED:
-                samples[layer].append(inputs[layer][: SCORED - first])
+            if isinstance(mixer, HasSimilarity) and first < scored[layer]:
+                samples[layer].append(inputs[layer][: scored[layer] - first])
             if first < DRAWN and cells <= MOST_DRAWN:
                 kept[layer].append(A[: DRAWN - first, :, :, : task.context_length].cpu())
         on_progress(min(first + rows, n), n)

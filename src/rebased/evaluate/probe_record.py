@@ -82,8 +82,9 @@ def probe_run(
         **found,
     }
     record = finite(record)
-    with replacing(folder / PROBE) as file:
-        file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+    if data is None:  # what was found on another text is not kept: the file does not say which text it was
+        with replacing(folder / PROBE) as file:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
     return record
 
 

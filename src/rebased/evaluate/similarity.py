@@ -8,15 +8,21 @@ from torch import Tensor
 from rebased.mixers import HasSimilarity, ReBased, attention_map
 from rebased.tasks import IGNORE, Questions
 
-SCORED = 64
-"""Examples whose scores are kept."""
+SCORED, PAIRS = 64, 2**23
+"""The scores of at most so many examples are kept, of fewer where they have more pairs in all."""
 BINS = 80
 TAIL = 0.0005  # of the scores at each end, which the histogram leaves out
 SMALL = (0.5, 0.1, 0.01, 0.001)
 """A weight is called small below these shares of the uniform weight."""
 
 
-def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) -> dict[str, Any]:
+def scored_examples(mixer: Any, questions: Questions) -> int:
+    """Of how many examples the scores of all heads are looked at; at least one."""
+    pairs = int(getattr(mixer, "n_heads", 1)) * questions.positions.shape[1] * questions.inputs.shape[1]
+    return max(1, min(SCORED, PAIRS // pairs))
+
+
+def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) -> dict[str, Any] | None:
     """The distribution of scores s = q . k / sqrt(K) at the questions, and of the weights that follow from them.
 
     inputs: what the mixer reads, batches [B,T,D] of the first examples. Returns numbers and lists only:
@@ -25,6 +31,8 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
          "small": {"0.1": share of the weights below a tenth of the uniform weight, ...},
          "lowest": the weight that 1 % of all are below, as a multiple of the uniform weight,
          "learned": see `learned_parabola`; None without gamma and beta}
+
+    None if a similarity is too large for fp64, as exp of a score above 709 is.
 
     The scale of a similarity means nothing: it cancels when weights are divided by their sum. So "small" compares a
     weight with the one that a model would give if it looked at all visible keys alike.
@@ -48,6 +56,8 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
     s, w = torch.cat(scores).double(), torch.cat(weights).double()
     device = inputs[0].device
     sim = similarity_of(mixer, s, device)
+    if not sim.isfinite().all():
+        return None
     edges, density = histogram(s)
     centres = (edges[1:] + edges[:-1]) / 2
     return {
