@@ -112,8 +112,11 @@ def probe(
     if json is not None:
         write_json(json, {"type": "probes", "records": records})
     if output is not None:
-        command = shlex.join(["rebased", "probe", *map(str, runs), "-o", str(output)])
-        write_page(report.page(command), output)
+        options = {"--split": split, "--seq-len": seq_len, "--data": data}
+        options |= {"--examples": examples if examples != EXAMPLES else None}
+        options |= {"--windows": windows if windows != WINDOWS else None}
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
     for written in (json, output):
         if written:
             console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)

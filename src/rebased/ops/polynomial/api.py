@@ -160,10 +160,7 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolySt
 
 @cache
 def _note_learned_coefficients() -> None:
-    _log.warning(
-        "coefficients that are learnt have no GPU kernel: polynomial attention takes the chunked path in plain torch, "
-        "which is several times slower"
-    )
+    _log.warning("coefficients that are learnt have no GPU kernel: polynomial attention takes the slower chunked path")
 
 
 def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleType:

@@ -5,10 +5,11 @@ from math import exp
 from typing import Any
 
 from rebased.analysis.attention import UNIT
-from rebased.report.drawing import INK, SERIES, Axes, Draw, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, draw_panels, named_looks
 from rebased.report.heatmap import heatmap, panels, scale
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.probe.tables import similarities
+from rebased.report.synthetic.figures import powers_of_two
 
 TOP = 6.0  # similarities are drawn up to so many times their mean
 
@@ -131,15 +132,17 @@ def mass_by_distance(records: Sequence[Record], names: Sequence[str]) -> str:
             axes.plot(xs, ys, **styles[name], marker="o", label=None if name in labelled else name)
             labelled.add(name)
         axes.plot(xs, [each["uniform"] for each in record["distances"]], color=INK, lw=1, ls=":", label="uniform")
-        axes.set(
-            xlabel="tokens since the previous occurrence", ylabel="attention, best head", xscale="log", ylim=(0, None)
-        )
+        axes.set(xlabel="tokens since the previous occurrence", ylabel="attention, best head", ylim=(0, None))
+        powers_of_two(axes, xs)
 
     def by_layer(axes: Axes) -> None:
         for name, record in zip(names, records, strict=True):
             xs = [layer["layer"] for layer in record["layers"]]
             axes.plot(xs, [layer["best"] for layer in record["layers"]], **styles[name], marker="o")
         axes.set(xlabel="layer", ylabel="attention, best head of the layer", ylim=(0, None))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    panels = {"by distance, the best head of all": draw, "by layer, over all distances": by_layer}
+    panels = {"by distance, the best head of all": draw}
+    if any(len(record["layers"]) > 1 for record in records):
+        panels["by layer, over all distances"] = by_layer
     return draw_panels(panels, "mass-by-distance", "Attention on the token after the previous occurrence")
