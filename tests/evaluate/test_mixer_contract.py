@@ -36,6 +36,13 @@ class Good(nn.Module):
     def state_size(self, seq_len: int) -> int:
         return len(self.out_proj.weight) + 1
 
+    def attention_map(self, x: Tensor) -> Tensor:
+        ones = torch.ones(len(x), 1, x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        return ones / ones.sum(-1, keepdim=True)
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        return self.out_proj(attention.squeeze(1) @ x)
+
 
 class LooksAhead(Good):
     def forward(self, x: Tensor) -> Tensor:
@@ -121,6 +128,21 @@ class DeclaresNothingThere(Good):
     residual_projections = ("output",)
 
 
+class ShowsAnotherMatrix(Good):
+    def attention_map(self, x: Tensor) -> Tensor:
+        return torch.eye(x.shape[1], dtype=x.dtype).expand(len(x), 1, -1, -1)
+
+
+class ShowsTheFuture(Good):
+    def attention_map(self, x: Tensor) -> Tensor:
+        return super().attention_map(x).flip(3)
+
+
+class ShowsOneHeadOnly(Good):
+    def attention_map(self, x: Tensor) -> Tensor:
+        return super().attention_map(x).squeeze(1)
+
+
 class Raises(Good):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, x[:, :, 1:]]) if len(x) > 1 else super().forward(x)
@@ -145,6 +167,9 @@ FAULTS: list[tuple[type[Good], str, str]] = [
     (UnusedWeight, "every_parameter_has_gradient", "unused has no gradient"),
     (WrongGradient, "gradients_match_differences", "by central differences"),
     (DeclaresNothingThere, "residual_projections_exist", "'output' is no nn.Linear of it"),
+    (ShowsAnotherMatrix, "attention_map_is_forward[float64]", "apply_attention with attention_map against forward"),
+    (ShowsTheFuture, "attention_map_is_forward[float32]", "it is not zero above the diagonal"),
+    (ShowsOneHeadOnly, "attention_map_is_forward[float64]", r"attention_map must return .B, H, T, T., here .3, H, 21,"),
     (Raises, "rows_are_apart", "Sizes of tensors must match"),
 ]
 

@@ -31,20 +31,25 @@ def shapes(state: Any) -> list[tuple[int, ...]]:
     return [tuple(state.shape)] if isinstance(state, Tensor) else [shape for each in state for shape in shapes(each)]
 
 
+def weights(mixer: nn.Module) -> list[Tensor]:
+    """The parameters; of previous_token, which has none, its fixed gate."""
+    return list(mixer.parameters()) or list(mixer.buffers())
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_weights_are_made_in_the_given_dtype(name: str, dtype: torch.dtype) -> None:
     mixer = build(name, dtype=dtype)
-    assert {parameter.dtype for parameter in mixer.parameters()} == {dtype}
+    assert {weight.dtype for weight in weights(mixer)} == {dtype}
     assert all(parameter.isfinite().all() for parameter in mixer.parameters())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_made_on_the_given_device(name: str) -> None:
-    assert {parameter.device.type for parameter in build(name, device="meta").parameters()} == {"meta"}
+    assert {weight.device.type for weight in weights(build(name, device="meta"))} == {"meta"}
     with torch.device("meta"):
-        assert {parameter.device.type for parameter in build(name).parameters()} == {"meta"}
-        assert {parameter.device.type for parameter in build(name, device="cpu").parameters()} == {"cpu"}
+        assert {weight.device.type for weight in weights(build(name))} == {"meta"}
+        assert {weight.device.type for weight in weights(build(name, device="cpu"))} == {"cpu"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +87,7 @@ def test_help_is_a_reference(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_print_shows_the_arguments(name: str) -> None:
-    first = repr(build(name)).splitlines()[1]
+    first = "".join(repr(build(name)).splitlines()[:2])  # the class; its arguments, on one line if it has no layers
     for argument, parameter in inspect.signature(mixer_class(name)).parameters.items():
         if argument in ("d_model", "max_len", "layer", "n_layers"):
             assert f"{argument}=" in first
@@ -139,8 +144,8 @@ def test_an_empty_piece_changes_nothing(name: str, arguments: dict[str, Any]) ->
     assert torch.equal(mixer.extend(x[:, 3:], same)[0], mixer.extend(x[:, 3:], state)[0])
 
 
-TORCH_FUNC = {"attention": {}, "sliding_window": {}} | {name: {"backend": "reference"} for name in ("based", "rebased")}
-TORCH_FUNC["rwkv"] = {"backend": "reference"}
+TORCH_FUNC: dict[str, dict[str, str]] = {name: {} for name in ("attention", "sliding_window", "previous_token")}
+TORCH_FUNC |= {name: {"backend": "reference"} for name in ("based", "rebased", "rwkv")}
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch has no batching rule for its attention
@@ -155,13 +160,13 @@ def test_torch_func_works(name: str) -> None:
     expected = torch.stack([mixer(one) for one in x])
     torch.testing.assert_close(torch.func.vmap(mixer)(x), expected, rtol=1e-4, atol=1e-5)
     gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
-    for row, one in enumerate(x):
+    for row, one in enumerate(x if parameters else x[:0]):
         wanted = torch.autograd.grad(loss(parameters, one), list(parameters.values()))
         for (key, got), want in zip(gradients.items(), wanted, strict=True):
             torch.testing.assert_close(got[row], want, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"attention", "sliding_window"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"attention", "sliding_window", "previous_token"}))
 def test_where_torch_func_does_not_work_the_error_says_why(name: str) -> None:
     mixer, x = build(name).eval(), torch.randn(3, B, T, D)
     remedy = "backend='reference'" if name in TORCH_FUNC else "use torch.autograd"

@@ -157,7 +157,8 @@ def test_an_axis_that_is_not_there(tmp_path: Path) -> None:
         read_sweep(write(tmp_path, {"length": [{"train.lr": 1}]}), {"grid.lenght": "[]"})
 
 
-RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapolation": 200}
+RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapolation": 200, "table3": 280}
+RUNS |= {"kernels": 1040}
 
 
 @cache
@@ -189,7 +190,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 
 def test_shipped_sweeps_are_all_named_here() -> None:
     names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
-    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")} | {"enwik8"}
+    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")} | {"enwik8", "table3-quick"}
 
 
 def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
@@ -206,6 +207,16 @@ def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
         for config in configs
     }
     assert shapes == {(d, h, d // h if h == 12 else None) for d in (16, 24, 32, 48) for h in (1, 2, 12)}
+
+
+def test_table_3_has_the_papers_task_and_kernels_has_table_1s() -> None:
+    configs = [run.config for run in plan_of("table3").runs]
+    assert {(each.task.held_out[0].seq_len, each.task.held_out[0].kv_pairs) for each in configs} == {(128, 32)}
+    assert {config.task.held_out[0].examples for config in configs} == {10_000}
+    assert {config.model.mixers[0].name for config in configs} == {"previous_token"}
+    ours = {run.config.digest() for run in plan_of("kernels-small").runs}
+    known = {run.config.digest() for run in plan_of("table1-small").runs if run.config.model.d_model == 24}
+    assert known <= ours  # the six kernels of Table 1 are the same runs in both, under the same digests
 
 
 def test_the_base_may_be_a_shipped_config(tmp_path: Path) -> None:

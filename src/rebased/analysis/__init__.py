@@ -1,4 +1,4 @@
-"""Pure functions of numbers: means and intervals, paired tests, choice of learning rates, perplexity.
+"""Pure functions of numbers: means and intervals, paired tests, choice of rates, perplexity, attention maps.
 
 The names below arrive on first use: statistics need scipy, a sweep or a training run does not.
 """
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rebased.analysis.attention import soft_iou
     from rebased.analysis.budget import expected_validation_performance
     from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
     from rebased.analysis.selection import Choice, choose_lr
@@ -24,10 +25,12 @@ __all__ = [
     "holm",
     "in_words",
     "sign_test",
+    "soft_iou",
     "wilcoxon_limit",
 ]
 
 _HOME = {
+    "attention": ("soft_iou",),
     "budget": ("expected_validation_performance",),
     "paired": ("Comparison", "compare", "compare_all", "holm", "in_words", "sign_test", "wilcoxon_limit"),
     "selection": ("Choice", "choose_lr"),

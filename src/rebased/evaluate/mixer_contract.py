@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rebased.evaluate.checks import CheckResult
 from rebased.mixers import (
+    attention_map,
     can_extend,
     can_shard,
     check_extended,
@@ -26,6 +27,7 @@ from rebased.mixers import (
     count_numbers,
     find_residual_projections,
     forward_documents,
+    has_attention_map,
     init_slots,
     mixer_class,
     mixer_name,
@@ -302,6 +304,18 @@ def rows_are_apart(name: str) -> None:
         _require_near(together[row : row + 1], alone, f"row {row} of a batch against this row alone")
 
 
+def attention_map_is_forward(name: str, dtype: torch.dtype) -> None:
+    """Check that the attention matrix looks at no later token, and that with it apply_attention gives forward."""
+    mixer, x = _build(name, dtype), _inputs(dtype=dtype)
+    if not has_attention_map(mixer):
+        raise NotApplicable(f"mixer {name!r} has no attention_map and apply_attention")
+    A = attention_map(mixer, x)
+    _require(A.isfinite().all(), "the attention matrix is not finite")
+    _require((A.triu(1) == 0).all(), "the attention matrix looks ahead: it is not zero above the diagonal")
+    y = check_output(mixer, x, mixer.apply_attention(A, x), "apply_attention")
+    _require_near(y, _forward(mixer, x), "apply_attention with attention_map against forward")
+
+
 def weights_decide_everything(name: str) -> None:
     """Check that in eval mode the output depends on x and the state_dict only."""
     mixer, x = _build(name), _inputs()
@@ -404,6 +418,14 @@ def _list_checks() -> list[Check]:
             f"documents_are_apart[{_short(dtype)}]",
             "a packed document sees another one",
             partial(documents_are_apart, dtype=dtype),
+        )
+        for dtype in floats
+    ]
+    checks += [
+        Check(
+            f"attention_map_is_forward[{_short(dtype)}]",
+            "a probe shows another matrix than the model uses",
+            partial(attention_map_is_forward, dtype=dtype),
         )
         for dtype in floats
     ]

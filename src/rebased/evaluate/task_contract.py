@@ -185,6 +185,23 @@ def _slices(case: Case) -> None:
             )
 
 
+@check("answers stand where the task says")
+def _answers(case: Case) -> None:
+    examples = case.task.build(ROWS, 0, "cpu", "test")
+    positions = case.task.answer_positions(examples)
+    if positions is None:
+        return
+    require(positions.shape == examples.labels.shape, "answer_positions must return [N, T], one position per label")
+    asked = examples.labels != IGNORE
+    require(bool((positions[~asked] == -1).all()), "answer_positions must be -1 where nothing is asked")
+    at = torch.arange(case.task.seq_len).expand_as(positions)[asked]
+    found = positions[asked]
+    require(bool(((found >= 0) & (found <= at)).all()), "answer_positions names a position after the question")
+    require(bool((found < case.task.context_length).all()), "an answer stands outside of context_length")
+    shown = examples.inputs.gather(1, positions.clamp(min=0))[asked]
+    require(bool((shown == examples.labels[asked]).all()), "the token at an answer's position is not the label")
+
+
 @check("a config survives being written")
 def _config(case: Case) -> None:
     data = case.data(1)

@@ -1,6 +1,7 @@
 """Sequence mixers: torch modules [B,T,D] -> [B,T,D] that never look ahead, and their register. Needs torch only."""
 
 from rebased.mixers.attention import KVCache, SoftmaxAttention
+from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity, attention_map, has_attention_map
 from rebased.mixers.checks import check_extended, check_mixer_causality, check_output
 from rebased.mixers.context_parallel import GatherEarlier, Shardable, can_shard
 from rebased.mixers.contract import (
@@ -20,7 +21,9 @@ from rebased.mixers.contract import (
 from rebased.mixers.documents import forward_documents, positions_in_documents
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
-from rebased.mixers.polynomial import Based, PolynomialAttention, QKTransform, ReBased
+from rebased.mixers.polynomial import Based, PolynomialAttention, ReBased
+from rebased.mixers.previous_token import PreviousToken
+from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
@@ -33,6 +36,8 @@ __all__ = [
     "Based",
     "Extendable",
     "GatherEarlier",
+    "HasAttentionMap",
+    "HasSimilarity",
     "HasSlots",
     "Hyena",
     "HyenaState",
@@ -41,6 +46,7 @@ __all__ = [
     "Mamba",
     "MambaState",
     "PolynomialAttention",
+    "PreviousToken",
     "QKTransform",
     "RWKVState",
     "ReBased",
@@ -50,6 +56,7 @@ __all__ = [
     "Slots",
     "SoftmaxAttention",
     "WindowCache",
+    "attention_map",
     "can_extend",
     "can_shard",
     "check_extended",
@@ -59,6 +66,7 @@ __all__ = [
     "describe_mixer",
     "find_residual_projections",
     "forward_documents",
+    "has_attention_map",
     "init_slots",
     "map_tensors",
     "mixer_class",

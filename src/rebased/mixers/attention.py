@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
@@ -126,6 +127,25 @@ class SoftmaxAttention(nn.Module):
         shape = (count, self.n_heads, capacity, self.d_model // self.n_heads)
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
         return KVSlots(self, k, v)
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """Return the attention matrix without dropout: x [B,T,D] -> [B,H,T,T] (mixers/attention_maps.py)."""
+        scores = self.attention_scores(x)
+        return softmax_map(scores, torch.ones(scores.shape[2:], dtype=torch.bool, device=x.device).tril())
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
+        return self.out_proj(weigh(attention, self._project(x)[2]).flatten(-2))
+
+    def attention_scores(self, x: Tensor) -> Tensor:
+        """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+        q, k, _ = self._project(x)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return exp(s) of scores s: any shape -> the same shape."""
+        return scores.exp()
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds after seq_len tokens: 2 seq_len D."""

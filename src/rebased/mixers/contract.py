@@ -9,6 +9,7 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
   whose state grows needs it. `extend_` overwrites a state of fixed size, to save time.
 - `forward_documents` keeps packed documents apart (Isolating, documents.py).
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
+- `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
 - `spreads_nan` says, in words, why a NaN in x may reach earlier tokens of its row. A mixer without it keeps a NaN or an
   infinity from them, as the contract suite checks.

@@ -1,65 +1,40 @@
 """ReBased and Based: linear attention whose similarity is a second-degree polynomial of q . k."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from rebased.mixers.attention_maps import weigh
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.context_parallel import GatherEarlier
 from rebased.mixers.contract import register_mixer
+from rebased.mixers.qk_norm import AffineNorm, NormAxis, QKNorm, QKTransform
 from rebased.ops import (
     BASED,
     REBASED,
+    AnyCoefficients,
     Backend,
     Coefficients,
     PolyState,
     feature_count,
     init_poly_state,
-    layer_norm,
+    pair_products,
     poly_attention,
     poly_attention_extend,
     poly_attention_extend_,
+    poly_attention_map,
     poly_state,
 )
 
-QKTransform = Literal["none", "norm", "scale", "affine", "norm_affine"]
-"""What happens to q and k before the squared kernel: the rows of the paper's Table 1, in their order.
-x^2, norm(x)^2, (gamma x)^2, (gamma x + beta)^2, and ReBased itself: (gamma norm(x) + beta)^2."""
+Similarity = Literal["square", "fourth", "learned"]
+"""The similarity as a function of s = q . k / sqrt(K): s^2, s^4, or c0 + c1 s + c2 s^2 with learnt coefficients."""
 
+MAX_OPERATOR_WIDTH = 128
+"""The widest queries and keys that the GPU kernels of the operator take."""
 
-class AffineNorm(nn.Module):
-    """LayerNorm over the last axis in which normalisation, scale and shift are each optional.
-
-    `transform` says which of them are there (QKTransform). The output has the dtype of the input, under autocast too.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        transform: QKTransform,
-        eps: float = 1e-5,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.transform, self.eps = transform, eps
-        self.normalise = transform in ("norm", "norm_affine")
-        has_scale, has_shift = transform in ("scale", "affine", "norm_affine"), transform in ("affine", "norm_affine")
-        self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype)) if has_scale else None
-        self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype)) if has_shift else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the transformed x: [..., width] -> [..., width]."""
-        if self.normalise:
-            return layer_norm(x, self.weight, self.bias, self.eps)
-        if self.weight is not None:
-            x = x * self.weight.to(x.dtype)
-        return x if self.bias is None else x + self.bias.to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.transform!r}, eps={self.eps}"
+BASED_LOGITS = (0.541325, 0.881374, -0.432752)
+"""Learnt coefficients begin as Based's, (1, 1, 1/2): softplus of the first and last, sigmoid of the second."""
 
 
 class PolynomialAttention(nn.Module):
@@ -70,6 +45,7 @@ class PolynomialAttention(nn.Module):
     """
 
     coefficients: Coefficients
+    scale: float | None = None  # of q . k in the operator; None: operator_width ** -0.5
     residual_projections: tuple[
         str, ...
     ] = ()  # proj_o starts at N(0, 0.02) like the other projections, as in the paper's runs
@@ -108,6 +84,15 @@ class PolynomialAttention(nn.Module):
         self.proj_v = nn.Linear(d_model, values, bias=False, device=device, dtype=dtype)
         self.proj_o = nn.Linear(values, d_model, bias=False, device=device, dtype=dtype)
 
+    @property
+    def operator_width(self) -> int:
+        """The width of the queries and keys that the operator is called with: here key_width."""
+        return self.key_width
+
+    def operator_coefficients(self) -> AnyCoefficients:
+        """Return the coefficients for the operator: three numbers, or a tensor [3] where they are learnt."""
+        return self.coefficients
+
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return q, k [B,T,H*K] as the kernel needs them. Here they stay as they are; ReBased overrides it."""
         return q, k
@@ -119,10 +104,14 @@ class PolynomialAttention(nn.Module):
         v = self.proj_v(x)
         q, k = self.transform(self.proj_q(x), self.proj_k(x))
         return (
-            q.unflatten(-1, (self.n_heads, self.key_width)),
-            k.unflatten(-1, (self.n_heads, self.key_width)),
+            q.unflatten(-1, (self.n_heads, self.operator_width)),
+            k.unflatten(-1, (self.n_heads, self.operator_width)),
             v.unflatten(-1, (self.n_heads, self.value_width)),
         )
+
+    def _kernel(self) -> dict[str, Any]:
+        """Return what every call of the operator is told of the similarity."""
+        return {"coefficients": self.operator_coefficients(), "scale": self.scale, "eps": self.eps}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
@@ -132,7 +121,7 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         if x.numel() == 0:
             return empty_output(self, x)
-        o = poly_attention(q, k, v, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
+        o = poly_attention(q, k, v, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -141,9 +130,7 @@ class PolynomialAttention(nn.Module):
         cu_seqlens [n+1], int32 or int64, says where documents begin in the B*T tokens; its last number is B*T.
         """
         q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
-        o = poly_attention(
-            q, k, v, coefficients=self.coefficients, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
-        )
+        o = poly_attention(q, k, v, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
         return self.proj_o(o.flatten(-2)).view_as(x)
 
     def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
@@ -152,10 +139,10 @@ class PolynomialAttention(nn.Module):
         Each rank sends one state of constant size, however long the sequence is.
         """
         q, k, v = self.project(x)
-        kv, z = poly_state(k, v, coefficients=self.coefficients)
+        kv, z = poly_state(k, v, coefficients=self.operator_coefficients())
         before = gather_earlier(torch.cat([kv, z.unsqueeze(-1)], dim=-1)).sum(0)  # [B,H,F,V+1]: one message, not two
         state = PolyState(kv=before[..., :-1].contiguous(), z=before[..., -1].contiguous())
-        o, _ = poly_attention_extend(q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
+        o, _ = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     def init_state(
@@ -169,9 +156,9 @@ class PolynomialAttention(nn.Module):
         return init_poly_state(
             batch,
             self.n_heads,
-            self.key_width,
+            self.operator_width,
             self.value_width,
-            self.coefficients,
+            self.operator_coefficients(),
             device=device or self.proj_q.weight.device,
             dtype=dtype or self.proj_q.weight.dtype,
         )
@@ -184,9 +171,7 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         if x.numel() == 0:
             return empty_output(self, x), state
-        o, state = poly_attention_extend(
-            q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend
-        )
+        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2)), state
 
     def extend_(self, x: Tensor, state: PolyState) -> Tensor:
@@ -195,18 +180,47 @@ class PolynomialAttention(nn.Module):
         A step of decoding reads and writes the state once, and allocates nothing of its size. There are no gradients.
         """
         q, k, v = self.project(x)
-        o = poly_attention_extend_(q, k, v, state, coefficients=self.coefficients, eps=self.eps, backend=self.backend)
+        o = poly_attention_extend_(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2))
+
+    def attention_map(self, x: Tensor) -> Tensor:
+        """Return the attention matrix, computed again from q and k: x [B,T,D] -> [B,H,T,T] (mixers/attention_maps.py).
+
+        Row i sums to den / (den + eps), den being the sum of its similarities.
+        """
+        q, k, _ = self.project(x)
+        return poly_attention_map(q, k, **self._kernel())
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
+        return self.proj_o(weigh(attention, self.project(x)[2]).flatten(-2))
+
+    def attention_scores(self, x: Tensor) -> Tensor:
+        """Return the operator's s of every pair, q . k / sqrt(K): x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+        q, k, _ = self.project(x)
+        return _products(q, k, self.operator_width**-0.5 if self.scale is None else self.scale)
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return c0 + c1 s + c2 s^2 of scores s: any shape -> the same shape."""
+        c0, c1, c2 = self.operator_coefficients()
+        return c0 + scores * (c1 + c2 * scores)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: H F (V + 1), whatever seq_len is."""
-        return self.n_heads * feature_count(self.key_width, self.coefficients) * (self.value_width + 1)
+        features = feature_count(self.operator_width, self.operator_coefficients())
+        return self.n_heads * features * (self.value_width + 1)
 
     def extra_repr(self) -> str:
         return (
             f"d_model={self.d_model}, n_heads={self.n_heads}, key_width={self.key_width}, "
             f"value_width={self.value_width}, eps={self.eps}, backend={self.backend!r}"
         )
+
+
+def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scale * (q . k) of every pair: q, k [B,T,H,K] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return scale * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
 
 
 @register_mixer("rebased")
@@ -224,8 +238,14 @@ class ReBased(PolynomialAttention):
         qk_transform: what happens to q and k before the kernel: "none", "norm", "scale" (gamma), "affine" (gamma and
             beta) or "norm_affine" (LayerNorm with gamma and beta). Default "norm_affine", which is ReBased; the others
             are the ablations of the paper's Table 1.
-        norm_axis: "joint" (default, the paper's): one LayerNorm over the H*K features of all heads for q, one for k.
-            "per_head": one gamma and beta of width K, shared by q, k and all heads, as in other public code.
+        norm_axis: "joint" (default, the paper's): one norm over the H*K features of all heads for q, one for k.
+            "each_head": each head is normalised by itself; gamma and beta are as in "joint". "per_head": each head by
+            itself, with one gamma and beta of width K, shared by q, k and all heads, as in other public code.
+        norm: "layer" (default, the paper's): LayerNorm. "rms": divided by the root mean square. "l2": by the length.
+        kernel: the similarity of s = q . k / sqrt(K). "square" (default, ReBased's): s^2. "fourth": s^4, with
+            K (K + 1) / 2 products as the operator's queries and keys; choose a small key_width, such as 5. "learned":
+            c0 + c1 s + c2 s^2 with three learnt numbers, c0 and c2 positive and 0 <= c1 <= 2 sqrt(c0 c2), so that no
+            similarity is negative. They begin as Based's. On a GPU "learned" takes the chunked path.
         eps: added to the sum of similarities that divides each output. Default 1e-12.
         backend: "auto" (default): Triton kernels on a GPU, chunked torch elsewhere. "triton", "chunked", "recurrent"
             or "reference" (the equation, quadratic in T) choose one.
@@ -242,6 +262,7 @@ class ReBased(PolynomialAttention):
     """
 
     coefficients = REBASED
+    added_later: tuple[str, ...] = ("norm", "kernel")
 
     def __init__(
         self,
@@ -251,7 +272,9 @@ class ReBased(PolynomialAttention):
         key_width: int = 16,
         value_width: int | None = None,
         qk_transform: QKTransform = "norm_affine",
-        norm_axis: Literal["joint", "per_head"] = "joint",
+        norm_axis: NormAxis = "joint",
+        norm: QKNorm = "layer",
+        kernel: Similarity = "square",
         eps: float = 1e-12,
         backend: Backend = "auto",
         device: torch.device | str | None = None,
@@ -260,22 +283,86 @@ class ReBased(PolynomialAttention):
         super().__init__(d_model, n_heads, key_width, value_width, eps, backend, device, dtype)
         if qk_transform not in get_args(QKTransform):
             raise ValueError(f"qk_transform {qk_transform!r} is unknown; choose one of {get_args(QKTransform)}")
-        if norm_axis not in ("joint", "per_head"):
-            raise ValueError(f"norm_axis {norm_axis!r} is unknown; choose 'joint' (the paper's) or 'per_head'")
-        self.qk_transform, self.norm_axis = qk_transform, norm_axis
-        width = n_heads * key_width if norm_axis == "joint" else key_width
-        self.ln_q = AffineNorm(width, qk_transform, device=device, dtype=dtype)
-        self.ln_k = AffineNorm(width, qk_transform, device=device, dtype=dtype) if norm_axis == "joint" else self.ln_q
+        if norm_axis not in get_args(NormAxis):
+            raise ValueError(
+                f"norm_axis {norm_axis!r} is unknown; choose 'joint' (the paper's), 'each_head' or 'per_head'"
+            )
+        if norm not in get_args(QKNorm):
+            raise ValueError(f"norm {norm!r} is unknown; choose one of {get_args(QKNorm)}")
+        if kernel not in get_args(Similarity):
+            raise ValueError(f"kernel {kernel!r} is unknown; choose one of {get_args(Similarity)}")
+        self.qk_transform, self.norm_axis, self.norm, self.kernel = qk_transform, norm_axis, norm, kernel
+        width = key_width if norm_axis == "per_head" else n_heads * key_width
+        options: dict[str, Any] = {"norm": norm, "groups": n_heads if norm_axis == "each_head" else 1}
+        options |= {"device": device, "dtype": dtype}
+        self.ln_q = AffineNorm(width, qk_transform, **options)
+        self.ln_k = self.ln_q if norm_axis == "per_head" else AffineNorm(width, qk_transform, **options)
+        if kernel == "fourth":
+            if self.operator_width > MAX_OPERATOR_WIDTH:
+                raise ValueError(
+                    f"kernel 'fourth' makes {self.operator_width} products of key_width {key_width}, more than the "
+                    f"{MAX_OPERATOR_WIDTH} that the operator's kernels take; choose a key_width of at most 15"
+                )
+            self.scale = 1 / key_width
+        self.kernel_logits = (
+            nn.Parameter(torch.tensor(BASED_LOGITS, device=device, dtype=dtype)) if kernel == "learned" else None
+        )
+
+    @property
+    def operator_width(self) -> int:
+        """The width of the queries and keys that the operator is called with: K, or K (K + 1) / 2 products of them."""
+        return self.key_width * (self.key_width + 1) // 2 if self.kernel == "fourth" else self.key_width
+
+    def operator_coefficients(self) -> AnyCoefficients:
+        """Return (0, 0, 1), or the learnt coefficients as a tensor [3] in at least fp32."""
+        if self.kernel_logits is None:
+            return self.coefficients
+        logits = self.kernel_logits.to(torch.promote_types(self.kernel_logits.dtype, torch.float32))
+        c0, c2 = nn.functional.softplus(logits[0]), nn.functional.softplus(logits[2])
+        return torch.stack([c0, 2 * (c0 * c2).sqrt() * logits[1].sigmoid(), c2])
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k [B,T,H*K], each after its transform (`qk_transform`, `norm_axis`)."""
-        if self.norm_axis == "joint":
-            return self.ln_q(q), self.ln_k(k)
         heads = (self.n_heads, self.key_width)
-        return self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
+        if self.norm_axis == "per_head":
+            q, k = self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
+        else:
+            q, k = self.ln_q(q), self.ln_k(k)
+        if self.kernel != "fourth":
+            return q, k
+        return pair_products(q.unflatten(-1, heads)).flatten(-2), pair_products(k.unflatten(-1, heads)).flatten(-2)
+
+    def qk_parameters(self) -> dict[str, Tensor]:
+        """Return gamma and beta of q and k by name, those that there are: {"q.gamma": [H*K], "q.beta": ..., ...}.
+
+        Norms that q and k share are called "qk.gamma" and "qk.beta". Records keep their statistics along training.
+        """
+        norms = {"q": self.ln_q, "k": self.ln_k} if self.ln_k is not self.ln_q else {"qk": self.ln_q}
+        every = {
+            f"{name}.{kind}": parameter
+            for name, norm in norms.items()
+            for kind, parameter in (("gamma", norm.weight), ("beta", norm.bias))
+        }
+        return {name: parameter for name, parameter in every.items() if parameter is not None}
+
+    def raw_scores(self, x: Tensor) -> Tensor:
+        """Return q . k / sqrt(K) of every pair before gamma and beta: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64).
+
+        The learnt similarity can be drawn against it: gamma and beta shift and scale the parabola.
+        """
+        heads = (self.n_heads, self.key_width)
+        q, k = self.proj_q(x), self.proj_k(x)
+        if self.norm_axis == "per_head":
+            q, k = self.ln_q.before_affine(q.unflatten(-1, heads)), self.ln_k.before_affine(k.unflatten(-1, heads))
+        else:
+            q, k = self.ln_q.before_affine(q).unflatten(-1, heads), self.ln_k.before_affine(k).unflatten(-1, heads)
+        return _products(q, k, self.key_width**-0.5)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}"
+        return (
+            f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}, "
+            f"norm={self.norm!r}, kernel={self.kernel!r}"
+        )
 
 
 @register_mixer("based")

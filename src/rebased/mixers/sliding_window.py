@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
@@ -128,6 +129,25 @@ class SlidingWindow(nn.Module):
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
         return WindowSlots(self, k, v)
 
+    def attention_map(self, x: Tensor) -> Tensor:
+        """Return the attention matrix without dropout, zero outside the window: x [B,T,D] -> [B,H,T,T]."""
+        T = x.shape[1]
+        return softmax_map(self.attention_scores(x), _band(T, T, 0, self.window, x.device))
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
+        return self.out_proj(weigh(attention, self._project(x)[2]).flatten(-2))
+
+    def attention_scores(self, x: Tensor) -> Tensor:
+        """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+        q, k = self._rotated(*self._project(x)[:2])
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return exp(s) of scores s: any shape -> the same shape."""
+        return scores.exp()
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds: 2 min(seq_len, window - 1) D."""
         return 2 * min(seq_len, self.window - 1) * self.d_model
@@ -146,11 +166,16 @@ class SlidingWindow(nn.Module):
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
-        if self.rotary:
-            angles = rotary_angles(k.shape[1], k.shape[3], k.device)
-            q, k = rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
+        q, k = self._rotated(q, k)
         o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0, documents)
         return self.out_proj(o.flatten(-2))
+
+    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q [B,T,H,W] and k [B,S,H,W] after rotation, if there is one; q are the last T of the S tokens."""
+        if not self.rotary:
+            return q, k
+        angles = rotary_angles(k.shape[1], k.shape[3], k.device)
+        return rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
 
     def _check_state(self, state: WindowCache, k: Tensor) -> None:
         if not isinstance(state, WindowCache):

@@ -20,12 +20,23 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # patterns of mixers by their names
     ("short_conv", "attention"): "ConvAttention",
     ("attention", "attention"): "Attention",
     ("attention",): "Attention",
+    ("previous_token", "rebased"): "ReBased",  # in the paper's Table 3
+    ("previous_token", "based"): "Based",
+    ("previous_token", "attention"): "Attention",
     ("short_conv", "rwkv"): "ConvRWKV",
     ("rwkv", "rwkv"): "RWKV",
     ("mamba", "mamba"): "Mamba",
     ("hyena", "hyena"): "Hyena",
 }
 KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
+
+VARIANTS = {  # of ReBased, beyond the paper: (argument, value) and what is added to its name
+    ("norm", "rms"): "RMS norm",
+    ("norm", "l2"): "L2 norm",
+    ("norm_axis", "each_head"): "norm of each head",
+    ("kernel", "fourth"): "fourth power",
+    ("kernel", "learned"): "learnt coefficients",
+}
 
 # Settings that are never part of a model's name: axes of tables, execution settings, and what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
@@ -50,7 +61,11 @@ def kind_of(model: dict[str, Any]) -> str:
     mixers = model["mixers"]
     pattern = tuple(mixer["name"] for mixer in mixers)
     name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
-    return KERNELS.get(mixers[-1].get("qk_transform"), name) if name == "ReBased" else name
+    if name != "ReBased":
+        return name
+    last = mixers[-1]
+    variants = [words for (key, value), words in VARIANTS.items() if last.get(key) == value]
+    return ", ".join([KERNELS.get(last.get("qk_transform"), name), *variants])
 
 
 def flatten(tree: Any, at: str = "") -> dict[str, Any]:

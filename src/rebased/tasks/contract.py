@@ -64,6 +64,16 @@ class Task(Config):
         """The accuracy of a guess; None where it is not known."""
         return None
 
+    def answer_positions(self, examples: Examples) -> Tensor | None:
+        """Where each row shows the answer of a question, for probes of attention: [N,T] int64, -1 where nothing is
+        asked. None where the task does not say."""
+        return None
+
+    @property
+    def context_length(self) -> int:
+        """How many positions come before the first that can ask something; answers stand there."""
+        return self.seq_len
+
     @classmethod
     def about(cls) -> str:
         """The first paragraph of the docstring, in one line."""

@@ -80,6 +80,21 @@ class MQAR(Task):
         """The accuracy of guessing among all values."""
         return 1 / (self.vocab_size - self.first_value)
 
+    @property
+    def context_length(self) -> int:
+        """Positions of the pairs, which come first: 2 kv_pairs, and in forgetting MQAR those of the updates."""
+        return self.seq_len - 2 * self.n_slots
+
+    def answer_positions(self, examples: Examples) -> Tensor:
+        """The position of the value that each question asks for: [N,T] int64, -1 where nothing is asked."""
+        inputs, labels, _ = examples
+        positions = torch.full_like(labels, -1)
+        values = inputs[:, 1 : self.context_length : 2]  # [N,n], all distinct
+        rows, columns = (labels != IGNORE).nonzero(as_tuple=True)
+        pair = (values[rows] == labels[rows, columns].unsqueeze(1)).int().argmax(1)
+        positions[rows, columns] = 2 * pair + 1
+        return positions
+
     def build(self, n: int, seed: int, device: torch.device | str = "cpu", split: Split = "train") -> Examples:
         """As every task, and then the fillers: these have a generator of their own, so that with and without random
         fillers a seed asks the same questions."""

@@ -7,20 +7,31 @@ from rebased.ops.polynomial.api import (
     poly_attention,
     poly_attention_extend,
     poly_attention_extend_,
+    poly_attention_map,
     poly_state,
 )
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state
+from rebased.ops.polynomial.state import (
+    AnyCoefficients,
+    Coefficients,
+    PolyState,
+    feature_count,
+    init_poly_state,
+    pair_products,
+)
 
 __all__ = [
     "BASED",
     "EPS",
     "REBASED",
+    "AnyCoefficients",
     "Coefficients",
     "PolyState",
     "feature_count",
     "init_poly_state",
+    "pair_products",
     "poly_attention",
     "poly_attention_extend",
     "poly_attention_extend_",
+    "poly_attention_map",
     "poly_state",
 ]

@@ -1,6 +1,8 @@
 """The public functions of polynomial attention: they check their inputs and choose a path."""
 
+import logging
 import math
+from functools import cache
 from itertools import pairwise
 from types import ModuleType
 
@@ -8,13 +10,21 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func
-from rebased.ops.polynomial import chunked, recurrent, reference, summary
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, init_poly_state
+from rebased.ops.polynomial import chunked, learned, recurrent, reference, summary
+from rebased.ops.polynomial.state import (
+    AnyCoefficients,
+    Coefficients,
+    PolyState,
+    feature_count,
+    init_poly_state,
+    layout,
+)
 
 REBASED: Coefficients = (0.0, 0.0, 1.0)
 BASED: Coefficients = (1.0, 1.0, 0.5)
 EPS = 1e-12
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_log = logging.getLogger("rebased")
 _PLAIN_TORCH: dict[Backend, ModuleType] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
 
@@ -23,7 +33,7 @@ def poly_attention(
     k: Tensor,
     v: Tensor,
     *,
-    coefficients: Coefficients,
+    coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
     cu_seqlens: Tensor | None = None,
@@ -37,7 +47,8 @@ def poly_attention(
         q: queries [B, T, H, K], float16, bfloat16, float32 or float64. B and T may be 0.
         k: keys [B, T, H, K], in the dtype and on the device of q.
         v: values [B, T, H, V], in the dtype and on the device of q.
-        coefficients: (c0, c1, c2), not all zero. ReBased is REBASED = (0, 0, 1), Based is BASED = (1, 1, 0.5).
+        coefficients: (c0, c1, c2), not all zero. ReBased is REBASED = (0, 0, 1), Based is BASED = (1, 1, 0.5). Or a
+            tensor [3] of a float dtype on the device of q, which may want gradients; its values are not checked.
         scale: factor of q . k; None means K ** -0.5.
         eps: added to the denominator, at least 0; default 1e-12.
         cu_seqlens: integers [N+1] that rise from 0 to T, or None. With it (B must be 1) the row holds N documents,
@@ -45,7 +56,8 @@ def poly_attention(
             are not checked, because the host would have to wait for them.
         backend: "reference" is the equation, quadratic in T, and differentiable any number of times; "recurrent" goes
             token by token; "chunked" is linear in T in plain torch; "triton" needs a GPU, K up to 128 and no float64;
-            "auto" is "triton" where it can be, else "chunked".
+            "auto" is "triton" where it can be, else "chunked". Coefficients in a tensor have no kernel: "auto" is then
+            "chunked" on a GPU too.
 
     Returns:
         o [B, T, H, V] in the dtype of v. Half precision is computed in fp32. Differentiable in q, k and v. With
@@ -62,11 +74,11 @@ def poly_attention(
         TypeError: if cu_seqlens is not a tensor.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
-    path = _path(backend, q)
+    path = _path(backend, q, coefficients)
     if cu_seqlens is None:
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     _check_cu_seqlens(cu_seqlens, q)
-    if path not in _PLAIN_TORCH.values():
+    if path not in (*_PLAIN_TORCH.values(), learned):
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
     bounds = [(i, j) for i, j in pairwise(_bounds(cu_seqlens, q.shape[1])) if i < j]
     documents = [
@@ -82,7 +94,7 @@ def poly_attention_extend(
     v: Tensor,
     state: PolyState | None,
     *,
-    coefficients: Coefficients,
+    coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
     backend: Backend = "auto",
@@ -108,7 +120,7 @@ def poly_attention_extend(
         B, _, H, K = q.shape
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
     _check_state(state, q, v, coefficients)
-    path = _path(backend, q)
+    path = _path(backend, q, coefficients)
     return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
@@ -118,7 +130,7 @@ def poly_attention_extend_(
     v: Tensor,
     state: PolyState,
     *,
-    coefficients: Coefficients,
+    coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
     backend: Backend = "auto",
@@ -143,13 +155,31 @@ def poly_attention_extend_(
         raise ValueError(f"one token at a time can overwrite a state; q has {q.shape[1]}: use poly_attention_extend")
     if not (state.kv.is_contiguous() and state.z.is_contiguous()):
         raise ValueError("only a contiguous state can be overwritten; use poly_attention_extend")
-    path = _path(backend, q)
-    step = recurrent.extend_ if path in _PLAIN_TORCH.values() else path.extend_
+    path = _path(backend, q, coefficients)
+    step = recurrent.extend_ if path in (*_PLAIN_TORCH.values(), learned) else path.extend_
     with torch.no_grad():
         return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
-def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
+def poly_attention_map(
+    q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float | None = None, eps: float = EPS
+) -> Tensor:
+    """The matrix A of poly_attention, o_i = sum_j A_ij v_j, computed as the equation says: quadratic in T.
+
+    Args:
+        q, k, coefficients, scale, eps: as in poly_attention.
+
+    Returns:
+        A [B, H, T, T], zero for j > i, in fp32 (fp64 for fp64 inputs). Row i sums to den_i / (den_i + eps).
+
+    Raises:
+        ValueError: as poly_attention.
+    """
+    coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
+    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps)
+
+
+def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolyState:
     """The state after these tokens alone, without outputs.
 
     States of shards of a sequence add up: poly_attention_extend(q, k, v, sum of the states of all earlier shards) is
@@ -167,14 +197,25 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState
         ValueError: if shapes, dtypes, devices or coefficients are not as above.
     """
     coefficients, _, _ = _check(k, k, v, coefficients, None, EPS)
-    return summary.summarise(k, v, coefficients=coefficients)
+    return summary.summarise(k, v, coefficients=layout(coefficients))
 
 
-def _path(backend: Backend, q: Tensor) -> ModuleType:
+@cache
+def _note_learned_coefficients() -> None:
+    _log.warning("coefficients that are learnt have no GPU kernel: polynomial attention takes the slower chunked path")
+
+
+def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleType:
     """The module that computes a call; "auto" takes the chunked one for what the kernels cannot take."""
     name = choose_path(backend, q.device)
     if q.numel() == 0:
         return reference  # B or T is 0: nothing to compute, and autograd needs a graph all the same
+    if isinstance(coefficients, Tensor):
+        if backend == "triton":
+            raise ValueError("coefficients in a tensor have no kernel; use backend='auto' or 'chunked'")
+        if name == "triton":
+            _note_learned_coefficients()
+        return learned if name in ("triton", "chunked") else _PLAIN_TORCH[name]
     if name != "triton":
         return _PLAIN_TORCH[name]
     if not has_triton():
@@ -190,9 +231,9 @@ def _path(backend: Backend, q: Tensor) -> ModuleType:
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, coefficients: Coefficients, scale: float | None, eps: float
-) -> tuple[Coefficients, float, float]:
-    """The coefficients, the scale and eps as plain floats, or one clear ValueError."""
+    q: Tensor, k: Tensor, v: Tensor, coefficients: AnyCoefficients, scale: float | None, eps: float
+) -> tuple[AnyCoefficients, float, float]:
+    """The coefficients (plain floats, or the tensor), the scale and eps as plain floats; or one clear ValueError."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(x.shape)}")
@@ -211,6 +252,16 @@ def _check(
         raise ValueError(f"q, k and v must share one dtype; they have {q.dtype}, {k.dtype} and {v.dtype}")
     if not (q.device == k.device == v.device):
         raise ValueError(f"q, k and v must be on one device; they are on {q.device}, {k.device} and {v.device}")
+    checked = _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else _check_numbers(coefficients)
+    scale, eps = float(q.shape[3] ** -0.5 if scale is None else scale), float(eps)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number; it is {scale} (None means K ** -0.5)")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be a number of at least 0; it is {eps} (the default is {EPS})")
+    return checked, scale, eps
+
+
+def _check_numbers(coefficients: Coefficients) -> Coefficients:
     if len(coefficients) != 3:
         raise ValueError(f"coefficients are (c0, c1, c2); got {len(coefficients)} numbers: {coefficients}")
     c0, c1, c2 = (float(c) for c in coefficients)
@@ -218,15 +269,22 @@ def _check(
         raise ValueError("coefficients (0, 0, 0) make every similarity zero; ReBased is (0, 0, 1), Based (1, 1, 0.5)")
     if not (math.isfinite(c0) and math.isfinite(c1) and math.isfinite(c2)):
         raise ValueError(f"coefficients must be finite numbers; they are {coefficients}")
-    scale, eps = float(q.shape[3] ** -0.5 if scale is None else scale), float(eps)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number; it is {scale} (None means K ** -0.5)")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be a number of at least 0; it is {eps} (the default is {EPS})")
-    return (c0, c1, c2), scale, eps
+    return c0, c1, c2
 
 
-def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: Coefficients) -> None:
+def _check_tensor(coefficients: Tensor, q: Tensor) -> Tensor:
+    """Checks all but the values: on a GPU the host would have to wait for them."""
+    if coefficients.shape != (3,) or coefficients.dtype not in _FLOATS:
+        raise ValueError(
+            f"coefficients in a tensor must be (c0, c1, c2), shape [3], of a float dtype; they are "
+            f"{list(coefficients.shape)}, {coefficients.dtype}"
+        )
+    if coefficients.device != q.device:
+        raise ValueError(f"coefficients are on {coefficients.device} and q is on {q.device}; move one of them")
+    return coefficients
+
+
+def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: AnyCoefficients) -> None:
     B, _, H, K = q.shape
     F, V = feature_count(K, coefficients), v.shape[3]
     if not isinstance(state, PolyState):

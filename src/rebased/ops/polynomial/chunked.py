@@ -30,7 +30,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype, splits_matmuls
 from rebased.ops.polynomial.features import contract, expand
-from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count, query_weights
+from rebased.ops.polynomial.state import EVERY_DEGREE, Coefficients, PolyState, feature_count, query_weights
 from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
@@ -58,6 +58,39 @@ class Kernel(NamedTuple):
         _, c1, c2 = self.coefficients
         return ds.mul_(s.mul_(2 * c2).add_(c1)) if c1 != 0 else ds.mul_(s).mul_(2 * c2)
 
+    def query_weights(self, K: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """[F]: the weight of each feature on the query side."""
+        return query_weights(K, self.coefficients, self.scale, device=device, dtype=dtype)
+
+
+class LearnedKernel(NamedTuple):
+    """The same with coefficients in a tensor [3]. The host never reads them."""
+
+    values: Tensor
+    scale: float
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Which degrees have features: all."""
+        return EVERY_DEGREE
+
+    def similarity(self, s: Tensor) -> Tensor:
+        """c0 + c1 s + c2 s^2, in a new tensor."""
+        c0, c1, c2 = self.values.to(s.dtype)
+        return (c2 * s).add_(c1).mul_(s).add_(c0)
+
+    def times_slope_(self, ds: Tensor, s: Tensor) -> Tensor:
+        """ds * (c1 + 2 c2 s), written over ds and s."""
+        _, c1, c2 = self.values.to(s.dtype)
+        return ds.mul_(s.mul_(2 * c2).add_(c1))
+
+    def query_weights(self, K: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """[F]: the weight of each feature on the query side."""
+        return query_weights(K, self.values, self.scale, device=device, dtype=dtype)
+
+
+AnyKernel = Kernel | LearnedKernel
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]. Differentiable once."""
@@ -83,7 +116,7 @@ def extend(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: Kernel, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: AnyKernel, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """(o, state after or None) of (q, k, v, state or None); a state here is kv and z side by side [B, H, F, V+1].
 
@@ -108,14 +141,13 @@ def backward(
     denominator: Tensor,
     do: Tensor | None,
     d_after: Tensor | None,
-    kernel: Kernel,
+    kernel: AnyKernel,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the state, of those that are needed, from the gradients of o and the state after."""
     need_q, need_k, need_v, need_state = needed
     v1 = _with_ones(v)
-    do = torch.zeros_like(o) if do is None else do.to(o.dtype)
-    g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)  # [B, T, H, V+1]
+    g1 = output_gradient(o, denominator, do)
     dq = dk = dv = d_state = None
     if need_q:
         dq = _walk(kernel, q, k, v1, g1, state)[1]
@@ -128,6 +160,32 @@ def backward(
         dv[..., :-1].to(v.dtype) if dv is not None else None,
         d_state,
     )
+
+
+def output_gradient(o: Tensor, denominator: Tensor, do: Tensor | None) -> Tensor:
+    """g' = [do, -(do . o)] / denominator: the gradient of numerator and denominator, [B, T, H, V+1]."""
+    do = torch.zeros_like(o) if do is None else do.to(o.dtype)
+    return torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)
+
+
+def coefficient_gradient(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, o: Tensor, denominator: Tensor, do: Tensor, scale: float
+) -> Tensor:
+    """The gradient of (c0, c1, c2), [3] in fp64: of c_d it is sum_i g'_i . sum_j s_ij^d v'_j.
+
+    The inner sums are a forward walk with the similarity s^d, whose features are those of degree d alone.
+    """
+    K = q.shape[3]
+    g1, v1 = output_gradient(o, denominator, do).double(), _with_ones(v)
+    bounds = (0, 1, 1 + K, feature_count(K, EVERY_DEGREE))
+    found = []
+    for degree in range(3):
+        one = Kernel((float(degree == 0), float(degree == 1), float(degree == 2)), scale)
+        part = None if state is None else state[:, :, bounds[degree] : bounds[degree + 1]]
+        sums, _, _ = _walk(one, q, k, v1, None, part, want_out=True)
+        assert sums is not None
+        found.append((g1 * sums).sum())
+    return torch.stack(found)
 
 
 NO_DOUBLE_BACKWARD = (
@@ -225,7 +283,7 @@ class _Walk(NamedTuple):
 
 
 def _walk(
-    kernel: Kernel,
+    kernel: AnyKernel,
     x: Tensor,
     y: Tensor,
     u: Tensor,
@@ -263,7 +321,7 @@ def _walk(
     return out, dx, after
 
 
-def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, cuts: list[int], reverse: bool) -> None:
+def _walk_rows(kernel: AnyKernel, walk: _Walk, chunk: int, tile: int, cuts: list[int], reverse: bool) -> None:
     """Fills out, dx and after of a walk of n pairs (b, h), where they are given. Tiles also end at `cuts`.
 
     Inside, tokens are the last axis of x, y and w, so that features are rows and no matmul needs a transposed copy.
@@ -274,7 +332,7 @@ def _walk_rows(kernel: Kernel, walk: _Walk, chunk: int, tile: int, cuts: list[in
     # The product of features and state cancels, and o is divided by such a sum. fp64 keeps o and dv right if one key is
     # thousands of times larger than the others. dq and dk do not need it.
     wide = torch.float64 if out is not None and x.device.type != "mps" else dtype
-    weights = query_weights(K, kernel.coefficients, kernel.scale, device=x.device, dtype=wide).unsqueeze(-1)
+    weights = kernel.query_weights(K, x.device, wide).unsqueeze(-1)
     S = None if state is None else state.to(wide).flatten(0, 1)  # [n,F,W]
     mask = torch.Tensor.tril_ if reverse else torch.Tensor.triu_  # of [writers, readers]
     chunks = _spans(0, T, chunk, reverse)

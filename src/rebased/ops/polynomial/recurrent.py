@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.state import (
-    Coefficients,
+    AnyCoefficients,
     PolyState,
     init_poly_state,
     key_features,
@@ -13,7 +13,7 @@ from rebased.ops.polynomial.state import (
 )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     B, _, H, K = q.shape
     state = init_poly_state(B, H, K, v.shape[-1], coefficients, device=q.device, dtype=q.dtype)
@@ -21,7 +21,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them."""
     dtype = accumulate_dtype(q.dtype)
@@ -41,7 +41,7 @@ def extend(
 
 
 def extend_(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
 ) -> Tensor:
     """o [B, 1, H, V] of one token that follows a state. The state is overwritten by the one after it."""
     dtype = accumulate_dtype(q.dtype)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
+from rebased.ops.polynomial.state import AnyCoefficients, PolyState, key_features, query_features
 
 
-def similarity(q: Tensor, k: Tensor, *, coefficients: Coefficients, scale: float) -> Tensor:
+def similarity(q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float) -> Tensor:
     """sim_ij, zero for j > i: q, k [B, T, H, K] -> [B, H, T, T]."""
     c0, c1, c2 = coefficients
     s = scale * torch.einsum("bihk,bjhk->bhij", q, k)
@@ -31,7 +31,7 @@ def sum_values(sim: Tensor, v: Tensor) -> Tensor:
     return torch.where(met == 0, sums, met)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     dtype = accumulate_dtype(q.dtype)
     sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
@@ -40,8 +40,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
     return (numerator / (denominator + eps)).to(v.dtype)
 
 
+def attention_matrix(q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
+    """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
+    dtype = accumulate_dtype(q.dtype)
+    sim = similarity(q.to(dtype), k.to(dtype), coefficients=coefficients, scale=scale)
+    return sim / (sim.sum(-1, keepdim=True) + eps)
+
+
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them."""
     dtype = accumulate_dtype(q.dtype)

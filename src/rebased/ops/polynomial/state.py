@@ -17,6 +17,9 @@ from torch import Tensor
 from rebased.ops.backend import accumulate_dtype
 
 Coefficients = tuple[float, float, float]
+AnyCoefficients = Coefficients | Tensor
+"""(c0, c1, c2) as numbers, or as a tensor [3] that may want gradients: then all three degrees have features."""
+EVERY_DEGREE: Coefficients = (1.0, 1.0, 1.0)
 
 
 class PolyState(NamedTuple):
@@ -26,9 +29,14 @@ class PolyState(NamedTuple):
     z: Tensor  # [B, H, F]: sum over tokens of phi_k(k)
 
 
-def feature_count(key_width: int, coefficients: Coefficients) -> int:
+def layout(coefficients: AnyCoefficients) -> Coefficients:
+    """Numbers that are zero where a degree has no features: the coefficients, or EVERY_DEGREE for a tensor."""
+    return EVERY_DEGREE if isinstance(coefficients, Tensor) else coefficients
+
+
+def feature_count(key_width: int, coefficients: AnyCoefficients) -> int:
     """F, the number of features for keys of this width: at width 16, 136 for ReBased and 153 for Based."""
-    c0, c1, c2 = coefficients
+    c0, c1, c2 = layout(coefficients)
     return (c0 != 0) + (c1 != 0) * key_width + (c2 != 0) * key_width * (key_width + 1) // 2
 
 
@@ -37,7 +45,7 @@ def init_poly_state(
     heads: int,
     key_width: int,
     value_width: int,
-    coefficients: Coefficients,
+    coefficients: AnyCoefficients,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
@@ -83,9 +91,18 @@ def pair_indices(key_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def key_features(k: Tensor, coefficients: Coefficients) -> Tensor:
+def pair_products(x: Tensor) -> Tensor:
+    """x_a^2, and sqrt(2) x_a x_b for a < b: [..., K] -> [..., K (K + 1) / 2].
+
+    So <pair_products(q), pair_products(k)> = (q . k)^2.
+    """
+    a, b = pair_indices(x.shape[-1], x.device)
+    return x[..., a] * x[..., b] * (1 + (2**0.5 - 1) * (a != b).to(x.dtype))
+
+
+def key_features(k: Tensor, coefficients: AnyCoefficients) -> Tensor:
     """phi_k: [..., K] -> [..., F]."""
-    c0, c1, c2 = coefficients
+    c0, c1, c2 = layout(coefficients)
     terms = []
     if c0 != 0:
         terms.append(torch.ones_like(k[..., :1]))
@@ -98,9 +115,14 @@ def key_features(k: Tensor, coefficients: Coefficients) -> Tensor:
 
 
 def query_weights(
-    key_width: int, coefficients: Coefficients, scale: float, *, device: torch.device, dtype: torch.dtype
+    key_width: int, coefficients: AnyCoefficients, scale: float, *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """[F]: the weight of each monomial on the query side, phi_q(q) = weights * phi_k(q)."""
+    if isinstance(coefficients, Tensor):
+        c = coefficients.to(dtype)
+        a, b = pair_indices(key_width, device)
+        pairs = scale**2 * (1.0 + (a != b).to(dtype))
+        return torch.cat([c[:1], c[1:2] * scale * torch.ones(key_width, device=device, dtype=dtype), c[2:] * pairs])
     c0, c1, c2 = coefficients
     terms = []
     if c0 != 0:
@@ -113,7 +135,7 @@ def query_weights(
     return torch.cat(terms)
 
 
-def query_features(q: Tensor, coefficients: Coefficients, scale: float) -> Tensor:
+def query_features(q: Tensor, coefficients: AnyCoefficients, scale: float) -> Tensor:
     """phi_q: [..., K] -> [..., F]."""
     weights = query_weights(q.shape[-1], coefficients, scale, device=q.device, dtype=q.dtype)
     return weights * key_features(q, coefficients)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rebased.report.page import Section, bullets, details, figure, paragraphs
 from rebased.report.prose import plural
-from rebased.report.synthetic import choices, figures, narrative, tables
+from rebased.report.synthetic import choices, figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
 from rebased.report.synthetic.data import page_data
@@ -104,6 +104,8 @@ class SyntheticReport:
             yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
             yield Section("Learning curves", figure(figures.mean_curves(results), CURVES))
+        if norms.cells_with_norms(results):
+            yield Section("Gamma and beta of queries and keys", self.norms())
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
@@ -151,6 +153,15 @@ class SyntheticReport:
         )
         numbers = tables.budget_table(self.results).to_html()
         return lead + again + details("Show the figure without replacement, and the numbers of both", anew + numbers)
+
+    def norms(self) -> str:
+        """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
+        html = ""
+        for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
+            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.CAPTION)
+            picture += figure(norms.final_histograms(cells, f"histograms-{n}"), "After the last epoch, first seed.")
+            html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)
+        return html
 
     def slices(self, kind: SliceKind) -> Iterator[Section]:
         """The section on accuracy by pairs, by length or by a task's slices, if there is something to show."""

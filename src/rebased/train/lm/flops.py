@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from rebased.models import LMConfig, shape_of
-from rebased.ops import BASED, REBASED, feature_count
+from rebased.ops import feature_count
 
 # Dense bf16 operations per second, as the vendors state them, by a part of the device's name. The first match counts.
 PEAK_BF16 = {
@@ -60,7 +60,7 @@ def _between_tokens(mixer: Any, name: str, d_model: int, seq_len: int) -> int:
     if name == "sliding_window":
         return 2 * min(2 * mixer.window, seq_len) * d_model
     if name in ("rebased", "based"):
-        features = feature_count(mixer.key_width, REBASED if name == "rebased" else BASED)
+        features = feature_count(mixer.operator_width, mixer.operator_coefficients())
         return 4 * mixer.n_heads * features * (mixer.value_width + 1)
     return 0
 

@@ -10,6 +10,7 @@ import torch
 
 from rebased.analysis.text_scores import perplexity
 from rebased.data import TextBatch, window_rows
+from rebased.evaluate.norms import norm_statistics
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.lm_config import LMRunConfig
@@ -190,9 +191,10 @@ class LMWorkload(Workload):
         loss, tokens = self.fit(lambda: validate(self.sharded, windows, rows, self.rows_at_once), self.batch_share)
         if not math.isfinite(perplexity(loss)):
             raise NotFinite(f"the loss on the valid split became {loss:.3g}", step, self.lr_of(step))
+        norms = norm_statistics(self.model)
         seconds = self.losses.restart_clock()
         about = {"loss": loss, "perplexity": perplexity(loss), "valid_tokens": tokens, "seconds": seconds}
-        self.output.line({"type": "eval", "step": step, **about})
+        self.output.line({"type": "eval", "step": step, **about, **({"norms": norms} if norms else {})})
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         """Measure the trained model as the paper's Table 2 does, and write it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rebased.evaluate.accuracy import evaluate
+from rebased.evaluate.norms import norm_statistics
 from rebased.files import replacing
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel
@@ -208,6 +209,8 @@ class SyntheticWorkload(Workload):
         for split, examples in self.tests.items():
             if examples:
                 line[split] = self.test(getattr(self.config.task, split), examples)
+        if norms := norm_statistics(self.model):
+            line["norms"] = norms
         line["seconds"] = progress.seconds
         line["test_seconds"] = time.perf_counter() - started
         line["tokens_per_second"] = progress.tokens / progress.seconds

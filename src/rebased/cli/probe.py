@@ -1,0 +1,166 @@
+"""rebased probe: where the layers of trained models look, and how near that is to where the answers stand."""
+
+import shlex
+from collections.abc import Sequence
+from json import loads
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.report import check_page_name
+from rebased.cli.results import check_new, progress_bars, write_json
+from rebased.cli.rich_table import rich_table
+from rebased.cli.sweep import sweep as train_sweep
+from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines, read_probe
+from rebased.ops.backend import choose_device
+from rebased.report import write_page
+from rebased.report.probe import ProbeReport
+from rebased.report.synthetic.cells import build_results
+from rebased.runs.finished import Run
+from rebased.runs.record import RECORD, read_record
+
+
+def probe(
+    runs: tuple[Path, ...],
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: Annotated[Path | None, Parameter(name="--json")] = None,
+    split: str | None = None,
+    examples: int = EXAMPLES,
+    windows: int = WINDOWS,
+    seq_len: int | None = None,
+    data: Path | None = None,
+    sweep: Path | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+) -> int:
+    """Compare the attention matrices of trained models with the positions of the answers.
+
+    On a synthetic task the answers are the values that are asked for (soft IoU, as in the paper's Table 3). In text
+    they are the tokens that followed the same token before. Each run keeps its result as probe.json, and the page is
+    drawn from these files.
+
+    Parameters
+    ----------
+    runs
+        Folders of runs, or of sweeps: of runs that differ in learning rate only, those of the best rate are probed. Or
+        files that an earlier probe wrote.
+    output
+        Write a page with tables, attention maps and similarities, such as probe.html.
+    json
+        Also write all numbers to this new file.
+    split
+        The split to look at. Default: held_out or test of a task, test or valid of a text.
+    examples
+        Of a synthetic task, look at no more than this many.
+    windows
+        Of a text, look at this many windows.
+    seq_len
+        Tokens per window of a text. Default: as in training.
+    data
+        Prepared text. Default: the one that a run was trained on.
+    sweep
+        First train this sweep in the folder RUNS, as `rebased sweep FILE --out RUNS` does; what is done is not trained
+        again.
+    device
+        Where to compute.
+    imports
+        Python file or module with your own mixers or tasks. Can be given several times.
+    """
+    check_new(json)
+    if output is not None:
+        check_page_name(output)
+    for name in imports:
+        import_user_code(name)
+    console = Console()
+    if sweep is not None:
+        if len(runs) != 1:
+            raise ValueError(f"--sweep trains into one folder; give one, such as runs/{sweep.stem}, not {len(runs)}")
+        code = train_sweep(sweep, out=runs[0], imports=imports)
+        if code:
+            return code
+    records: list[dict[str, Any]] = []
+    folders = [folder for path in runs for folder in find_runs(path, records, console)]
+    where, refused = choose_device(device), list[ValueError]()
+    with progress_bars(console) as begin_bar:
+        overall = begin_bar("runs")
+        for n, folder in enumerate(folders):
+            overall(n, len(folders))
+            asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len}
+            try:
+                found = probe_run(folder, **asked, data=data, device=where, on_progress=begin_bar(folder.name))
+            except ValueError as error:
+                refused.append(error)  # of many runs, some may have no attention matrix
+                continue
+            records.append(found)
+    if refused and not records:
+        raise refused[0]
+    report = ProbeReport(records)
+    report.warnings += [f"left out: {error}" for error in refused]
+    for name, table in report.tables().items():
+        console.print(name, style="bold")
+        console.print(rich_table(table))
+    for sentence in report.summary:
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for warning in report.warnings:
+        Console(stderr=True).print(Text.assemble(("warning:", "yellow"), " ", warning), soft_wrap=True)
+    if json is not None:
+        write_json(json, {"type": "probes", "records": records})
+    if output is not None:
+        options = {"--split": split, "--seq-len": seq_len, "--data": data}
+        options |= {"--examples": examples if examples != EXAMPLES else None}
+        options |= {"--windows": windows if windows != WINDOWS else None}
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
+    for written in (json, output):
+        if written:
+            console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)
+    return 0
+
+
+def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> list[Path]:
+    """The folders of the runs to probe in `path`; records in a file are added to `records` instead."""
+    if path.is_file():
+        records += read_records(path)
+        return []
+    if (path / RECORD).is_file():
+        read_lines(path)  # a run that cannot be probed is an error if it was named
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"{path}: there is no such folder; give a run's, or one with runs below it")
+    found = {file.parent: read_record(file) for file in sorted(path.rglob(RECORD))}
+    done = {folder: Run(str(folder), lines) for folder, lines in found.items() if is_done(lines)}
+    if not done:
+        raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
+    if len(done) < len(found):
+        note = f"{len(found) - len(done)} of {len(found)} runs have not ended, or diverged; they are left out"
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+    synthetic = [run for run in done.values() if "task" in run.settings]
+    chosen = [Path(run.folder) for run in done.values() if "task" not in run.settings]
+    if synthetic:
+        cells = build_results(synthetic).cells
+        chosen += [Path(run.folder) for cell in cells for run in cell.chosen.values()]
+    return chosen
+
+
+def is_done(lines: Sequence[dict[str, Any]]) -> bool:
+    """True if a record ends with a trained model."""
+    return bool(lines) and lines[0]["type"] == "run" and lines[-1]["type"] == "end" and lines[-1]["status"] == "done"
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records in a file that `rebased probe --json` or a probed run has written."""
+    if path.suffix != ".json":
+        raise ValueError(f"{path} is neither a run's folder nor the record of a probe ({PROBE}, or what --json wrote)")
+    try:
+        content = loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if isinstance(content, dict) and content.get("type") == "probes":
+        return list(content["records"])
+    return [read_probe(path)]

@@ -1,0 +1,174 @@
+"""The record of a probe: what was found in one run, and of which run. Pages are drawn from such records alone.
+
+`probe_run` keeps the record in the run's folder as probe.json. It is computed again only if the weights or what is
+asked for have changed.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rebased.evaluate.probe import probe_task
+from rebased.evaluate.probe_text import probe_text
+from rebased.files import replacing, sha256_file
+from rebased.models.weights import WEIGHTS, load_model
+from rebased.runs.load import open_trained
+from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.record import RECORD, read_record
+from rebased.runs.run_names import kind_of
+from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.tasks import Examples
+
+PROBE = "probe.json"
+FORMAT = 1
+EXAMPLES = 10_000  # the paper's
+WINDOWS = 32
+
+OnProgress = Callable[[int, int], None]
+
+
+def probe_run(
+    folder: Path,
+    *,
+    split: str | None = None,
+    examples: int = EXAMPLES,
+    windows: int = WINDOWS,
+    seq_len: int | None = None,
+    data: Path | None = None,
+    device: torch.device | str = "cpu",
+    on_progress: OnProgress = lambda done, total: None,
+) -> dict[str, Any]:
+    """The record of a probe of the finished run in `folder`, computed or found there.
+
+    split: of the task or of the text. Default: the held-out split of a task where there is one, else test; of a text
+        test where there is one, else valid.
+    examples: of a synthetic task, at most so many. windows, seq_len, data: of a text; data is a prepared folder,
+        default the one that the run was trained on.
+
+    Raises ValueError for a run that has not ended or has diverged, and for what `probe_task` and `probe_text` refuse.
+    """
+    lines = read_lines(folder)
+    settings = lines[0]["config"]
+    is_text = "data" in settings
+    asked: dict[str, Any] = {"split": split}
+    asked |= {"windows": windows, "seq_len": seq_len} if is_text else {"examples": examples}
+    weights = folder / WEIGHTS
+    if not weights.exists():
+        raise ValueError(f"{weights} is missing, though the run is done; restore it, or train the run again")
+    request = asked | {"format": FORMAT, "weights": sha256_file(weights)}
+    known = read_probe(folder / PROBE) if (folder / PROBE).is_file() and data is None else None
+    if known is not None and known.get("request") == request:
+        return known
+    where = torch.device(device)
+    if is_text:
+        found = _probe_text(folder, data, split, windows, seq_len, where, on_progress)
+    else:
+        found = _probe_task(folder, settings, split, examples, where, on_progress)
+    record = {
+        "type": "probe",
+        "kind": "text" if is_text else "task",
+        "request": request,
+        "folder": folder.name,
+        "digest": lines[0]["digest"],
+        "model": kind_of(settings["model"]),
+        "parameters": lines[0]["parameters"],
+        "config": settings,
+        "code": describe_code(),
+        "machine": describe_machine(where),
+        **found,
+    }
+    record = finite(record)
+    if data is None:  # what was found on another text is not kept: the file does not say which text it was
+        with replacing(folder / PROBE) as file:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+    return record
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The record of a run that is done. ValueError if the folder has none, or the run has not ended or diverged."""
+    if not (folder / RECORD).is_file():
+        raise ValueError(f"{folder} is not a run's folder (no {RECORD}); give one, or a folder of them")
+    lines = read_record(folder)
+    if not lines or lines[0]["type"] != "run":
+        raise ValueError(f"{folder / RECORD} does not begin with the line of a run; nothing can be probed")
+    end = lines[-1]
+    if end["type"] != "end":
+        raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume, then probe")
+    if end["status"] != "done":
+        raise ValueError(f"{folder} {end['status']} and left no trained model; probe another run")
+    return lines
+
+
+def read_probe(path: Path) -> dict[str, Any]:
+    """The record of a probe in a file. ValueError if it is none."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not the record of a probe: {error}; remove it, and probe the run again") from error
+    if not isinstance(record, dict) or record.get("type") != "probe" or "layers" not in record:
+        raise ValueError(f"{path} is not the record of a probe; give one that `rebased probe` wrote, or a run's folder")
+    return record
+
+
+def _probe_task(
+    folder: Path,
+    settings: dict[str, Any],
+    split: str | None,
+    most: int,
+    device: torch.device,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    config = SyntheticRunConfig.model_validate(settings)
+    chosen = split or ("held_out" if config.task.held_out else "test")
+    segments = getattr(config.task, chosen, None) if chosen in ("train", "test", "held_out") else None
+    if not segments:
+        has = [name for name in ("train", "test", "held_out") if getattr(config.task, name)]
+        raise ValueError(f"{folder} has no split {chosen!r}; its splits are {', '.join(has)}")
+    if most < 1:
+        raise ValueError(f"--examples {most}: give 1 or more")
+    if len(segments) > 1:
+        sizes = ", ".join(str(segment.seq_len) for segment in segments)
+        raise ValueError(
+            f"the split {chosen} of {folder} has {len(segments)} segments (T = {sizes}), whose matrices differ in "
+            "size; probe a run that is measured on one"
+        )
+    model = load_model(folder, device)
+    data = getattr(config.task.build(config.train.seed, device), chosen)[0]
+    data = Examples(data.inputs[:most], data.labels[:most])
+    return {"split": chosen, **probe_task(model, config.task.task(segments[0]), data, on_progress=on_progress)}
+
+
+def _probe_text(
+    folder: Path,
+    data: Path | None,
+    split: str | None,
+    most: int,
+    seq_len: int | None,
+    device: torch.device,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    trained = open_trained(folder, data, device)
+    chosen = split or ("test" if "test" in trained.corpus.splits else "valid")
+    length = trained.seq_len if seq_len is None else seq_len
+    if not 1 <= length <= trained.model.config.max_len:
+        most_positions = trained.model.config.max_len
+        raise ValueError(f"--seq-len {length}: the model has {most_positions} positions; give 1 to {most_positions}")
+    if most < 1:
+        raise ValueError(f"--windows {most}: give 1 or more")
+    text = trained.corpus.windows(chosen, length, isolate_documents=trained.isolate_documents)
+    n = min(most, len(text))
+    rows = [i * len(text) // n for i in range(n)]  # at even distances
+    return {"split": chosen, **probe_text(trained.model, text, rows, on_progress=on_progress)}
+
+
+def finite(value: Any) -> Any:
+    """`value` with None instead of nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,77 @@
+"""Records of probes, grouped: one cell per task, model and width, with a record per seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rebased.analysis import Spread, describe
+from rebased.report.probe.paper import Row, paper_row
+from rebased.report.synthetic.cells import order_of
+from rebased.runs.run_names import ModelName, model_names, task_names
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ProbeCell:
+    """The probes of one model, task and width, by seed."""
+
+    task: str
+    model: ModelName
+    d_model: int
+    records: Mapping[int, Record]
+
+    @property
+    def first(self) -> Record:
+        """The record of the first seed."""
+        return next(iter(self.records.values()))
+
+    @property
+    def layer(self) -> dict[str, Any]:
+        """The last layer with a matrix, of the first seed."""
+        layer: dict[str, Any] = self.first["layers"][-1]
+        return layer
+
+    def values(self, name: str, which: str = "mean") -> dict[int, float]:
+        """A measure of the last layer with a matrix, by seed: its mean over heads, or the best head's."""
+        return {seed: record["layers"][-1][name][which] for seed, record in self.records.items()}
+
+    def spread(self, name: str, which: str = "mean") -> Spread:
+        """A measure over seeds."""
+        return describe(list(self.values(name, which).values()))
+
+    @cached_property
+    def matrix_iou(self) -> Spread:
+        """The soft IoU of the heads' mean matrix, over seeds."""
+        return describe([record["layers"][-1]["matrix_iou"] for record in self.records.values()])
+
+    @cached_property
+    def accuracy(self) -> Spread:
+        """The accuracy on the examples that were looked at, over seeds."""
+        return describe([record["accuracy"] for record in self.records.values()])
+
+    @cached_property
+    def paper(self) -> Row | None:
+        """The paper's values, if the probe is of its Table 3."""
+        return paper_row(self.first)
+
+    @property
+    def name(self) -> str:
+        """'ReBased, D = 64'"""
+        return f"{self.model}, D = {self.d_model}"
+
+
+def group_probes(records: Sequence[Record]) -> list[ProbeCell]:
+    """Cells of probes on synthetic tasks: attention first, then as in the paper's Table 1; narrow models first."""
+    settings = [record["config"] for record in records]
+    tasks = task_names(settings)
+    models = model_names(settings, tasks)
+    groups: dict[tuple[str, ModelName, int], dict[int, Record]] = {}
+    for record, task, model in zip(records, tasks, models, strict=True):
+        config = record["config"]
+        groups.setdefault((task, model, config["model"]["d_model"]), {}).setdefault(config["train"]["seed"], record)
+    cells = [ProbeCell(*key, dict(sorted(found.items()))) for key, found in groups.items()]
+    return sorted(
+        cells, key=lambda cell: (cell.task, cell.d_model, "ttention" not in cell.model.kind, order_of(cell.model))
+    )

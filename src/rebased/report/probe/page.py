@@ -1,0 +1,202 @@
+"""The page on probes: a pure function of their records."""
+
+from collections.abc import Iterator, Sequence
+from math import isnan
+
+from rebased.analysis import compare, in_words
+from rebased.analysis.paired import Verbs
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.probe import figures, tables
+from rebased.report.probe.cells import ProbeCell, Record, group_probes
+from rebased.report.probe.paper import OPEN, SOURCE
+from rebased.report.prose import plural
+from rebased.report.synthetic.paper import agrees
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+from rebased.runs.run_names import model_names, task_names
+
+IOU = (
+    "Rows of a matrix are the questions, columns the positions of the pairs. Soft IoU is 1 if all attention is on the "
+    "answers. IoU: mean over heads. best head: the head with the highest IoU, chosen on the same examples. mean "
+    "matrix: the IoU of the heads' mean. ± is the sample standard deviation over seeds. The layer is the last with a "
+    "matrix."
+)
+LOOK = (
+    "mass: attention on the answer, as a mean over questions. entropy: of a question's attention over all tokens it "
+    "sees, in nats. noisy tokens: wrong tokens with more attention than a uniform share (Figure 9 of the paper)."
+)
+SMALL = (
+    "The scale of a similarity cancels, so a weight is compared with the uniform one: what a token would get if all "
+    "visible tokens were alike. Based cannot go below 0.5; how small a weight can get then depends on how large the "
+    "others are. All numbers are over pairs of a question and a token it sees, and over heads."
+)
+TEXT = (
+    "At each AR token (the bigram that it ends occurred before in the window): the attention on the token that "
+    "followed the previous occurrence, which is the token to be recalled. uniform: the weight if all visible tokens "
+    "were alike. The best head is the one with the most such attention in its layer; intervals are over windows, 95 %."
+)
+HIGHER = Verbs("has a higher IoU than", "has a lower IoU than", "have the same IoU")
+
+
+class ProbeReport:
+    """Everything that is computed from the records of probes: a page, its tables, summary and warnings."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        if not records:
+            raise ValueError("there is no probe to show; give folders of runs that are done")
+        self.records = list(records)
+        self.cells = group_probes([record for record in records if record["kind"] == "task"])
+        self.texts = [record for record in records if record["kind"] == "text"]
+        settings = [record["config"] for record in self.texts]
+        self.text_names = [str(name) for name in model_names(settings, task_names(settings))]
+        self.summary = [*self._findings(), *self._text_findings()]
+        self.warnings = list(self._warnings())
+
+    def tables(self) -> dict[str, Table]:
+        """The page's tables by heading."""
+        found: dict[str, Table] = {}
+        for task, cells in self.by_task().items():
+            found[f"Soft IoU of attention and answers: {task}"] = tables.iou_table(cells)
+            found[f"Where attention is: {task}"] = tables.look_table(cells)
+            if any(tables.similarities(cell) for cell in cells):
+                found[f"How near to zero similarities come: {task}"] = tables.similarity_table(cells)
+        if self.texts:
+            found["Attention on the token to be recalled"] = tables.text_table(self.texts, self.text_names)
+        return found
+
+    def by_task(self) -> dict[str, list[ProbeCell]]:
+        """The cells of each task."""
+        groups: dict[str, list[ProbeCell]] = {}
+        for cell in self.cells:
+            groups.setdefault(cell.task, []).append(cell)
+        return groups
+
+    def page(self, command: str) -> Page:
+        """The page; `command` is the command that makes it."""
+        seeds = {record["config"]["train"]["seed"] for record in self.records}
+        lead = f"{plural(len(self.records), 'run')}, {plural(len(seeds), 'seed')}. Attention matrices, computed again "
+        lead += "from queries and keys."
+        runs = [Run(record["folder"], [{**record, "type": "run"}]) for record in self.records]
+        return Page(
+            "Where attention looks",
+            lead,
+            list(self._sections(command)),
+            describe_origin(runs),
+            {"probes": self.records},
+        )
+
+    def _sections(self, command: str) -> Iterator[Section]:
+        yield Section("Summary", bullets(self.summary))
+        if self.warnings:
+            yield Section("Warnings", bullets(self.warnings))
+        for task, cells in self.by_task().items():
+            where = f": {task}" if len(self.by_task()) > 1 else ""
+            notes = [IOU, *([f"paper: {SOURCE}. {OPEN}"] if any(cell.paper for cell in cells) else [])]
+            every = details("Show every run, with intervals over examples", tables.examples_table(cells).to_html())
+            yield Section(
+                f"Soft IoU of attention and answers{where}",
+                tables.iou_table(cells).to_html() + paragraphs(*notes) + every,
+            )
+            yield Section(f"Where attention is{where}", tables.look_table(cells).to_html() + paragraphs(LOOK))
+            for d_model in dict.fromkeys(cell.d_model for cell in cells):
+                yield from self._pictures(
+                    [cell for cell in cells if cell.d_model == d_model], f"{where}, D = {d_model}"
+                )
+        if self.texts:
+            table = tables.text_table(self.texts, self.text_names)
+            picture = figure(figures.mass_by_distance(self.texts, self.text_names), TEXT)
+            yield Section(
+                "Attention on the token to be recalled", picture + details("Show every layer", table.to_html())
+            )
+        yield Section("How to make this page again", commands([command]))
+
+    def _pictures(self, cells: Sequence[ProbeCell], where: str) -> Iterator[Section]:
+        """Attention maps, the last row, and similarities of the models of one width."""
+        body = ""
+        for example in range(max(len(cell.layer["drawn"]) for cell in cells)):
+            best, mean = (figures.attention_maps(cells, example, which) for which in ("best", "mean"))
+            if best and mean:
+                caption = (
+                    f"Example {example + 1}: each model's best head, first seed. Rows: questions; columns: positions "
+                    "of the pairs."
+                )
+                body += figure(best, caption) + details("Show the mean over heads", mean)
+        if body:
+            yield Section(f"Attention maps{where}", body)
+        row = figures.last_rows(cells)
+        if row:
+            caption = (
+                "Example 1, best head of the first seed: attention of the last question on the positions of the pairs."
+            )
+            yield Section(f"The last question{where}", figure(row, caption))
+        picture = figures.similarity_panels(cells)
+        if picture:
+            parabolas = figures.parabola_panels(cells)
+            caption = (
+                "Line: similarity divided by its mean. Grey: how often a score occurs in the model of the first seed."
+            )
+            body = figure(picture, caption)
+            if parabolas:
+                caption = (
+                    "The same similarities against q · k before γ and β, as in the paper's Figure 2. It is no function "
+                    "of q · k alone: the band holds 80 % of the pairs, the line is the parabola that fits best."
+                )
+                body += figure(parabolas, caption)
+            table = tables.similarity_table(cells).to_html()
+            yield Section(f"Similarity of queries and keys{where}", body + table + paragraphs(SMALL))
+
+    def _findings(self) -> Iterator[str]:
+        for task, cells in self.by_task().items():
+            for d_model in dict.fromkeys(cell.d_model for cell in cells):
+                here = [cell for cell in cells if cell.d_model == d_model]
+                ranked = sorted(here, key=lambda cell: -cell.spread("iou").mean)
+                order = ", ".join(f"{cell.model} {cell.spread('iou').mean:.3f}" for cell in ranked)
+                yield f"Soft IoU ({task}, D = {d_model}): {order}."
+                by_kind = {str(cell.model): cell for cell in here}
+                one, other = by_kind.get("ReBased"), by_kind.get("Based")
+                if one and other and one.records.keys() & other.records.keys():
+                    found = compare(one.values("iou"), other.values("iou"))
+                    yield in_words("ReBased", "Based", found, HIGHER)
+                yield from near_zero(here)
+        compared = [(cell, cell.paper) for cell in self.cells if cell.paper]
+        if compared:
+            near = sum(agrees(cell.spread("iou"), row.iou) for cell, row in compared)
+            yield (
+                f"The paper's Table 3 has an IoU for {len(compared)} of these cells; {near} of them agree with it, by "
+                "at most two standard errors plus the rounding of the paper's value."
+            )
+
+    def _text_findings(self) -> Iterator[str]:
+        for name, record in zip(self.text_names, self.texts, strict=True):
+            best = next(layer for layer in record["layers"] if layer["layer"] == record["best"]["layer"])
+            yield (
+                f"{name}, seed {record['config']['train']['seed']}: at {record['ar_tokens']:,} AR tokens, head "
+                f"{best['best_head']} of layer {best['layer']} puts {best['best']:.3f} of its attention on the token "
+                f"to be recalled; uniform attention would put {record['uniform']:.4f} there."
+            )
+
+    def _warnings(self) -> Iterator[str]:
+        reasons = dict.fromkeys(record["not_drawn"] for record in self.records if record.get("not_drawn"))
+        for reason in reasons:
+            yield f"No attention maps: {reason}."
+        few = [cell for cell in self.cells if cell.accuracy.mean < 0.5]
+        if few:
+            names = ", ".join(cell.name for cell in few)
+            yield f"These models answer less than half of the questions; their attention says little: {names}."
+        if any(isnan(cell.spread("iou").sd) for cell in self.cells):
+            yield "Some cells have one seed: no spread, and no test between models."
+
+
+def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
+    """The paper's question in numbers: how close to zero the similarity comes, and how often."""
+    phrases = []
+    for cell in cells:
+        parts = tables.similarities(cell)
+        if parts and cell.model.kind in ("Based", "ReBased"):
+            tenth, hundredth = (tables.mean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
+            least = min(part["least"] / part["mean"] for part in parts)
+            phrases.append(
+                f"{cell.model} {tenth:.1%} ({hundredth:.1%}), its smallest similarity is {least:.2g} of the mean"
+            )
+    if phrases:
+        yield f"Weights below a tenth (a hundredth) of the uniform one: {'; '.join(phrases)}."

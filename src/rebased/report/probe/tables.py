@@ -1,0 +1,129 @@
+"""The tables of a page on probes."""
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+from rebased.analysis import Spread
+from rebased.report.probe.cells import ProbeCell, Record
+from rebased.report.synthetic.paper import agrees
+from rebased.report.tables import NONE, Table
+
+
+def iou_table(cells: Sequence[ProbeCell]) -> Table:
+    """As the paper's Table 3: soft IoU over heads, of the best head and of the mean matrix, accuracy, and the paper's
+    values with a verdict."""
+    head = ["model", "D", "seeds", "IoU", "best head", "mean matrix", "accuracy"]
+    with_paper = any(cell.paper for cell in cells)
+    head += ["paper: IoU", "accuracy ", "IoU agrees"] if with_paper else []
+    rows = []
+    for cell in cells:
+        row = [str(cell.model), str(cell.d_model), str(len(cell.records))]
+        row += [plus_minus(cell.spread("iou")), plus_minus(cell.spread("iou", "best"))]
+        row += [plus_minus(cell.matrix_iou), plus_minus(cell.accuracy)]
+        if with_paper:
+            row += verdict(cell)
+        rows.append(tuple(row))
+    return Table(tuple(head), rows)
+
+
+def verdict(cell: ProbeCell) -> list[str]:
+    """The paper's IoU and accuracy, and whether the IoU agrees with ours."""
+    if cell.paper is None:
+        return [NONE, NONE, NONE]
+    near = agrees(cell.spread("iou"), cell.paper.iou)
+    return [f"{cell.paper.iou.mean:.3f}", f"{cell.paper.accuracy.mean:.3f}", "yes" if near else "no"]
+
+
+def look_table(cells: Sequence[ProbeCell]) -> Table:
+    """Mass on the answer, entropy and noisy tokens, as means over heads and of the best head."""
+    head = ("model", "D", "mass", "best head", "entropy", "best head ", "noisy tokens", "best head  ")
+    rows = [
+        (
+            str(cell.model),
+            str(cell.d_model),
+            *(
+                plus_minus(cell.spread(name, which), digits)
+                for name, digits in (("mass", 3), ("entropy", 2), ("noisy", 1))
+                for which in ("mean", "best")
+            ),
+        )
+        for cell in cells
+    ]
+    return Table(head, rows)
+
+
+def examples_table(cells: Sequence[ProbeCell]) -> Table:
+    """The IoU of every run, with intervals over examples."""
+    head = ("model", "D", "seed", "lr", "examples", "layer", "IoU", "95 % interval", "best head", "its IoU", "interval")
+    rows = []
+    for cell in cells:
+        for seed, record in cell.records.items():
+            for layer in record["layers"]:
+                iou = layer["iou"]
+                rows.append(
+                    (
+                        *(str(cell.model), str(cell.d_model), str(seed), f"{record['config']['train']['lr']:g}"),
+                        *(f"{record['examples']:,}", str(layer["layer"]), f"{iou['mean']:.4f}"),
+                        *(interval(iou["interval"]), str(layer["best_head"]), f"{iou['best']:.4f}"),
+                        interval(iou["best_interval"]),
+                    )
+                )
+    return Table(head, rows)
+
+
+def similarity_table(cells: Sequence[ProbeCell]) -> Table:
+    """How near to zero similarities come, and how often."""
+    known = [(cell, parts) for cell in cells if (parts := similarities(cell))]
+    shares = list(known[0][1][0]["small"]) if known else []
+    head = ("model", "D", "smallest similarity", "of the mean", "1 % of weights below")
+    rows = []
+    for cell, parts in known:
+        least = min(part["least"] for part in parts)
+        relative = min(part["least"] / part["mean"] for part in parts)
+        rows.append(
+            (
+                *(str(cell.model), str(cell.d_model), f"{least:.2g}", f"{relative:.2g}"),
+                f"{mean([part['lowest'] for part in parts]):.2g} × uniform",
+                *(f"{mean([part['small'][share] for part in parts]):.1%}" for share in shares),
+            )
+        )
+    return Table((*head, *(f"below {share} × uniform" for share in shares)), rows)
+
+
+def similarities(cell: ProbeCell) -> list[dict[str, Any]]:
+    """What was found of the similarities of a cell's last layer, one entry per seed."""
+    found = (record["layers"][-1]["similarity"] for record in cell.records.values())
+    return [part for part in found if part]
+
+
+def text_table(records: Sequence[Record], names: Sequence[str]) -> Table:
+    """One row per layer: the attention on the token after the previous occurrence, at AR tokens."""
+    head = ("model", "seed", "layer", "heads", "mean over heads", "best head", "its mass", "95 % interval", "uniform")
+    rows = [
+        (
+            *(name, str(record["config"]["train"]["seed"]), str(layer["layer"]), str(layer["heads"])),
+            *(f"{layer['mean']:.4f}", str(layer["best_head"]), f"{layer['best']:.4f}"),
+            *(interval(layer["best_interval"]), f"{record['uniform']:.4f}"),
+        )
+        for name, record in zip(names, records, strict=True)
+        for layer in record["layers"]
+    ]
+    return Table(head, rows)
+
+
+def plus_minus(spread: Spread, digits: int = 3) -> str:
+    """Mean ± sample standard deviation over seeds; the mean alone for one seed."""
+    sd = "" if isnan(spread.sd) else f" ± {spread.sd:.{digits}f}"
+    return f"{spread.mean:.{digits}f}{sd}"
+
+
+def interval(ends: Sequence[float | None]) -> str:
+    """'0.170 to 0.176'"""
+    low, high = ends
+    return NONE if low is None or high is None else f"{low:.4f} to {high:.4f}"
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of one or more values."""
+    return sum(values) / len(values)

@@ -1,0 +1,92 @@
+"""Gamma and beta of queries and keys along training, by length of the sequences: the paper's Figure 10."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, draw_panels, looks
+from rebased.report.synthetic.cells import Cell, Results
+
+NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
+NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
+PAPER_GAMMA = 0.13
+"""The value that the mean of gamma tends to at every length, and beta's is 0 (the paper's Figure 10, caption)."""
+CAPTION = (
+    "Mean over features and seeds at the chosen learning rate; the band is one standard deviation over features. The "
+    "dotted line is the value that the paper names: γ about 0.13 and β 0."
+)
+BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
+
+
+def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
+    """The cells whose records hold gamma and beta, by model and width."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in results.cells:
+        if any(run.epochs and "norms" in run.epochs[-1] for run in cell.chosen.values()):
+            groups.setdefault(f"{cell.model}, D = {cell.d_model}", []).append(cell)
+    return groups
+
+
+def norm_curves(cells: Sequence[Cell], name: str) -> str:
+    """One panel per parameter, one line per task. `name` is a prefix for ids, unique on the page."""
+    drawn = {cell.task: curves(cell) for cell in cells}
+    keys = dict.fromkeys(key for found in drawn.values() for key in found)
+
+    def panel(key: str) -> Draw:
+        def draw(axes: Axes) -> None:
+            for look, (task, found) in zip(looks(), drawn.items(), strict=False):
+                if key in found:
+                    epochs, means, sds = found[key]
+                    axes.plot(epochs, means, **look, label=task)
+                    low, high = ([m + sign * sd for m, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
+                    axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12, lw=0)
+            axes.axhline(PAPER_GAMMA if "gamma" in key else 0.0, color=INK, lw=1, ls=":", label="the paper's value")
+            axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+        return draw
+
+    panels = {NAMES.get(key, key): panel(key) for key in keys}
+    return draw_panels(panels, name, "Gamma and beta along training", columns=2)
+
+
+def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
+    """By parameter of the last layer that has some: epochs, means and standard deviations, over the chosen runs.
+
+    Runs stop when they have solved the task: an epoch counts as long as one run had it.
+    """
+    by_key: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in cell.chosen.values():
+        for line in run.epochs:
+            layers = line.get("norms") or {}
+            for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
+                by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
+    found = {}
+    for key, epochs in by_key.items():
+        means = [fmean(entry["mean"] for entry in entries) for entries in epochs.values()]
+        sds = [fmean(entry["sd"] for entry in entries) for entries in epochs.values()]
+        found[key] = ([0, *epochs], [BEFORE[key.split(".")[1]], *means], [0.0, *sds])
+    return found
+
+
+def final_histograms(cells: Sequence[Cell], name: str) -> str:
+    """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter."""
+    last = {cell.task: next(iter(cell.chosen.values())).epochs[-1].get("norms") or {} for cell in cells}
+    layers = {task: norms[max(norms, key=int)] for task, norms in last.items() if norms}
+    keys = dict.fromkeys(key for entries in layers.values() for key in entries)
+
+    def panel(key: str) -> Draw:
+        def draw(axes: Axes) -> None:
+            for look, (task, entries) in zip(looks(), layers.items(), strict=False):
+                if key in entries:
+                    entry = entries[key]
+                    step = (entry["high"] - entry["low"]) / len(entry["counts"])
+                    edges = [entry["low"] + i * step for i in range(len(entry["counts"]) + 1)]
+                    axes.stairs(entry["counts"], edges, color=look["color"], lw=1.5)
+                    axes.plot([], [], **look, label=task)
+            axes.set(xlabel=NAMES.get(key, key), ylabel="features")
+
+        return draw
+
+    panels = {NAMES.get(key, key): panel(key) for key in keys}
+    return draw_panels(panels, name, "Histograms of gamma and beta after training", columns=2)

@@ -1,0 +1,44 @@
+"""The section on gamma and beta: lines by length, and no section without such records."""
+
+from typing import Any
+
+from fake_records import fake_run
+from page_reader import assert_self_contained
+from rebased.report import Report
+from rebased.report.synthetic.cells import build_results
+from rebased.report.synthetic.norms import cells_with_norms, curves
+from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
+
+
+def with_norms(run: Run, means: list[float]) -> Run:
+    def entry(mean: float) -> dict[str, Any]:
+        return {"mean": mean, "sd": 0.5, "low": 0.0, "high": 1.0, "counts": [1, 2, 3]}
+
+    lines = iter(means)
+    changed = [
+        line | {"norms": {"1": {"q.gamma": entry(next(lines)), "k.beta": entry(0.0)}}}
+        if line["type"] == "epoch"
+        else line
+        for line in run.lines
+    ]
+    return Run(run.folder, changed)
+
+
+def test_lines_are_means_over_seeds_by_length() -> None:
+    runs = [with_norms(fake_run(seed=seed), [0.8, 0.2 + seed / 100]) for seed in (42, 44)]
+    runs.append(with_norms(fake_run(seq_len=64), [0.9, 0.3]))
+    results = build_results(runs)
+    (cells,) = cells_with_norms(results).values()
+    assert [cell.task for cell in cells] == ["T = 32, 4 pairs", "T = 64, 4 pairs"]
+    epochs, means, sds = curves(cells[0])["q.gamma"]
+    assert (epochs, sds) == ([0, 1, 2], [0.0, 0.5, 0.5])
+    assert [round(mean, 6) for mean in means] == [1.0, 0.8, 0.63]
+    page = Report(Collection(runs=runs)).page(None, "rebased report")
+    assert "Gamma and beta of queries and keys" in " ".join(assert_self_contained(page.to_html()).texts["h2"])
+
+
+def test_old_records_have_no_such_section() -> None:
+    assert cells_with_norms(build_results([fake_run()])) == {}
+    html = Report(Collection(runs=[fake_run()])).page(None, "rebased report").to_html()
+    assert "Gamma and beta" not in html

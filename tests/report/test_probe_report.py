@@ -1,0 +1,98 @@
+"""The page on probes as a function of records: the paper's Table 3 beside ours, comparisons, and maps as SVG."""
+
+from typing import Any
+
+import pytest
+
+from fake_records import CODE, MACHINE, fake_run
+from page_reader import assert_self_contained
+from rebased.report.heatmap import LEVELS, heatmap, level_of
+from rebased.report.probe import ProbeReport
+from rebased.report.probe.paper import TABLE_3, paper_row
+from rebased.report.probe.tables import iou_table
+
+FIXED = {"model": {"mixers": {0: "previous_token"}}}
+
+
+def record(model: str, iou: float, *, seed: int = 42, accuracy: float = 0.957, pairs: int = 32) -> dict[str, Any]:
+    """A probe of a model with this IoU, on the task of Table 3 unless `pairs` says otherwise."""
+    run = fake_run(model, seed=seed, seq_len=128, pairs=(pairs,), d_model=48, changes=FIXED)
+    measure = {"mean": iou, "interval": [iou - 0.01, iou + 0.01], "best": 2 * iou, "best_interval": [None, None]}
+    drawn = {"queries": [4, 6], "targets": [1, 3], "mean": [[0, 9000, 0, 1000]] * 2, "best": [[0, 10000, 0, 0]] * 2}
+    layer = {
+        "layer": 1,
+        "mixer": model,
+        "heads": 2,
+        "best_head": 1,
+        "matrix_iou": iou,
+        "drawn": [drawn],
+        **{name: measure | {"by_head": [0.0, 2 * iou]} for name in ("iou", "mass", "entropy", "noisy")},
+        "matrix_iou_interval": [0.0, 1.0],
+        "similarity": None,
+    }
+    return {
+        "type": "probe",
+        "kind": "task",
+        "folder": run.folder,
+        "digest": run.digest,
+        "model": run.model,
+        "parameters": 1,
+        "config": run.settings,
+        "code": CODE,
+        "machine": MACHINE,
+        "split": "test",
+        "examples": 9,
+        "accuracy": accuracy,
+        "seq_len": 128,
+        "context": 4,
+        "layers": [layer],
+        "not_drawn": None,
+    }
+
+
+def test_the_papers_values_stand_beside_ours_with_a_verdict() -> None:
+    seeds = (42, 43, 44)
+    records = [record("rebased", 0.17 + 0.002 * (seed - 43), seed=seed) for seed in seeds]
+    records += [record("based", 0.10 + 0.003 * (seed - 43), seed=seed) for seed in seeds]
+    report = ProbeReport(records)
+    table = iou_table(report.cells)
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert rows["ReBased"]["IoU"] == "0.170 ± 0.002"
+    assert (rows["ReBased"]["paper: IoU"], rows["ReBased"]["IoU agrees"]) == ("0.173", "yes")
+    assert (rows["Based"]["paper: IoU"], rows["Based"]["IoU agrees"]) == ("0.157", "no")
+    assert any(sentence.startswith("ReBased has a higher IoU than Based by 0.070") for sentence in report.summary)
+    assert any("has an IoU for 2 of these cells; 1 of them agree" in sentence for sentence in report.summary)
+    html = report.page("rebased probe runs").to_html()
+    reader = assert_self_contained(html)
+    assert "arXiv 2402.10644, Table 3, as printed" in html
+    assert any("Made with rebased 0.1.0" in text for text in reader.texts["footer"])
+
+
+def test_other_tasks_and_layers_have_no_paper_value() -> None:
+    assert TABLE_3["Attention"].iou.mean == 0.999
+    assert paper_row(record("rebased", 0.1)) == TABLE_3["ReBased"]
+    assert paper_row(record("rebased", 0.1, pairs=16)) is None
+    other = record("rebased", 0.1)
+    other["config"] = fake_run("rebased", seq_len=128, pairs=(32,), d_model=48).settings
+    assert paper_row(other) is None  # the first layer is trained
+    assert "paper: IoU" not in iou_table(ProbeReport([other]).cells).head
+
+
+def test_what_a_reader_should_know_is_a_warning() -> None:
+    poor = record("based", 0.01, accuracy=0.2) | {"not_drawn": "512 questions x 1,024 positions are too many to draw"}
+    warnings = ProbeReport([poor]).warnings
+    assert warnings[0] == "No attention maps: 512 questions x 1,024 positions are too many to draw."
+    assert warnings[1].endswith("their attention says little: Based, D = 48.")
+    assert "one seed" in warnings[2]
+    with pytest.raises(ValueError, match="there is no probe to show"):
+        ProbeReport([])
+
+
+def test_a_heatmap_has_a_rectangle_per_run_of_equal_shades() -> None:
+    svg = heatmap([[0.0, 0.95, 0.95, 0.02], [0.02, 0.0, 0.0, 0.0]], "a < b", [(1, 2)])
+    assert 'aria-label="a &lt; b"' in svg
+    assert "M1 0h2v1h-2z" in svg  # two neighbours of one shade
+    assert "M3 0h1v1h-1zM0 1h1v1h-1z" in svg  # both cells of another shade in one path
+    assert "M2 1h1v1h-1z" in svg  # the mark
+    assert svg.count("fill-opacity") == 2
+    assert [level_of(value) for value in (0.0, 0.0099, 0.01, 1.0)] == [0, 0, 1, len(LEVELS)]
