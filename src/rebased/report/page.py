@@ -10,6 +10,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from rebased.files import replacing
+from rebased.report.drawing import Panels
 from rebased.runs.finished import Run
 
 GENERATOR = "rebased report"
@@ -47,9 +48,10 @@ class Page(NamedTuple):
         )
 
 
-def figure(panels: str, caption: str) -> str:
-    """A <figure>: panels of `draw_panels` above a caption."""
-    return f"<figure>{panels}<figcaption>{escape(caption)}</figcaption></figure>"
+def figure(panels: Panels, caption: str) -> str:
+    """A <figure>: the panels above a caption. The page's script lets the reader save it."""
+    name, caption = escape(panels.name), escape(caption)
+    return f'<figure data-name="{name}">{panels.to_html()}<figcaption>{caption}</figcaption></figure>'
 
 
 def details(summary: str, body: str) -> str:

@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from statistics import mean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rebased.runs.finished import Run, by_model
 
@@ -15,6 +16,23 @@ LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} 
     "²": "$^2$", "−": "$-$", "≥": r"$\ge$", "→": r"$\to$", "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$",
 }  # fmt: skip
 NONE = "–"  # an empty cell
+EMPTY = (NONE, "-")
+
+
+class Number(str):
+    """A cell that shows a number. A page shows its text, rounded; a CSV file gets the exact value.
+
+    `parts` are further values in the same cell by what they are, such as {"sd": 0.03} of a mean. They get columns of
+    their own in a CSV file.
+    """
+
+    values: Mapping[str, float | str | None]
+
+    def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
+        cell = super().__new__(cls, text)
+        known = {"": value, **(parts or {})}
+        cell.values = {what: one for what, one in known.items() if not (what and one is None)}
+        return cell
 
 
 class Table(NamedTuple):
@@ -22,6 +40,7 @@ class Table(NamedTuple):
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]  # the first cell of a row is its name, the others are numbers
+    brief: tuple[str, ...] = ()  # the columns that fit into a column of a paper; all if empty
 
     def to_html(self) -> str:
         """A <table> in a box that scrolls sideways."""
@@ -39,20 +58,54 @@ class Table(NamedTuple):
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
     def to_latex(self) -> str:
-        """A tabular for \\usepackage{booktabs}."""
+        """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty."""
+        kept = [
+            i
+            for i, name in enumerate(self.head)
+            if (not self.brief or name in self.brief) and any(row[i] not in EMPTY for row in self.rows)
+        ]
         head, *rows = (
-            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in cell) for cell in line)} \\\\\n"
+            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in line[i]) for i in kept)} \\\\\n"
             for line in (self.head, *self.rows)
         )
-        columns = "l" + "r" * (len(self.head) - 1)
         body = f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n"
-        return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
+        return (
+            "% \\usepackage{booktabs,adjustbox}\n\\begin{adjustbox}{max width=\\columnwidth}\n"
+            f"\\begin{{tabular}}{{{'l' + 'r' * (len(kept) - 1)}}}\n{body}\\end{{tabular}}\n\\end{{adjustbox}}\n"
+        )
 
     def to_csv(self) -> str:
-        """Comma-separated values with one line per row, the head first."""
+        """Comma-separated values with one line per row, the head first: exact numbers, each in a column of its own, and
+        nothing where a value is missing."""
+        kinds = [self._kinds(i) for i in range(len(self.head))]
+        heads = [
+            f"{name} {kind}".rstrip() for name, some in zip(self._unique_head(), kinds, strict=True) for kind in some
+        ]
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.head, *self.rows])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(heads)
+        writer.writerows(
+            [exact(cell, kind) for cell, some in zip(row, kinds, strict=True) for kind in some] for row in self.rows
+        )
         return file.getvalue()
+
+    def _kinds(self, column: int) -> list[str]:
+        """What the cells of a column hold: "" for the value itself, then the other parts."""
+        found = {"": None} | {kind: None for row in self.rows for kind in getattr(row[column], "values", ())}
+        return list(found)
+
+    def _unique_head(self) -> list[str]:
+        """The head, with the name of the column before where a name repeats: ["D = 24", "D = 24 paper", ...]"""
+        counts = Counter(self.head)
+        return [f"{self.head[i - 1]} {name}" if counts[name] > 1 else name for i, name in enumerate(self.head)]
+
+
+def exact(cell: str, kind: str) -> object:
+    """The value of a cell for a CSV file; None, an empty field, where there is none."""
+    if isinstance(cell, Number):
+        value = cell.values.get(kind)
+        return None if isinstance(value, float) and not isfinite(value) else value
+    return None if kind or cell in EMPTY else cell
 
 
 def summary(runs: Sequence[Run], mark: float) -> Table:
@@ -148,11 +201,9 @@ def spread(values: Sequence[float]) -> str:
 
 def p_text(p: float) -> str:
     """A p value with three decimals; a dash for nan."""
-    if isnan(p):
-        return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return number(p) if isnan(p) or p >= 0.001 else Number("< 0.001", p)
 
 
-def number(value: float, sign: str = "") -> str:
-    """Three decimals, with `sign` "+" always signed; a dash for nan."""
-    return NONE if isnan(value) else f"{value:{sign}.3f}"
+def number(value: float | None, form: str = ".3f") -> Number:
+    """A number in this format, three decimals by default; a dash for None and nan."""
+    return Number(NONE, None) if value is None or isnan(value) else Number(f"{value:{form}}", value)
