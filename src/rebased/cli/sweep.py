@@ -1,10 +1,11 @@
 """rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -12,16 +13,18 @@ from rich.console import Console
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
+from rebased.cli.output import OPTIONS as OUTPUT
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, plan_table, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, plan_table, score_of, sweep_board
 from rebased.cli.warn_once import each_warning_once
-from rebased.runs.record import lines_so_far
+from rebased.runs.record import lines_so_far, read_record
 from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.runs.synthetic_config import SyntheticTrainConfig
 from rebased.train.executors import Executor, LocalExecutor, RayExecutor
 from rebased.train.oom import OUT_OF_MEMORY
-from rebased.train.sweep import Plan, Point, estimate, from_python, make_plan, read_sweep, train_runs
+from rebased.train.sweep import Plan, PlannedRun, Point, estimate, from_python, make_plan, read_sweep, train_runs
 
 OPTIONS = (
     "--out",
@@ -31,6 +34,7 @@ OPTIONS = (
     "--import",
     "--retry-failed",
     "--help",
+    *OUTPUT,
     *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
@@ -45,6 +49,7 @@ def sweep(
     workers: int | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
@@ -53,9 +58,9 @@ def sweep(
     Parameters
     ----------
     file
-        YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased configs` lists
-        them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, or an
-        axis of the grid: --grid.train.seed "[42]"
+        YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased list configs`
+        lists them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, or
+        an axis of the grid: --grid.train.seed "[42]"
     out
         Folder for the runs, one subfolder per run, named by its digest. Default: runs/ and the file's name.
     dry_run
@@ -73,7 +78,8 @@ def sweep(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    console, folder = Console(), out or Path("runs") / file.stem
+    to.check()
+    console, folder = to.console(), out or Path("runs") / file.stem
     names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
     names = [
         str(Path(name).absolute()) if name.endswith(".py") else name for name in names
@@ -98,6 +104,7 @@ def sweep(
         for line in describe_plan(plan, runs, cost, where, retry_failed):
             say(console, line)
         if dry_run:
+            to.emit(result_of(plan, plan.runs) | {"estimated_seconds": cost.total})
             return 0
         log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers)
@@ -108,7 +115,9 @@ def sweep(
         except KeyboardInterrupt:
             say(console, f"{AT_ONCE}: {command}")
             return INTERRUPTED
-        return conclude(console, plan, tally, complete, command)
+        code = conclude(console, plan, tally, complete, command)
+        to.emit(result_of(plan, list(tally.runs.values())) | {"complete": complete})
+        return code
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> list[Point]:
@@ -157,6 +166,22 @@ def command_line(
     return shlex.join(words)
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it is, without wrapping or colours."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:
+    """The runs of a sweep as JSON data, with the score of each that is done."""
+
+    def describe(run: PlannedRun) -> dict[str, Any]:
+        done = run.status in ("done", "diverged")
+        return {
+            "digest": run.digest,
+            "folder": run.folder,
+            "model": run.model,
+            "task": run.task,
+            "d_model": run.config.model.d_model,
+            "lr": run.config.train.lr,
+            "seed": run.config.train.seed,
+            "status": run.status,
+            run.config.metric: score_of(read_record(run.folder)[-1]) if done else None,
+            "error": run.error,
+        }
+
+    return {"folder": plan.folder, "runs": [describe(run) for run in runs]}

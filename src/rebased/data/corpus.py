@@ -37,7 +37,7 @@ class Corpus:
     def verify_if_small(self, *splits: str) -> bool:
         """Compare the checksums of these splits (default: all) if they are small enough for that to take seconds.
 
-        Returns False, without reading anything, if they are larger; `rebased data check` compares any size.
+        Returns False, without reading anything, if they are larger; `rebased data verify` compares any size.
         """
         chosen = splits or tuple(self.splits)
         if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SMALL_BYTES:

@@ -118,6 +118,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
     """Compare the checksums of the tokenizer and of all files of these splits; ValueError at the first that differs."""
+    for file in files_of(manifest, splits):
+        verify_file(folder, file)
+
+
+def files_of(manifest: Manifest, splits: Iterable[str]) -> list[ShardFile]:
+    """The files of the tokenizer and of these splits, each with its checksum."""
     files = [manifest.tokenizer.file] if manifest.tokenizer.file else []
     files += [
         file
@@ -125,8 +131,7 @@ def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> Non
         for shard in manifest.splits[split].shards
         for file in (shard.token_file, shard.ends_file)
     ]
-    for file in files:
-        verify_file(folder, file)
+    return files
 
 
 def verify_file(folder: Path, file: ShardFile) -> None:

@@ -77,27 +77,30 @@ class Table(NamedTuple):
     def to_csv(self) -> str:
         """Comma-separated values with one line per row, the head first: exact numbers, each in a column of its own, and
         nothing where a value is missing."""
-        kinds = [self._kinds(i) for i in range(len(self.head))]
-        heads = [
-            f"{name} {kind}".rstrip() for name, some in zip(self._unique_head(), kinds, strict=True) for kind in some
-        ]
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(heads)
-        writer.writerows(
-            [exact(cell, kind) for cell, some in zip(row, kinds, strict=True) for kind in some] for row in self.rows
-        )
+        writer.writerows([self._exact_head(), *self._exact_rows()])
         return file.getvalue()
+
+    def to_records(self) -> list[dict[str, object]]:
+        """One dict per row by the column's name, as in a CSV file; None where a value is missing."""
+        return [dict(zip(self._exact_head(), row, strict=True)) for row in self._exact_rows()]
+
+    def _exact_head(self) -> list[str]:
+        counts = Counter(self.head)
+        names = [f"{self.head[i - 1]} {name}" if counts[name] > 1 else name for i, name in enumerate(self.head)]
+        return [f"{name} {kind}".rstrip() for i, name in enumerate(names) for kind in self._kinds(i)]
+
+    def _exact_rows(self) -> list[list[object]]:
+        kinds = [self._kinds(i) for i in range(len(self.head))]
+        return [
+            [exact(cell, kind) for cell, some in zip(row, kinds, strict=True) for kind in some] for row in self.rows
+        ]
 
     def _kinds(self, column: int) -> list[str]:
         """What the cells of a column hold: "" for the value itself, then the other parts."""
         found = {"": None} | {kind: None for row in self.rows for kind in getattr(row[column], "values", ())}
         return list(found)
-
-    def _unique_head(self) -> list[str]:
-        """The head, with the name of the column before where a name repeats: ["D = 24", "D = 24 paper", ...]"""
-        counts = Counter(self.head)
-        return [f"{self.head[i - 1]} {name}" if counts[name] > 1 else name for i, name in enumerate(self.head)]
 
 
 def exact(cell: str, kind: str) -> object:

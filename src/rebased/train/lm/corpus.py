@@ -34,7 +34,7 @@ def open_corpus(config: LMRunConfig, *, verify: bool = True) -> Corpus:
     for split in ("train", "valid"):
         corpus.windows(split, config.data.seq_len)  # raises ValueError if the split is missing or empty
     if verify and not corpus.verify_if_small():
-        logger.info("%s is large: its checksums were not compared; compare them with: rebased data check", folder)
+        logger.info("%s is large: its checksums were not compared; compare them with: rebased data verify", folder)
     return corpus
 
 
