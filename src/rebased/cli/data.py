@@ -23,8 +23,6 @@ from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.train.executors.local import usable_cores
 
-DAMAGED = 1  # the exit code
-
 
 def prepare(
     *sources: str,
@@ -94,7 +92,7 @@ def prepare(
             console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
         )
         return INTERRUPTED
-    console.print(describe(manifest, out))
+    to.result_console().print(describe(manifest, out))
     for remark in remarks(manifest):
         say(console, remark)
     say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
@@ -105,7 +103,7 @@ def prepare(
 def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
     """Compare the checksums of all files of a prepared folder, and print what it holds.
 
-    The exit code is 1 if a file is damaged; each of them is named.
+    Every damaged file is named.
 
     Parameters
     ----------
@@ -134,13 +132,16 @@ def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
             except ValueError as error:
                 damaged.append(str(error))
             progress.advance(bar, size)
-    console.print(describe(manifest, folder))
-    for remark in (*remarks(manifest), *damaged):
+    to.result_console().print(describe(manifest, folder))
+    for remark in remarks(manifest):
         say(console, remark)
-    say(console, f"{len(damaged)} of {len(sizes)} files are damaged" if damaged else "every checksum is right")
     counts = {"files": len(sizes), "bytes": sum(sizes.values())}
     to.emit({**contents(manifest, folder), **counts, "damaged": damaged})
-    return DAMAGED if damaged else 0
+    if damaged:
+        several = f"{len(damaged)} of {len(sizes)} files are damaged: " if len(damaged) > 1 else ""
+        raise ValueError(several + "\n".join(damaged))
+    say(console, "every checksum is right")
+    return 0
 
 
 def contents(manifest: Manifest, folder: Path) -> dict[str, Any]:

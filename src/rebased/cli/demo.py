@@ -61,7 +61,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to:
     runs = [read_run(folder) for folder in folders.values()]
     write_page(demo_page(runs, command), page)
     for finding in findings(runs):
-        say(console, finding)
+        say(to.result_console(), finding)
     say(console, f"wrote {page}: open it in a browser")
     each = [
         {

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rebased.cli.output import STDOUT, TO_TERMINAL, Output
+from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.rich_table import rich_table
 from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
 from rebased.runs.collect import collect, nothing_found
@@ -19,7 +19,7 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
         Folders of runs, searched at any depth, record.jsonl files, or bundles of them (.jsonl.gz, .jsonl.xz).
     """
     to.check()
-    collection, console = collect(runs), to.console()
+    collection, console = collect(runs), to.result_console()
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
     found = compare_language_models(collection.lm_runs)
@@ -28,7 +28,7 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
             console.print(rich_table(table), "")
         for remark in remarks(found):
             console.print(f"- {remark}", markup=False, highlight=False)
-    elif to.json != STDOUT:
+    else:
         console.out(to_markdown(found), end="", highlight=False)
     names = ("models", "differences")
     tables = {name: table.to_records() for name, table in zip(names, compare_tables(found), strict=False)}

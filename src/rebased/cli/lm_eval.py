@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
 from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
@@ -110,8 +110,9 @@ def lm_eval(
     entry = trained.corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    show(console, summary, bits, rule)
+    results = to.result_console()
+    say(results, title)
+    show(results, summary, bits, rule)
     about = {
         "model": str(model),
         "parameters": trained.model.num_parameters(),

@@ -11,7 +11,7 @@ from rich.table import Table
 from rebased.analysis.intervals import wilson
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_eval import PRECISION, check_length
-from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
@@ -107,11 +107,12 @@ def lm_recall(
     source = facts or squad
     asked = f"{tallies['present'].asked:,} questions after contexts of up to {size:,} tokens"
     title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    show(console, tallies, by_distance)
+    results = to.result_console()
+    say(results, title)
+    show(results, tallies, by_distance)
     if recall.too_long:
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
-        console.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
+        results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
     about = {
         "model": str(model),
         "parameters": trained.model.num_parameters(),

@@ -34,6 +34,10 @@ class Output:
         """The console for messages and progress: stdout, or stderr where stdout is for JSON."""
         return Console(stderr=self.json == STDOUT, quiet=self.quiet)
 
+    def result_console(self) -> Console:
+        """The console for what JSON says too. It prints nothing where JSON goes to stdout."""
+        return Console(quiet=self.quiet or self.json == STDOUT)
+
     def check(self) -> None:
         """Raise ValueError if --json cannot write its file. Called before work that takes time."""
         check_new(None if self.json == STDOUT else self.json)

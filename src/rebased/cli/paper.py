@@ -33,7 +33,7 @@ def paper(*, to: Output = TO_TERMINAL) -> int:
         ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
         sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())
-    console = to.console()
+    console = to.result_console()
     for table in (TABLE_4, TABLE_9):
         console.print(_table(table, ours))
     console.print(_size_table(sizes))

@@ -94,7 +94,7 @@ def report(
             progress.update(reading, description="compressing", total=None)
             write_bundle([*found.runs, *found.lm_runs], bundle)
     for sentence in result.summary:
-        say(console, sentence)
+        say(to.result_console(), sentence)
     for warning in result.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
         Console(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)

@@ -71,7 +71,7 @@ def configs(name: str | None = None, *, to: Output = TO_TERMINAL) -> None:
         show({known: first_comment(path.read_text(encoding="utf-8")) for known, path in shipped.items()}, to)
     elif name in shipped:
         text = shipped[name].read_text(encoding="utf-8")
-        to.console().out(text, end="", highlight=False)
+        to.result_console().out(text, end="", highlight=False)
         to.emit({"name": name, "text": text})
     else:
         raise ValueError(f"no shipped config is named {name!r}; {did_you_mean(name, list(shipped))}")
@@ -85,7 +85,7 @@ def show(found: Mapping[str, str], to: Output) -> None:
     table.add_column()
     for name, sentence in found.items():
         table.add_row(name, sentence)
-    to.console().print(table, highlight=False)
+    to.result_console().print(table, highlight=False)
     to.emit([{"name": name, "about": sentence} for name, sentence in found.items()])
 
 
