@@ -17,6 +17,7 @@ LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} 
 }  # fmt: skip
 NONE = "–"  # an empty cell
 EMPTY = (NONE, "-")
+MANY = 10  # more columns than this are printed in smaller letters
 
 
 class Number(str):
@@ -49,7 +50,8 @@ class Table(NamedTuple):
             f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
             for name, *cells in self.rows
         )
-        return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        many = ' class="many"' if len(self.head) > MANY else ""
+        return f'<div class="wide"><table{many}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
     def to_markdown(self) -> str:
         """A table as GitHub renders it."""
