@@ -130,7 +130,7 @@ class Panels(NamedTuple):
         """The figure as a file, in the light colours."""
         size, rows = SIZES[self.columns], ceil(len(self.panels) / self.columns)
         with matplotlib.rc_context(STYLE | {"font.size": size.font}):
-            figure = Figure(figsize=(self.columns * size.width, rows * size.height + 0.4))
+            figure = Figure()
             handles: dict[str, Any] = {}
             for i, (heading, draw) in enumerate(self.panels.items()):
                 axes = figure.add_subplot(rows, self.columns, i + 1)
@@ -138,13 +138,10 @@ class Panels(NamedTuple):
                 axes.set_title(heading, fontsize=size.font)
             room = self.columns * size.width * 72 / size.font / 0.6  # letters
             widest = max(map(len, handles), default=0) + 7  # with the line before a label
-            figure.legend(
-                list(handles.values()),
-                list(handles),
-                loc="outside upper left",
-                ncols=max(1, min(len(handles), int(room / widest))),
-                frameon=False,
-            )
+            across = max(1, min(len(handles), int(room / widest)))
+            legend = ceil(len(handles) / across) * 1.6 * size.font / 72  # inches
+            figure.set_size_inches(self.columns * size.width, rows * (size.height + 0.2) + legend)
+            figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=across, frameon=False)
             file = io.BytesIO()
             figure.savefig(file, format=kind, metadata=FORMATS[kind], dpi=DOTS_PER_INCH)
         return file.getvalue()
