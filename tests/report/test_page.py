@@ -14,7 +14,7 @@ from fake_records import fake_run
 from page_reader import Reader, assert_self_contained
 from rebased.report import Page, Section, demo_page, epochs_until, learning_curves, state_growth, write_page
 from rebased.report.demo import Pair, compare, findings
-from rebased.report.drawing import VARIABLES
+from rebased.report.drawing import GRID, INK, SERIES, VARIABLES
 from rebased.runs.finished import Run, by_model
 
 RUNS = [
@@ -125,6 +125,12 @@ def test_figures(draw: Any) -> None:
     assert {"ReBased", "Based", "ConvAttention"} <= words
     assert "var(--series-0)" in svg
     assert [colour for colour in VARIABLES if colour in svg] == []  # the page's stand in their place
+
+
+def test_files_have_the_light_colours_of_the_page() -> None:
+    style = demo_page(RUNS, "").to_html().split("@media")[0]
+    named = {"ink": INK, "line": GRID} | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
+    assert [name for name, colour in named.items() if f"--{name}: {colour};" not in style] == []
 
 
 def test_curves_are_the_records() -> None:

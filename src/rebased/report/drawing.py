@@ -50,6 +50,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.family": "sans-serif",
+    "text.parse_math": False,  # a name with $ is a name
     "svg.fonttype": "none",  # text stays text: small files, searchable, readable by screen readers
     "svg.hashsalt": "rebased",
     "pdf.fonttype": 42,  # fonts are embedded as they are: publishers refuse matplotlib's default, type 3

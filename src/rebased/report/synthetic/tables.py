@@ -69,8 +69,8 @@ def _result(cell: Cell) -> tuple[str, ...]:
         number(held_out.mean if held_out else None),
         number(held_out.sd if held_out else None),
         str(sum(run.status == "diverged" for run in cell.all_runs)),
-        str(run.parameters),
-        NONE if cell.state_bytes is None else str(cell.state_bytes),
+        number(run.parameters, ","),
+        number(cell.state_bytes, ","),
         paper_cell(cell),
     )
 
