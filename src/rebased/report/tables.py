@@ -32,7 +32,7 @@ class Number(str):
     def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
         cell = super().__new__(cls, text)
         known = {"": value, **(parts or {})}
-        cell.values = {what: one for what, one in known.items() if not (what and one is None)}
+        cell.values = {what: one for what, one in known.items() if one is not None}
         return cell
 
 
@@ -91,7 +91,9 @@ class Table(NamedTuple):
     def _exact_head(self) -> list[str]:
         counts = Counter(self.head)
         names = [f"{self.head[i - 1]} {name}" if counts[name] > 1 else name for i, name in enumerate(self.head)]
-        return [f"{name} {kind}".rstrip() for i, name in enumerate(names) for kind in self._kinds(i)]
+        return [
+            f"{name.split(':')[0]} {kind}" if kind else name for i, name in enumerate(names) for kind in self._kinds(i)
+        ]
 
     def _exact_rows(self) -> list[list[object]]:
         kinds = [self._kinds(i) for i in range(len(self.head))]
@@ -101,8 +103,9 @@ class Table(NamedTuple):
 
     def _kinds(self, column: int) -> list[str]:
         """What the cells of a column hold: "" for the value itself, then the other parts."""
-        found = {"": None} | {kind: None for row in self.rows for kind in getattr(row[column], "values", ())}
-        return list(found)
+        cells = [row[column] for row in self.rows if row[column] not in EMPTY]
+        kinds = dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))
+        return list(kinds) or [""]
 
 
 def exact(cell: str, kind: str) -> object:

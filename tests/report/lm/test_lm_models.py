@@ -165,5 +165,5 @@ def test_json_has_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (row,) = [row for row in found["models"] if row["model"] == "ReBased"]
     assert row["all"] == pytest.approx(20.7, abs=1e-12)
     assert row["all half of the 95% interval"] == pytest.approx(T_3_SEEDS * 0.2 / sqrt(3), rel=1e-6)
-    assert row["paper: all / AR / non-AR all"] == 16.45
+    assert row["paper all"] == 16.45
     assert len(found["differences"]) == 3

@@ -40,7 +40,7 @@ def difference_table(found: LanguageModels) -> Table:
         ours, theirs = ({part: found.values(model, part) for part in PARTS} for model in (a, b))
         cells = [with_interval([ours[part][seed] - theirs[part][seed] for seed in seeds], "+") for part in PARTS]
         paper = tuple(x - y for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False))
-        rows.append((f"{a} - {b}", str(len(seeds)), *cells, paper_cell(paper, found, "+")))
+        rows.append((f"{a} - {b}", number(len(seeds), "d"), *cells, paper_cell(paper, found, "+")))
     return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
 
 
@@ -79,8 +79,8 @@ def _difference(difference: Difference) -> tuple[str, ...]:
         *(number(value, "+.3f") for value in (spread.low, spread.high)),
         *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
         number(found.rank_biserial, ".2f"),
-        str(spread.n),
-        str(found.unpaired),
+        number(spread.n, "d"),
+        number(found.unpaired, "d"),
         "same" if difference.same_code else "differs",
     )
 
@@ -125,16 +125,16 @@ def _run(run: Run, name: str) -> tuple[str, ...]:
     return (
         run.digest,
         name,
-        str(run.seed),
+        number(run.seed, "d"),
         split or NONE,
         *(number(found[part]["perplexity"] if found else None) for part in PARTS),
-        str(lines[-1]["step"]) if lines else "0",
+        number(lines[-1]["step"] if lines else 0, "d"),
         number(lines[-1]["tokens"] if lines else 0, ","),
         number(speed([run]) if lines else None, ",.0f"),
         run.status,
         run.code,
         run.device,
-        str(run.lines[0].get("processes", 1)),
+        number(run.lines[0].get("processes", 1), "d"),
     )
 
 
@@ -188,4 +188,4 @@ def with_sd(values: Sequence[float]) -> str:
 
 def _size(runs: Sequence[Run]) -> tuple[str, str]:
     """(parameters, number of seeds)"""
-    return number(runs[0].parameters, ","), str(len(runs))
+    return number(runs[0].parameters, ","), number(len(runs), "d")

@@ -61,14 +61,14 @@ def _result(cell: Cell) -> tuple[str, ...]:
     return (
         str(cell.model),
         cell.task,
-        str(cell.d_model),
+        number(cell.d_model, "d"),
         number(cell.choice.lr, "g"),
-        str(len(cell.runs)),
-        str(cell.test.n),
+        number(len(cell.runs), "d"),
+        number(cell.test.n, "d"),
         *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
         number(held_out.mean if held_out else None),
         number(held_out.sd if held_out else None),
-        str(sum(run.status == "diverged" for run in cell.all_runs)),
+        number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
         number(run.parameters, ","),
         number(cell.state_bytes, ","),
         paper_cell(cell),
@@ -105,13 +105,13 @@ def _run(run: Run, model: str, task: str) -> tuple[str, ...]:
         run.digest,
         model,
         task,
-        str(run.d_model),
+        number(run.d_model, "d"),
         number(run.lr, "g"),
-        str(run.seed),
+        number(run.seed, "d"),
         number(run.best.accuracy, ".4f"),
         number(run.held_out, ".4f"),
-        str(run.best.epoch),
-        str(len(run.epochs)),
+        number(run.best.epoch, "d"),
+        number(len(run.epochs), "d"),
         str(run.settings["train"].get("precision", NONE)),
         number(run.seconds, ".1f"),
         run.status,
@@ -151,8 +151,8 @@ def _contrast(contrast: Contrast) -> tuple[str, ...]:
         *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
         number(found.rank_biserial, ".2f"),
         contrast.split,
-        str(spread.n),
-        str(found.unpaired),
+        number(spread.n, "d"),
+        number(found.unpaired, "d"),
         "same" if contrast.same_code else "differs",
     )
 
@@ -163,7 +163,7 @@ def budget_table(results: Results) -> Table:
     budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
     rows = []
     for cell in results.cells:
-        row = [str(cell.model), cell.task, str(cell.d_model)]
+        row = [str(cell.model), cell.task, number(cell.d_model, "d")]
         for replacement in (True, False):
             best = expected_validation_performance(cell.lr_means, replacement)
             row += [*(number(value) for value in best), *[NONE] * (most - len(best))]
@@ -182,7 +182,7 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
     for cell in cells:
         found = cell.slices(kind)
         values = (number(found.get(part)) for part in parts)
-        rows.append((str(cell.model), cell.task, str(cell.d_model), *values))
+        rows.append((str(cell.model), cell.task, number(cell.d_model, "d"), *values))
     return task_last(Table(("model", "task", "D", *heads), rows))
 
 
@@ -192,7 +192,7 @@ def heads_table(places: HeadsByPlace) -> Table:
     for cells in places.values():
         for heads, cell in cells:
             off = number(None if cell.paper is None else abs(cell.test.mean - cell.paper.mean))
-            place = (cell.model.kind, cell.task, str(cell.d_model), str(heads))
+            place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
             rows.append((*place, plus_minus(cell.test), paper_cell(cell), off))
     return task_last(Table(("model", "task", "D", "heads", "test", "paper", "distance"), rows))
 
