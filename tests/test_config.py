@@ -162,7 +162,7 @@ def test_each_mistake_has_a_line() -> None:
         ("train:\n  lr: 1\n  lr: 2\n", r"is not valid YAML in line 3, column 3: the key 'lr' is given twice"),
         ("train: {lr: 1", r"is not valid YAML in line 1, column 14"),
         ("a: !!python/object/apply:os.getcwd []", r"is not valid YAML in line 1, column 4"),
-        ("", "is empty; `rebased configs` lists examples of configs"),
+        ("", "is empty; `rebased list configs` lists examples of configs"),
         ("just words", r"should hold keys and values .*; it holds 'just words'"),
         ("a: \x00", r"is not valid YAML"),
         ("{[1, 2]: 3}", r"is not valid YAML"),

@@ -278,7 +278,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a text file: {error.reason} at byte {error.start}") from error
     tree = parse_yaml(text, str(path))
     if tree is None:
-        raise ValueError(f"{path} is empty; `rebased configs` lists examples of configs")
+        raise ValueError(f"{path} is empty; `rebased list configs` lists examples of configs")
     if not isinstance(tree, dict):
         raise ValueError(f"{path} should hold keys and values (train: ...); it holds {short(tree)}")
     return tree

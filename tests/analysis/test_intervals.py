@@ -29,7 +29,7 @@ def test_students_interval() -> None:
     """By hand: the interval of 9, 10, 11 is 10 plus or minus 4.3027 standard errors of 1 / sqrt(3)."""
     assert t_interval([9.0, 10.0, 11.0]) == pytest.approx((10 - 4.302653 / sqrt(3), 10 + 4.302653 / sqrt(3)))
     assert t_interval([9.0, 10.0, 11.0], level=0.5) == pytest.approx((10 - 0.816497 / sqrt(3), 10 + 0.816497 / sqrt(3)))
-    assert np.isnan(t_interval([3.0])).all()
+    assert np.isnan([t_interval([3.0]), t_interval([3.0, 4.0])]).all()
 
 
 def test_a_bootstrap_holds_the_truth_about_as_often_as_it_says() -> None:

@@ -30,6 +30,13 @@ def test_one_value_has_no_spread() -> None:
     assert all(isnan(value) for value in (found.sd, found.low, found.high))
 
 
+def test_two_values_have_a_spread_and_no_interval() -> None:
+    found = describe([0.4, 0.6])
+    assert found.sd == pytest.approx(0.2 / sqrt(2))
+    assert isnan(found.low)
+    assert isnan(found.high)
+
+
 def test_equal_values() -> None:
     assert describe([1.0, 1.0, 1.0]) == (3, 1.0, 0.0, 1.0, 1.0)
 

@@ -1,5 +1,6 @@
 """The command rebased data."""
 
+import json
 import os
 import re
 import shlex
@@ -40,11 +41,17 @@ def test_prepare_and_check(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert Corpus("out").splits["valid"].text_bytes == 500
     assert rebased(*words, "--resume") == 0
     assert capsys.readouterr().out.endswith("out was done already\n")
-    assert rebased("data", "check", "out") == 0
+    assert rebased("data", "verify", "out") == 0
     assert "every checksum is right" in capsys.readouterr().out
     Path("out/test-00000.bin").write_bytes(bytes(501 * 2))
-    assert rebased("data", "check", "out") == 2
+    assert rebased("data", "verify", "out") == 2
     assert capsys.readouterr().err.startswith("error: out/test-00000.bin is damaged")
+    Path("out/valid-00000.bin").write_bytes(bytes(501 * 2))
+    assert rebased("data", "verify", "out", "--json") == 2
+    captured = capsys.readouterr()
+    assert "2 of 6 files are damaged: out/valid-00000.bin is damaged" in captured.err
+    found = json.loads(captured.out)
+    assert (found["files"], len(found["damaged"]), found["splits"]["valid"]["tokens"]) == (6, 2, 501)
 
 
 def test_what_was_wrong_with_the_text_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """rebased report, as it is typed."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -48,14 +49,14 @@ def test_a_warning_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["report", "sweep", "--tables", "tables", "--bundle", "records.jsonl.xz"]
+    words = ["report", "sweep", "--tables", "tables", "--formats", "md,tex,csv", "--bundle", "records.jsonl.xz"]
     assert rebased(*words) == 0
     assert not Path("report.html").exists()
     rows = list(csv.DictReader(Path("tables/results.csv").read_text().splitlines()))
     assert [rows[0][key] for key in ("model", "D", "lr", "seeds")] == ["Based", "24", "0.001", "2"]
     assert float(rows[0]["test"]) == pytest.approx(0.5 + 0.024 + 0.00425 - 0.001, abs=6e-4)
     assert Path("tables/results.md").read_text().startswith("| model | D | lr |")
-    assert Path("tables/results.tex").read_text().startswith("\\begin{tabular}{lr")
+    assert "\\begin{tabular}{lr" in Path("tables/results.tex").read_text()
     assert rebased("report", "records.jsonl.xz", "-o", "again.html") == 0
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -72,12 +73,15 @@ def test_tables_and_bundle(capsys: pytest.CaptureFixture[str]) -> None:
         (["empty"], "there is no record.jsonl and no bundle (*.jsonl.gz, *.jsonl.xz) in empty or below"),
         (["sweep", "-o", "page.pdf"], "-o page.pdf: the page is HTML, give a name ending in .html"),
         (["sweep", "-o", "notes.html"], "notes.html is not a page that rebased has written"),
+        (["sweep", "--tables", "t", "--formats", "csv,eps"], "--formats eps: there is no such format here; tables are"),
+        (["sweep", "--json", "notes.json"], "notes.json is there already; choose another file"),
         (["sweep", "--bundle", "records.zip"], "records.zip: the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     Path("empty").mkdir()
     Path("notes.html").write_text("my notes")
+    Path("notes.json").write_text("{}")
     before = sorted(Path().rglob("*"))
     assert rebased("report", *words) == 2
     error = capsys.readouterr().err
@@ -85,3 +89,25 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message
     assert message in error
     assert sorted(Path().rglob("*")) == before
     assert Path("notes.html").read_text() == "my notes"
+
+
+def test_json_is_all_of_stdout_and_quiet_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("report", "--json", "sweep", "-o", "page.html") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["wrote"] == ["page.html"]
+    assert found["summary"][0].startswith("T = 32, 4 pairs: ReBased")
+    assert found["tables"]["results"][0]["test"] == pytest.approx(0.5 + 0.024 + 0.00425 - 0.001)
+    assert found["tables"]["results"][0]["95% from"] is None  # of two seeds
+    assert "wrote page.html" in captured.err
+    assert rebased("report", "sweep", "--quiet", "--json", "out.json") == 0
+    assert capsys.readouterr() == ("", "")
+    assert json.loads(Path("out.json").read_text())["tables"] == found["tables"]
+
+
+def test_figures_are_written_beside_tables() -> None:
+    assert rebased("report", "sweep", "--tables", "both", "--formats", "csv,svg") == 0
+    names = {path.name for path in Path("both").iterdir()}
+    assert {"results.csv", "figure-by-width.svg", "figure-curves.svg"} <= names
+    assert {name.rpartition(".")[2] for name in names} == {"csv", "svg"}
+    assert "T = 32, 4 pairs" in Path("both/figure-by-width.svg").read_text()

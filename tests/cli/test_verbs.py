@@ -1,5 +1,8 @@
 """The table of commands: verbs of one word and of two, imported when called, near misses named."""
 
+import importlib
+import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +11,15 @@ import pytest
 from cyclopts.completion.detect import ShellDetectionError
 
 import rebased.cli
-from rebased.cli import COMMANDS, GROUPS, main
+from rebased.cli import ALIASES, COMMANDS, GROUPS, json_target, main
+from rebased.cli.output import TO_TERMINAL
+from rebased.runs.shipped import CONFIGS
 
 
 @pytest.fixture(autouse=True)
 def _two_word_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {
-        "params": COMMANDS["params"],
+        "paper": COMMANDS["paper"],
         "zoo feed": ("test_verbs:feed", "Feed one animal."),
         "zoo close": ("no.such.module:close", "Close the gates."),
     }
@@ -95,8 +100,8 @@ def test_what_is_not_installed_is_told_with_its_remedy(
 
 
 def test_help_and_lists_answer_without_torch() -> None:
-    for word in (*GROUPS, "--help", "configs"):
-        script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
+    for words in (["list"], ["lm"], ["data"], ["--help"], ["list", "configs"], ["configs"]):
+        script = f"import sys; sys.argv[1:] = {words}; import atexit; from rebased.cli import main\n"
         script += "atexit.register(lambda: print('torch' in sys.modules)); main()"
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert answer.stdout.endswith("False\n"), answer.stdout
@@ -113,9 +118,7 @@ def test_python_m_rebased_is_the_command() -> None:
 def test_completion_is_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        rebased.cli, "COMMANDS", {"params": COMMANDS["params"], "zoo feed": ("test_verbs:feed", "Feed.")}
-    )
+    monkeypatch.setattr(rebased.cli, "COMMANDS", {"paper": COMMANDS["paper"], "zoo feed": ("test_verbs:feed", "Feed.")})
     script = tmp_path / "rebased.bash"
     assert run("--install-completion", "--shell", "bash", "--output", str(script)) == 0
     assert capsys.readouterr().out == f"wrote {script}; load it with: source {script}\n"
@@ -133,3 +136,63 @@ def test_a_shell_that_cannot_be_told_is_asked_for(
     monkeypatch.setattr("cyclopts.completion.detect.detect_shell", no_shell)
     assert run("--install-completion") == 2
     assert capsys.readouterr().err == "error: cannot tell which shell this is; name it, for example --shell bash\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "understood"),
+    [
+        (["report", "--json", "runs"], ["report", "--json=-", "runs"]),
+        (["report", "runs", "--json"], ["report", "runs", "--json=-"]),
+        (
+            ["report", "runs", "--json", "out.json", "-o", "p.html"],
+            ["report", "runs", "--json=out.json", "-o", "p.html"],
+        ),
+        (["paper", "--json", "--quiet"], ["paper", "--json=-", "--quiet"]),
+        (["paper", "--json=numbers"], ["paper", "--json=numbers"]),
+    ],
+)
+def test_json_has_a_file_or_is_printed(words: list[str], understood: list[str]) -> None:
+    assert json_target(words) == understood
+
+
+ALL_COMMANDS = dict(COMMANDS)
+
+
+def test_every_command_takes_json_and_quiet() -> None:
+    for verb, (function, _) in ALL_COMMANDS.items():
+        module, _, name = function.partition(":")
+        parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        assert parameters["to"].default == TO_TERMINAL, verb
+
+
+def test_former_names_work_and_are_not_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebased.cli, "COMMANDS", ALL_COMMANDS)
+    monkeypatch.setattr(rebased.cli, "GROUPS", dict.fromkeys(("lm", "data", "list"), ""))
+    assert set(ALIASES.values()) <= set(ALL_COMMANDS)
+    assert run("--help") == 0
+    listed = capsys.readouterr().out
+    assert "params" not in listed
+    assert "configs" not in listed.replace("presets and configs", "")
+    assert run("configs", "demo") == 0
+    assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
+    assert run("data", "check", "nowhere") == 2
+    assert "nowhere is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["mixers", "tasks", "presets", "configs"])
+def test_lists_say_every_name_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(rebased.cli, "COMMANDS", ALL_COMMANDS)
+    monkeypatch.setattr(rebased.cli, "GROUPS", {"list": "", "lm": "", "data": ""})
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run("list", what, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(one["about"].rstrip(".?") for one in found)
+    assert run("list", what) == 0
+    printed = capsys.readouterr().out
+    assert [one["name"] for one in found if one["name"] not in printed] == []
+    assert run("list", what, "--quiet") == 0
+    assert capsys.readouterr().out == ""

@@ -24,18 +24,18 @@ PHONE = 375  # pixels
 HARNESS = """<!doctype html><iframe id="frame" style="width:{width}px; height:800px; border:0" srcdoc="{page}"></iframe>
 <pre id="seen"></pre>
 <script>
-document.getElementById("frame").addEventListener("load", event => {{
+document.getElementById("frame").addEventListener("load", async event => {{
   const view = event.target.contentWindow, page = view.document;
-  const column = (table, n) => Array.from(table.tBodies[0].rows, row => row.cells[n].textContent);
+  const column = (table, i) => Array.from(table.tBodies[0].rows, row => row.cells[i].textContent);
   const table = Array.from(page.querySelectorAll("table")).find(table => table.rows[0].cells[0].textContent === "run");
   const heads = Array.from(table.tHead.rows[0].cells, head => head.textContent);
-  const at = heads.indexOf("accuracy"), button = table.tHead.rows[0].cells[at].querySelector("button");
-  const seen = {{heads, before: column(table, at)}};
+  const n = heads.indexOf("accuracy"), button = table.tHead.rows[0].cells[n].querySelector("button");
+  const seen = {{heads, before: column(table, n)}};
   button.click();
-  seen.up = column(table, at);
+  seen.up = column(table, n);
   button.click();
-  seen.down = column(table, at);
-  seen.sort = table.tHead.rows[0].cells[at].getAttribute("aria-sort");
+  seen.down = column(table, n);
+  seen.sort = table.tHead.rows[0].cells[n].getAttribute("aria-sort");
   const filter = table.closest("details").querySelector("input");
   filter.value = "rebased done";
   filter.dispatchEvent(new view.Event("input"));
@@ -46,6 +46,24 @@ document.getElementById("frame").addEventListener("load", event => {{
   seen.figures = Array.from(page.querySelectorAll("svg[role=img]"), svg => svg.getBoundingClientRect());
   seen.samples = Array.from(page.querySelectorAll(".legend svg"), svg => svg.getBoundingClientRect().width);
   seen.ink = view.getComputedStyle(page.querySelector("svg text")).fill;
+  const figure = page.querySelector("figure"), drawing = figure.querySelector("svg[role=img]");
+  const place = drawing.querySelector(".places circle"), box = place.getBoundingClientRect();
+  const at = {{clientX: box.x + box.width / 2 + 3, clientY: box.y + box.height / 2 - 3}};
+  drawing.dispatchEvent(new view.PointerEvent("pointermove", at));
+  seen.told = [place.textContent, page.getElementById("tip").textContent, page.getElementById("tip").hidden];
+  drawing.dispatchEvent(new view.PointerEvent("pointerleave", at));
+  seen.left = page.getElementById("tip").hidden;
+  const saved = [];
+  view.URL.createObjectURL = blob => saved.push(blob) && "#";
+  view.HTMLAnchorElement.prototype.click = () => null;
+  for (const button of figure.querySelectorAll(".save button"))
+    if (button.textContent !== "PDF") button.click();
+  for (let i = 0; i < 500 && saved.length < 2; i++) await new Promise(done => setTimeout(done, 100));
+  const svg = await saved[0].text(), parsed = new DOMParser().parseFromString(svg, "image/svg+xml");
+  const panels = parsed.querySelectorAll("svg svg[role=img]").length;
+  seen.svg = {{root: parsed.documentElement.tagName, panels, text: svg}};
+  seen.png = {{type: saved[1]?.type, size: saved[1]?.size}};
+  seen.cards = view.getComputedStyle(page.querySelector("table.cards td")).display;
   seen.data = JSON.parse(page.getElementById("data").textContent).runs.length;
   document.getElementById("seen").textContent = JSON.stringify(seen);
 }});
@@ -58,7 +76,7 @@ def browse(page: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     file.write_text(HARNESS.format(width=PHONE, page=html.escape(page)), encoding="utf-8")
     words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
-    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri()]
+    words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", file.as_uri()]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
     assert seen is not None, answer.stderr[-2000:]
@@ -92,8 +110,18 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
     assert seen["width"] <= PHONE  # wide things scroll in boxes of their own
     assert len(seen["figures"]) == 8 + 5  # of synthetic tasks; three of perplexity, two of training
     assert all(200 < panel["width"] <= PHONE and panel["height"] > 100 for panel in seen["figures"])  # a row each
-    assert len(seen["samples"]) == 15  # two models in each of seven legends, and the mean in one
+    assert len(seen["samples"]) == 15 + 5  # two models in each of seven legends, a mean in one, chance in five
     assert all(20 < width < 50 for width in seen["samples"])
+    assert seen["told"] == [seen["told"][0]] * 2 + [False]  # who points at a point is told what it is
+    assert seen["told"][0].startswith("Based, D = 24: 0.6")
+    assert seen["left"]
+    assert seen["svg"]["root"] == "svg"
+    assert seen["svg"]["panels"] == 1
+    assert "var(" not in seen["svg"]["text"]  # a saved figure has colours of its own
+    assert "ReBased" in seen["svg"]["text"]
+    assert seen["png"]["type"] == "image/png"
+    assert seen["png"]["size"] > 10_000
+    assert seen["cards"] == "flex"  # on a phone a wide row is a card
     assert re.fullmatch(r"rgb\(\d+, \d+, \d+\)", seen["ink"])  # the page's own colour, not a placeholder's
     assert seen["ink"] != "rgb(1, 1, 1)"
 

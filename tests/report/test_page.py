@@ -14,6 +14,7 @@ from fake_records import fake_run
 from page_reader import Reader, assert_self_contained
 from rebased.report import Page, Section, demo_page, epochs_until, learning_curves, state_growth, write_page
 from rebased.report.demo import Pair, compare, findings
+from rebased.report.drawing import GRID, INK, SERIES, VARIABLES
 from rebased.runs.finished import Run, by_model
 
 RUNS = [
@@ -118,17 +119,23 @@ def test_text_from_outside_cannot_break_out() -> None:
 
 @pytest.mark.parametrize("draw", [learning_curves, state_growth, lambda runs: epochs_until(runs, 0.9)])
 def test_figures(draw: Any) -> None:
-    svg = draw(RUNS)
-    assert svg == draw(RUNS)
+    svg = draw(RUNS).to_html()
+    assert svg == draw(RUNS).to_html()
     words = {"".join(element.itertext()).strip() for element in ElementTree.fromstring(f"<div>{svg}</div>").iter()}
     assert {"ReBased", "Based", "ConvAttention"} <= words
     assert "var(--series-0)" in svg
-    assert re.findall(r"#0[123][0-9a-f]{4}", svg) == []  # colours that stand for the page's were all replaced
+    assert [colour for colour in VARIABLES if colour in svg] == []  # the page's stand in their place
+
+
+def test_files_have_the_light_colours_of_the_page() -> None:
+    style = demo_page(RUNS, "").to_html().split("@media")[0]
+    named = {"ink": INK, "line": GRID} | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
+    assert [name for name, colour in named.items() if f"--{name}: {colour};" not in style] == []
 
 
 def test_curves_are_the_records() -> None:
     """The line of a run rises where its accuracies do: in SVG the ratio of heights is that of accuracies."""
-    svg = learning_curves([fake_run(accuracies=[0.0, 0.5, 1.0])])
+    svg = learning_curves([fake_run(accuracies=[0.0, 0.5, 1.0])]).to_html()
     path = re.search(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--series-0\)', svg)
     assert path is not None
     heights = [float(point.split()[1]) for point in re.findall(r"[ML] ([\d.]+ [\d.]+)", path[1])]
@@ -139,7 +146,7 @@ def test_curves_are_the_records() -> None:
 
 def test_epochs_by_seed_are_the_records() -> None:
     """A point is as high as the epoch; that of a run that did not reach the accuracy is above the last epoch."""
-    svg = epochs_until(runs_of(rebased=[1, 3], based=[5, None]), 0.9)
+    svg = epochs_until(runs_of(rebased=[1, 3], based=[5, None]), 0.9).to_html()
     points = re.findall(r'<use [^>]*y="([\d.]+)" style="fill: var\(--series-([01])\)', svg)
     assert [series for _, series in points] == ["0", "0", "1", "1"]
     first, third, fifth, never = (float(y) for y, _ in points)  # in SVG, y grows downwards

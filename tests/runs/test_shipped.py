@@ -1,4 +1,4 @@
-"""Shipped configs by name: a path wins, near misses are named, and `rebased configs` lists and prints them."""
+"""Shipped configs by name: a path wins, near misses are named, and `rebased list configs` lists and prints them."""
 
 from pathlib import Path
 
@@ -57,7 +57,8 @@ def test_a_file_wins_and_a_folder_does_not() -> None:
 def test_an_unknown_name_is_told_with_the_nearest(name: str, kind: str, hint: str) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         find_config(name, kind)  # type: ignore[arg-type]
-    expected = f"{name}: No such file or directory, and no shipped config has this name; {hint}`rebased configs` lists"
+    unknown = f"{name}: No such file or directory, and no shipped config has this name;"
+    expected = f"{unknown} {hint}`rebased list configs` lists"
     assert str(raised.value).startswith(expected)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rebased.analysis.spread import LEVEL, SEED, stats
+from rebased.analysis.spread import FEWEST, LEVEL, SEED, stats
 
 RESAMPLES = 2000
 DRAWS_AT_ONCE = 2**22  # bounds the memory of a bootstrap
@@ -29,8 +29,8 @@ def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Student's interval of the mean of a few values, such as one result per seed; nan for fewer than two values."""
-    if len(values) < 2:
+    """Student's interval of the mean of a few values, such as one result per seed; nan for fewer than three values."""
+    if len(values) < FEWEST:
         return Interval(nan, nan)
     half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
     return Interval(fmean(values) - half, fmean(values) + half)

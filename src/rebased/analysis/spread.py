@@ -14,6 +14,7 @@ except ImportError as error:
 
 RESAMPLES, SEED = 9999, 0  # a fixed seed: the same values always give the same interval
 LEVEL = 0.95
+FEWEST = 3  # values that an interval needs: two say next to nothing about their own spread
 
 
 class Spread(NamedTuple):
@@ -22,7 +23,7 @@ class Spread(NamedTuple):
     n: int
     mean: float
     sd: float  # of the sample (ddof 1); nan for one value
-    low: float  # ends of the 95 % bootstrap interval of the mean (BCa); nan for one value
+    low: float  # ends of the 95 % bootstrap interval of the mean (BCa); nan for fewer than three values
     high: float
 
 
@@ -34,7 +35,7 @@ def describe(values: Sequence[float]) -> Spread:
         raise ValueError(f"every value must be a finite number; got {list(values)}")
     if len(values) == 1:
         return Spread(1, values[0], nan, nan, nan)
-    low, high = bootstrap_interval(values)
+    low, high = bootstrap_interval(values) if len(values) >= FEWEST else (nan, nan)
     return Spread(len(values), fmean(values), stdev(values), low, high)
 
 

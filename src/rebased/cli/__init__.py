@@ -21,9 +21,12 @@ if TYPE_CHECKING:  # imported by `main`, where Ctrl-C ends the command without a
 COMMANDS = {
     "train": ("rebased.cli.train:train", "Train one model on a synthetic task as a config file says, and resume it."),
     "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
-    "configs": ("rebased.cli.configs:configs", "List the configs that come with the package, or print one."),
+    "list mixers": ("rebased.cli.lists:mixers", "The mixers that a config can name."),
+    "list tasks": ("rebased.cli.lists:tasks", "The synthetic tasks that a config can name."),
+    "list presets": ("rebased.cli.lists:presets", "The paper's models by name."),
+    "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
     "check": ("rebased.cli.check:check", "Run the contract suite for a mixer or a task, yours or ours."),
-    "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
+    "paper": ("rebased.cli.paper:paper", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state, from bundles."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks, beside the answers."),
@@ -36,7 +39,7 @@ COMMANDS = {
     "lm recall": ("rebased.cli.lm_recall:lm_recall", "Ask a model for facts that are in its context."),
     "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
-    "data check": ("rebased.cli.data:check", "Describe a prepared folder and verify every checksum."),
+    "data verify": ("rebased.cli.data:verify", "Describe a prepared folder and verify every checksum."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 
@@ -44,7 +47,11 @@ COMMANDS = {
 GROUPS: dict[str, str] = {
     "lm": "Language models: train them, measure them, let them write.",
     "data": "Text for language models.",
+    "list": "What there is by name: mixers, tasks, presets and configs.",
 }
+
+# Former names, which still work and are not listed.
+ALIASES = {"configs": "list configs", "params": "paper", "data check": "data verify"}
 
 INTERRUPTED = 130  # what shells expect from a process that Ctrl-C ended
 USER_ERROR = 2
@@ -65,6 +72,10 @@ def build_app() -> "App":
     for verb, (function, summary) in COMMANDS.items():
         word, _, second = verb.rpartition(" ")
         (groups[word] if word else app).command(function, name=second, help=summary)
+    for alias, verb in ALIASES.items():
+        if verb in COMMANDS:
+            word, _, second = alias.rpartition(" ")
+            (groups[word] if word else app).command(COMMANDS[verb][0], name=second, show=False)
     app.command(
         "rebased.cli.completion:install_completion",
         name="--install-completion",
@@ -77,8 +88,8 @@ def main(tokens: Sequence[str] | None = None) -> Never:
     """Run one command and exit with its code. `tokens` are the words after `rebased`; default: those of sys.argv."""
     words = list(sys.argv[1:] if tokens is None else tokens)
     debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
-    words = [word for word in words if word != "--debug"]
     try:
+        words = json_target([word for word in words if word != "--debug"])
         refuse_unknown_verb(words)
         with ctrl_c_ends_at_once():
             import_verb(words)
@@ -126,16 +137,30 @@ def import_verb(words: Sequence[str]) -> None:
         import_module(function.partition(":")[0])
 
 
+def json_target(words: Sequence[str]) -> list[str]:
+    """Return the words with a value for each --json: the word after it if that names a .json file, else - for stdout.
+
+    So --json may stand before a folder: ["--json", "runs"] becomes ["--json=-", "runs"].
+    """
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] == "--json" and os.path.splitext(word)[1].startswith(".json"):
+            found[-1] = f"--json={word}"
+        else:
+            found.append(word)
+    return ["--json=-" if word == "--json" else word for word in found]
+
+
 def refuse_unknown_verb(words: Sequence[str]) -> None:
     """Raise a ValueError that names the nearest verb. cyclopts would import every command before it complains."""
     known = [*COMMANDS, *GROUPS]
     group = words[0] if words and words[0] in GROUPS else None
     if group is not None:
         words, known = words[1:], [verb.split()[1] for verb in COMMANDS if verb.startswith(f"{group} ")]
-    if words and not words[0].startswith("-") and words[0] not in known:
+    typed = f"{group} {words[0]}" if group and words else " ".join(words[:1])
+    if words and not words[0].startswith("-") and words[0] not in known and typed not in ALIASES:
         from rebased.config import did_you_mean
 
-        typed = f"{group} {words[0]}" if group else words[0]
         raise ValueError(f"unknown command {typed!r}; {did_you_mean(words[0], known)}")
 
 

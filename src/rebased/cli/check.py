@@ -8,8 +8,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.output import OPTIONS as OUTPUT
+from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.terminal import Terminal
 from rebased.config import did_you_mean, parse_yaml
 from rebased.evaluate.checks import CheckResult
 from rebased.evaluate.mixer_contract import run_mixer_contract
@@ -17,7 +18,7 @@ from rebased.evaluate.task_contract import run_task_contract
 from rebased.mixers import mixer_names
 from rebased.tasks import task_names
 
-OPTIONS = ("--help", "--task.seq_len")
+OPTIONS = ("--help", *OUTPUT, "--task.seq_len")
 FAILED = 1
 
 
@@ -31,7 +32,11 @@ class Suite(NamedTuple):
 SUITES = {"mixer": Suite(mixer_names, run_mixer_contract), "task": Suite(task_names, run_task_contract)}
 
 
-def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int:
+def check(
+    target: str,
+    *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    to: Output = TO_TERMINAL,
+) -> int:
     """Run the contract suite for a mixer or a task: one line per check.
 
     The fields of a task can be set with --task.KEY VALUE, for example --task.seq_len 32; a field without a default must
@@ -43,6 +48,7 @@ def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=
         FILE:NAME, for example my_mixers.py:running_mean: the file is imported, and what it registers under that name is
         checked. MODULE:NAME works too. NAME alone checks a mixer or a task of this package.
     """
+    to.check()
     source, _, name = target.rpartition(":")
     if source:
         import_user_code(source, said=source)
@@ -55,11 +61,14 @@ def check(target: str, *settings: Annotated[str, Parameter(allow_leading_hyphen=
     fields = task_fields(settings)
     if fields and kinds == ["mixer"]:
         raise ValueError(f"--task.{next(iter(fields))}: {name!r} is a mixer; only tasks take settings here")
-    failed = 0
+    found: list[dict[str, Any]] = []
     for kind in kinds:
         given = (fields,) if fields and kind == "task" else ()
-        failed += run_suite(kind, name, partial(SUITES[kind].run, name, *given))
-    return FAILED if failed else 0
+        results = run_suite(kind, name, partial(SUITES[kind].run, name, *given), to)
+        found += [{"kind": kind, "check": one.name, "ok": one.ok, "message": one.message} for one in results]
+    passed = all(check["ok"] for check in found)
+    to.emit({"name": name, "passed": passed, "checks": found})
+    return 0 if passed else FAILED
 
 
 def task_fields(settings: Sequence[str]) -> dict[str, Any]:
@@ -80,18 +89,19 @@ def unknown(source: str, name: str, registered: dict[str, list[str]]) -> str:
     return f"{where} named {name!r}; {did_you_mean(name, known)} (@register_mixer and @register_task register your own)"
 
 
-def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]]) -> int:
-    """Print one line per check and a summary. Return the number of checks that failed."""
-    console = Terminal()
-    done = failed = 0
+def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]], to: Output) -> list[CheckResult]:
+    """Print one line per check and a summary. Return the results."""
+    console = to.console()
+    results: list[CheckResult] = []
     with console.status(Text(f"checking {kind} {name} ...")) as status:
         for result in run():
-            done, failed = done + 1, failed + (not result.ok)
+            results.append(result)
             console.print(line_of(result), soft_wrap=True)
-            status.update(Text(f"checking {kind} {name}: {done} done ..."))
+            status.update(Text(f"checking {kind} {name}: {len(results)} done ..."))
+    failed, done = sum(not result.ok for result in results), len(results)
     verdict = f"{failed} of {done} checks failed" if failed else f"all {done} checks passed"
     console.print(f"{kind} {name}: {verdict}", style="bold red" if failed else "bold green", highlight=False)
-    return failed
+    return results
 
 
 def line_of(result: CheckResult) -> Text:

@@ -1,4 +1,4 @@
-"""rebased data: prepare text as tokens on disk, and check a prepared folder."""
+"""rebased data: prepare text as tokens on disk, and verify a prepared folder."""
 
 import shlex
 import sys
@@ -6,20 +6,20 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.terminal import Terminal
-from rebased.data import Corpus, PrepareConfig, Progress
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
-from rebased.data.manifest import Manifest
+from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.train.executors.local import usable_cores
 
@@ -36,6 +36,7 @@ def prepare(
     workers: int | None = None,
     shard_size: str = "256MB",
     resume: Annotated[bool, Parameter(negative="")] = False,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Encode text as memory-mapped tokens, with document boundaries, checksums and the tokenizer.
 
@@ -67,6 +68,7 @@ def prepare(
     resume
         Continue a preparation that the same command began.
     """
+    to.check()
     config = PrepareConfig(
         sources=sources,
         tokenizer=tokenizer,
@@ -77,7 +79,7 @@ def prepare(
         invalid_utf8=invalid_utf8,
         shard_bytes=parse_size(shard_size),
     )
-    console = Terminal()
+    console = to.console()
     begin = time.perf_counter()
     try:
         with ProgressBar(console) as bar:
@@ -90,29 +92,77 @@ def prepare(
             console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
         )
         return INTERRUPTED
-    console.print(describe(manifest, out))
+    to.result_console().print(describe(manifest, out))
     for remark in remarks(manifest):
         say(console, remark)
     say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
+    to.emit(contents(manifest, out))
     return 0
 
 
-def check(folder: Path) -> int:
+def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
     """Compare the checksums of all files of a prepared folder, and print what it holds.
+
+    Every damaged file is named.
 
     Parameters
     ----------
     folder
         A folder that rebased data prepare wrote.
     """
-    console = Terminal()
-    with console.status("reading"):
-        corpus = Corpus(folder, verify=True)
-    console.print(describe(corpus.manifest, folder))
-    for remark in remarks(corpus.manifest):
+    to.check()
+    console = to.console()
+    manifest = read_manifest(folder)
+    sizes = {file: (folder / file.file).stat().st_size for file in files_of(manifest, manifest.splits)}
+    damaged = []
+    with RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task("", total=sum(sizes.values()))
+        for file, size in sizes.items():
+            progress.update(bar, description=f"comparing {file.file}")
+            try:
+                verify_file(folder, file)
+            except ValueError as error:
+                damaged.append(str(error))
+            progress.advance(bar, size)
+    to.result_console().print(describe(manifest, folder))
+    for remark in remarks(manifest):
         say(console, remark)
+    counts = {"files": len(sizes), "bytes": sum(sizes.values())}
+    to.emit({**contents(manifest, folder), **counts, "damaged": damaged})
+    if damaged:
+        several = f"{len(damaged)} of {len(sizes)} files are damaged: " if len(damaged) > 1 else ""
+        raise ValueError(several + "\n".join(damaged))
     say(console, "every checksum is right")
     return 0
+
+
+def contents(manifest: Manifest, folder: Path) -> dict[str, Any]:
+    """What a prepared folder holds, as JSON data."""
+    return {
+        "folder": str(folder),
+        "tokenizer": manifest.tokenizer.name,
+        "vocab_size": manifest.tokenizer.vocab_size,
+        "dtype": manifest.dtype,
+        "splits": {
+            name: {
+                "documents": split.documents,
+                "text_bytes": split.text_bytes,
+                "tokens": split.tokens,
+                "shards": len(split.shards),
+            }
+            for name, split in manifest.splits.items()
+        },
+        "invalid_utf8": manifest.invalid_utf8,
+        "skipped_files": manifest.skipped_files,
+    }
 
 
 def describe(manifest: Manifest, folder: Path) -> Table:
@@ -141,11 +191,6 @@ def remarks(manifest: Manifest) -> list[str]:
     if manifest.tokenizer.end_of_text is None:
         found.append("this tokenizer has no token that ends a document; --end-of-text names one")
     return found
-
-
-def say(console: Console, text: str) -> None:
-    """Print one line as it is, without markup or wrapping."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):

@@ -7,10 +7,10 @@ from pathlib import Path
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.cli.interruption import AT_ONCE
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.config import load_config
 from rebased.report import check_replaceable, demo_page, write_page
-from rebased.report.demo import findings
+from rebased.report.demo import MARK, findings
 from rebased.runs.finished import read_run
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.shipped import find_config
@@ -23,7 +23,7 @@ SEEDS = 3  # two minutes on two cores; too few to decide which model learns soon
 FIRST_SEED = 42  # the paper's
 
 
-def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> int:
+def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to: Output = TO_TERMINAL) -> int:
     """Train ReBased, Based and attention on a small MQAR task on the CPU, and write a page that compares them.
 
     This takes two to three minutes on two cores. The same command resumes it; runs that are done are not repeated.
@@ -40,7 +40,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
-    console, page, command = Terminal(), out / "report.html", command_line(out, seeds, config)
+    to.check()
+    console, page, command = to.console(), out / "report.html", command_line(out, seeds, config)
     check_replaceable(page)  # before minutes of training, not after
     configs = demo_configs(config, seeds)
     folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}
@@ -53,16 +54,27 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None) -> 
             ]
             results = LocalExecutor().run(jobs, partial(give_up, command), board.stopping)
     except KeyboardInterrupt:
-        console.print(f"{AT_ONCE}: {command}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"{AT_ONCE}: {command}")
         return INTERRUPTED
     if any(result is None or getattr(result, "status", None) == "interrupted" for result in results):
-        console.print(f"interrupted, saved; continue with: {command}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"interrupted, saved; continue with: {command}")
         return INTERRUPTED
     runs = [read_run(folder) for folder in folders.values()]
     write_page(demo_page(runs, command), page)
     for finding in findings(runs):
-        console.print(finding, soft_wrap=True, highlight=False, markup=False)
-    console.print(f"wrote {page}: open it in a browser", soft_wrap=True, highlight=False, markup=False)
+        say(to.result_console(), finding)
+    say(console, f"wrote {page}: open it in a browser")
+    each = [
+        {
+            "folder": str(folder),
+            "model": run.model,
+            "seed": run.seed,
+            "accuracy": run.reported.accuracy,
+            "epochs_until_mark": run.epochs_until(MARK),
+        }
+        for folder, run in zip(folders.values(), runs, strict=True)
+    ]
+    to.emit({"findings": findings(runs), "page": page, "mark": MARK, "runs": each})
     return 0
 
 

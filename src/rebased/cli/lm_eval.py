@@ -12,8 +12,8 @@ from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
-from rebased.cli.results import check_new, progress_bars, write_json
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.results import progress_bars
 from rebased.data import Corpus
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
@@ -47,8 +47,8 @@ def lm_eval(
     batch_size: int = 8,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
-    json: Annotated[Path | None, Parameter(name="--json")] = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Measure the perplexity of a trained language model as the paper does: on all, AR and non-AR tokens.
 
@@ -92,12 +92,10 @@ def lm_eval(
         Where to compute.
     precision
         Precision of the layers. The head and the losses are always fp32, sums fp64.
-    json
-        Also write all numbers to this new file.
     imports
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
-    check_new(json)
+    to.check()
     for name in imports:
         import_user_code(name)
     if tasks is not None:
@@ -118,9 +116,9 @@ def lm_eval(
             batch_size=batch_size,
             device=device,
             dtype=PRECISION[precision],
-            json=json,
+            to=to,
         )
-    console = Terminal()
+    console = to.console()
     where = choose_device(device)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
@@ -153,25 +151,24 @@ def lm_eval(
     entry = trained.corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    show(console, summary, bits, rule)
-    if json is not None:
-        about = {
-            "model": str(model),
-            "model_sha256": model_checksum(model),
-            "parameters": trained.model.num_parameters(),
-            "corpus": describe_corpus(trained.corpus),
-            "split": split,
-            "seq_len": length,
-            "windows": len(rows),
-            "isolate_documents": trained.isolate_documents,
-            "rule": {"order": order, "reset_token": rule.reset_token, "max_count": max_count},
-            "precision": precision,
-            "code": describe_code(),
-            "machine": describe_machine(where),
-        }
-        write_json(json, about | numbers(summary, bits))
-        console.print(f"wrote {json}", highlight=False, markup=False, soft_wrap=True)
+    results = to.result_console()
+    say(results, title)
+    show(results, summary, bits, rule)
+    about = {
+        "model": str(model),
+        "model_sha256": model_checksum(model),
+        "parameters": trained.model.num_parameters(),
+        "corpus": describe_corpus(trained.corpus),
+        "split": split,
+        "seq_len": length,
+        "windows": len(rows),
+        "isolate_documents": trained.isolate_documents,
+        "rule": {"order": order, "reset_token": rule.reset_token, "max_count": max_count},
+        "precision": precision,
+        "code": describe_code(),
+        "machine": describe_machine(where),
+    }
+    to.emit(about | numbers(summary, bits))
     return 0
 
 

@@ -157,7 +157,7 @@ def lm_generate(
             "machine": describe_machine(where),
         }
         if to_stdout:
-            sys.stdout.write(to_json(content).decode())
+            sys.stdout.write(to_json(content))
         else:
             write_json(json, content)
     output.summarise(made, seconds, save, request.asked)

@@ -11,8 +11,8 @@ from rich.table import Table
 from rebased.analysis.intervals import wilson
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_eval import PRECISION, check_length
-from rebased.cli.results import check_new, progress_bars, write_json
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.results import progress_bars
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
 from rebased.ops.backend import choose_device
@@ -40,8 +40,8 @@ def lm_recall(
     batch_size: int = 8,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
-    json: Annotated[Path | None, Parameter(name="--json")] = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Ask a trained language model for facts in its context: associative recall in real text.
 
@@ -75,18 +75,16 @@ def lm_recall(
         Where to compute.
     precision
         Precision of the layers. The head is always fp32.
-    json
-        Also write all numbers and every answer to this new file.
     imports
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
-    check_new(json)
+    to.check()
     for name in imports:
         import_user_code(name)
     if (facts is None) == (squad is None):
         raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
-    where, console = choose_device(device), Terminal()
+    where, console = choose_device(device), to.console()
     trained = open_trained(model, data, where)
     size = check_length(trained.seq_len if length is None else length, trained, "--length")
     with console.status("making contexts"):
@@ -109,29 +107,28 @@ def lm_recall(
     source = facts or squad
     asked = f"{tallies['present'].asked:,} questions after contexts of up to {size:,} tokens"
     title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
-    console.print(title, highlight=False, markup=False, soft_wrap=True)
-    show(console, tallies, by_distance)
+    results = to.result_console()
+    say(results, title)
+    show(results, tallies, by_distance)
     if recall.too_long:
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
-        console.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
-    if json is not None:
-        about = {
-            "model": str(model),
-            "parameters": trained.model.num_parameters(),
-            "source": str(source),
-            "length": size,
-            "together": together,
-            "seed": seed,
-            "precision": precision,
-            "too_long": recall.too_long,
-            "code": describe_code(),
-            "machine": describe_machine(where),
-        }
-        found = {condition: numbers(some) for condition, some in tallies.items()}
-        distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
-        each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}
-        write_json(json, about | found | {"by_distance": distances, "answers": each})
-        console.print(f"wrote {json}", highlight=False, markup=False, soft_wrap=True)
+        results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
+    about = {
+        "model": str(model),
+        "parameters": trained.model.num_parameters(),
+        "source": str(source),
+        "length": size,
+        "together": together,
+        "seed": seed,
+        "precision": precision,
+        "too_long": recall.too_long,
+        "code": describe_code(),
+        "machine": describe_machine(where),
+    }
+    found = {condition: numbers(some) for condition, some in tallies.items()}
+    distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
+    each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}
+    to.emit(about | found | {"by_distance": distances, "answers": each})
     return 0
 
 

@@ -7,7 +7,8 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rebased.cli.results import OnProgress, progress_bars, write_json
+from rebased.cli.output import Output, say
+from rebased.cli.results import OnProgress, progress_bars
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.harness.tasks import task_names
 from rebased.ops.backend import choose_device
@@ -37,7 +38,7 @@ def eval_tasks(
     batch_size: int,
     device: str,
     dtype: torch.dtype | None,
-    json: Path | None,
+    to: Output,
 ) -> int:
     """Run the tasks, print a table of their scores, and keep them beside the run's record."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
@@ -49,7 +50,7 @@ def eval_tasks(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
-    where, console = choose_device(device), Terminal()
+    where = choose_device(device)
     opened = open_text_model(model, tokenizer, data, where)
     with progress_bars(Terminal(stderr=True)) as begin_bar:
         bars: dict[tuple[str, int], OnProgress] = {}
@@ -74,7 +75,7 @@ def eval_tasks(
     for score in scores:
         spread = "" if score.stderr is None else f"{score.stderr:.4f}"
         table.add_row(score.task, score.metric, f"{score.value:.4f}", spread, f"{score.examples:,}")
-    console.print(table)
+    to.result_console().print(table)
     entry = {
         "type": "tasks",
         "scores": [score._asdict() for score in scores],
@@ -88,8 +89,6 @@ def eval_tasks(
     }
     if model.is_dir():
         kept = append_evaluation(model, entry)
-        console.print(f"added to {kept}", highlight=False, markup=False, soft_wrap=True)
-    if json is not None:
-        write_json(json, {"model": str(model)} | entry)
-        console.print(f"wrote {json}", highlight=False, markup=False, soft_wrap=True)
+        say(to.console(), f"added to {kept}")
+    to.emit({"model": str(model)} | entry)
     return 0

@@ -8,9 +8,10 @@ from cyclopts import Parameter
 from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import continue_with, ended_at_once
+from rebased.cli.output import OPTIONS as OUTPUT
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
-from rebased.cli.terminal import Terminal
 from rebased.config import load_config
 from rebased.files import NotSaved
 from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
@@ -28,6 +29,7 @@ OPTIONS = (
     "--tensorboard",
     "--wandb",
     "--help",
+    *OUTPUT,
     *(f"--train.{key}" for key in LMTrainConfig.model_fields),
 )
 
@@ -40,6 +42,7 @@ def lm_train(
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
     wandb: str | None = None,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Train one language model on prepared text as a config file says.
 
@@ -49,7 +52,8 @@ def lm_train(
     ----------
     config
         YAML file with the sections data, model and train, or the name of a shipped one, such as lm/quick (`rebased
-        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-4 --model.n_layers 6
+        list configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-4
+        --model.n_layers 6
     out
         Folder for the run. Default: runs/NAME-DIGEST, with the name of the config file and the digest of the run.
     resume
@@ -61,25 +65,31 @@ def lm_train(
     wandb
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
+    to.check()
     for name in imports:
         import_user_code(name)
     config = find_config(config, "lm")
     run = load_config(LMRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
-    console = Terminal()
+    console = to.console()
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
         with progress_sink(console) as sink:
             result = train(run, folder, resume=resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second Ctrl-C
-        console.print(ended_at_once("lm train", folder, imports), soft_wrap=True, highlight=False, markup=False)
+        say(console, ended_at_once("lm train", folder, imports))
         return INTERRUPTED
     except NotSaved as error:
         raise NotSaved(f"{error}; {continue_with('lm train', folder, imports)}") from error
     except ReportedElsewhere:
         return USER_ERROR
     if result.is_rank_zero:
-        console.print(describe(result, imports), soft_wrap=True, highlight=False, markup=False)
+        say(console, describe(result, imports))
+        end = read_record(result.folder)[-1] if result.status != "interrupted" else {}
+        measured: dict[str, Any] = {split: end[split] for split in ("valid", "test") if split in end}
+        to.emit(
+            {"status": result.status, "folder": result.folder, "digest": run.digest(), "step": result.step, **measured}
+        )
     return INTERRUPTED if result.status == "interrupted" else 0
 
 

@@ -1,7 +1,8 @@
 """rebased report: tables, figures and one page from the records of runs."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +11,16 @@ from rich.progress import Progress
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.terminal import Terminal
 from rebased.files import replacing
 from rebased.report import Report, Table, check_replaceable, write_page
+from rebased.report.drawing import FORMATS as FIGURES
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
 
 PAGE = Path("report.html")
-FORMATS = {".md": Table.to_markdown, ".tex": Table.to_latex, ".csv": Table.to_csv}
+TABLES: dict[str, Callable[[Table], str]] = {"md": Table.to_markdown, "tex": Table.to_latex, "csv": Table.to_csv}
+FORMATS = (*TABLES, *FIGURES)
 
 
 def report(
@@ -25,11 +29,13 @@ def report(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     tables: Path | None = None,
+    formats: str = ",".join(FORMATS),
     bundle: Path | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
     reference: str | None = None,
     title: str | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> None:
     """Compute tables, figures and statistics from the records of runs, and write them as one HTML page.
 
@@ -42,7 +48,9 @@ def report(
     output
         The page; report.html if nothing else is asked for. An older page is replaced, another file is not.
     tables
-        Folder for every table as Markdown, LaTeX and CSV.
+        Folder for every table as Markdown, LaTeX and CSV, and for every figure as SVG, PNG and PDF.
+    formats
+        Which of these --tables writes: names separated by commas.
     bundle
         Write all records into one compressed file, such as records.jsonl.xz, that `rebased report` reads again.
     replace
@@ -54,6 +62,8 @@ def report(
     imports
         Python file or module with mixers of your own, which tell the size of their states.
     """
+    to.check()
+    kinds = parse_formats(formats)
     for name in imports:
         import_user_code(name)
     if output is None and tables is None and bundle is None:
@@ -63,32 +73,36 @@ def report(
     if bundle:
         check_bundle_name(bundle)
         check_free([bundle], replace)
-    console = Terminal()
+    console = to.console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("reading", total=None)
         found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
         progress.update(reading, description="computing", total=None)
         result = Report(found, reference)
-        files = table_files(result.tables(), tables) if tables else {}
+        files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if output:
             progress.update(reading, description="drawing")
             write_page(result.page(title, typed(runs, output, reference)), output)
-        for path, text in files.items():
+        for done, (path, content) in enumerate(files.items()):
+            progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
+            data = content()
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                file.write(text.encode())
+                file.write(data)
         if bundle:
-            progress.update(reading, description="compressing")
+            progress.update(reading, description="compressing", total=None)
             write_bundle(distinct([*found.runs, *found.lm_runs, *found.others]), bundle)
     for sentence in result.summary:
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(to.result_console(), sentence)
     for warning in result.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
-        Terminal(stderr=True).print(line, soft_wrap=True, highlight=False)
-    for written in (output, tables, bundle):
-        if written:
-            console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)
+        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    wrote = [path for path in (output, tables, bundle) if path]
+    for path in wrote:
+        say(console, f"wrote {path}")
+    named = {name: table.to_records() for name, table in result.tables().items()}
+    to.emit({"summary": result.summary, "warnings": result.warnings, "wrote": wrote, "tables": named})
 
 
 def check_page_name(path: Path) -> None:
@@ -106,11 +120,34 @@ def check_free(paths: list[Path], replace: bool) -> None:
         raise ValueError(f"{taken[0]}{more} exist(s) already; add --replace to overwrite, or choose another name")
 
 
-def table_files(tables: Mapping[str, Table], folder: Path) -> dict[Path, str]:
-    """By path, the text of every table in every format."""
-    return {
-        folder / f"{name}{suffix}": write(table) for name, table in tables.items() for suffix, write in FORMATS.items()
-    }
+def parse_formats(formats: str) -> list[str]:
+    """The formats in a list such as "csv,pdf". ValueError names one that nothing can be written in."""
+    kinds = [kind.strip().lower().removeprefix(".") for kind in formats.split(",") if kind.strip()]
+    for kind in kinds:
+        if kind not in FORMATS:
+            raise ValueError(
+                f"--formats {kind}: there is no such format here; tables are written as {', '.join(TABLES)}, figures "
+                f"as {', '.join(FIGURES)}"
+            )
+    if not kinds:
+        raise ValueError(f"--formats is empty; name some of {', '.join(FORMATS)}")
+    return kinds
+
+
+def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, Callable[[], bytes]]:
+    """By path, what makes the content of the file: every table and figure in these formats."""
+    files: dict[Path, Callable[[], bytes]] = {}
+    for name, table in result.tables().items():
+        for kind in (kind for kind in TABLES if kind in kinds):
+            files[folder / f"{name}.{kind}"] = partial(_encoded, TABLES[kind], table)
+    for name, panels in result.figures().items():
+        for figure in (figure for figure in FIGURES if figure in kinds):
+            files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
+    return files
+
+
+def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
+    return write(table).encode()
 
 
 def typed(runs: tuple[Path, ...], output: Path, reference: str | None) -> str:

@@ -50,15 +50,15 @@ def check_new(path: Path | None) -> None:
         raise ValueError(f"there is no folder {path.parent}; make it first")
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Write `content` as JSON. Numbers that are nan or infinite become null."""
     with replacing(path) as file:
-        file.write(to_json(content))
+        file.write(to_json(content).encode())
 
 
-def to_json(content: dict[str, Any]) -> bytes:
-    """`content` as JSON. Numbers that are nan or infinite become null."""
-    return json.dumps(_finite(content), indent=1, allow_nan=False).encode() + b"\n"
+def to_json(content: Any) -> str:
+    """`content` as JSON text. Numbers that are nan or infinite become null; paths become text."""
+    return json.dumps(_finite(content), indent=1, allow_nan=False, default=str) + "\n"
 
 
 def _finite(value: Any) -> Any:

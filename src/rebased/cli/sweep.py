@@ -2,11 +2,12 @@
 
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -14,13 +15,14 @@ from rich.console import Console
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
+from rebased.cli.output import OPTIONS as OUTPUT
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, score_of, sweep_board
 from rebased.cli.sweep_files import SweepFiles
-from rebased.cli.terminal import Terminal
 from rebased.cli.warn_once import each_warning_once
 from rebased.files import NotSaved
-from rebased.runs.record import lines_so_far
+from rebased.runs.record import RECORD, lines_so_far, read_record
 from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.runs.synthetic_config import SyntheticTrainConfig
@@ -30,6 +32,7 @@ from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.sweep import (
     Ending,
     Plan,
+    PlannedRun,
     Stages,
     Sweep,
     SweepQueue,
@@ -56,6 +59,7 @@ OPTIONS = (
     "--carry-unfinished",
     "--carry-mib",
     "--help",
+    *OUTPUT,
     *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
@@ -77,6 +81,7 @@ def sweep(
     time_limit: Annotated[timedelta | None, Parameter(name="--for")] = None,
     carry_unfinished: Path | None = None,
     carry_mib: int = 16,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
@@ -86,8 +91,8 @@ def sweep(
     Parameters
     ----------
     file
-        YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased configs` lists
-        them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, an
+        YAML file with a base run and a grid, or the name of a shipped one, such as table1-cpu (`rebased list configs`
+        lists them), or Python file with `configs = [...]`. Options change a setting of every run, --train.epochs 8, an
         axis of the grid, --grid.train.seed "[42]", or the stages, --select.seeds 3
     out
         Folder for the runs, one subfolder per run, named by its digest. Default: runs/ and the file's name.
@@ -124,7 +129,8 @@ def sweep(
         raise ValueError(f"--workers {workers}: give 1 or more")
     if time_limit is not None and time_limit <= timedelta():
         raise ValueError("--for: give a time, such as 9m or 1h30m")
-    console, folder = Terminal(), out or Path("runs") / file.stem
+    to.check()
+    console, folder = to.console(), out or Path("runs") / file.stem
     files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
     names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
     names = [
@@ -158,6 +164,7 @@ def sweep(
         for line in describe_plan(plan, runs, cost, where, retry_failed, stages):
             say(console, line)
         if dry_run:
+            to.emit(result_of(plan, plan.runs) | {"estimated_seconds": cost.total})
             return 0
         budget = None
         if time_limit:
@@ -176,7 +183,9 @@ def sweep(
             return INTERRUPTED
         except NotSaved as error:
             raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
-        return conclude(console, plan, tally, queue, files, ending, command)
+        code = conclude(console, plan, tally, queue, files, ending, command)
+        to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
+        return code
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
@@ -264,6 +273,22 @@ class Command(NamedTuple):
         return shlex.join(words)
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it is, without wrapping or colours."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:
+    """The runs of a sweep as JSON data, with the score of each that is done."""
+
+    def describe(run: PlannedRun) -> dict[str, Any]:
+        done = run.status in ("done", "diverged") and (run.folder / RECORD).exists()  # a known run may have no folder
+        return {
+            "digest": run.digest,
+            "folder": run.folder,
+            "model": run.model,
+            "task": run.task,
+            "d_model": run.config.model.d_model,
+            "lr": run.config.train.lr,
+            "seed": run.config.train.seed,
+            "status": run.status,
+            run.config.metric: score_of(read_record(run.folder)[-1]) if done else None,
+            "error": run.error,
+        }
+
+    return {"folder": plan.folder, "runs": [describe(run) for run in runs]}

@@ -26,7 +26,7 @@ def plan_table(plan: Plan) -> Table:
     """A table of the plan: one row per model and task, with the numbers of runs by status."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in ("model", "task", "D"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")  # never cut
     for name in ("runs", "done", "begun", "failed"):
         table.add_column(name, justify="right")
     for model, tasks in breakdown(plan.runs).items():
@@ -287,7 +287,7 @@ class LiveBoard(SweepBoard):
     def _render(self) -> Group:
         tally = self._tally
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("model")
+        table.add_column("model", overflow="fold")
         metric = next(iter(tally.runs.values())).config.metric
         for name in ("done", "running", "failed", f"best {metric}"):
             table.add_column(name, justify="right")

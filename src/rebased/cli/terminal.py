@@ -29,8 +29,8 @@ class Terminal(Console):
     as styles (`Text`, `style=`), never as markup. A progress column takes `markup=False`.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False)
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text as rich shows it, for a cell or a title. Rich alone would drop some control characters."""

@@ -8,9 +8,10 @@ from cyclopts import Parameter
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import continue_with, ended_at_once
+from rebased.cli.output import OPTIONS as OUTPUT
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
-from rebased.cli.terminal import Terminal
 from rebased.config import load_config
 from rebased.files import NotSaved
 from rebased.runs.record import read_record
@@ -29,6 +30,7 @@ OPTIONS = (
     "--tensorboard",
     "--wandb",
     "--help",
+    *OUTPUT,
     *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
 )
 
@@ -41,6 +43,7 @@ def train(
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
     wandb: str | None = None,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Train one model on a synthetic task, as a config file says.
 
@@ -48,7 +51,7 @@ def train(
     ----------
     config
         YAML file with the sections task, model and train, or the name of a shipped one, such as mqar/quick (`rebased
-        configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
+        list configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
         --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/NAME-DIGEST, with the name of the config file and the digest of the run.
@@ -62,22 +65,34 @@ def train(
     wandb
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
+    to.check()
     for name in imports:
         import_user_code(name)
     config = find_config(config, "run")
     run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
-    console = Terminal()
+    console = to.console()
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
         with progress_sink(console) as sink:
             result = run_training(run, folder, resume=resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second Ctrl-C
-        console.print(ended_at_once("train", folder, imports), soft_wrap=True, highlight=False, markup=False)
+        say(console, ended_at_once("train", folder, imports))
         return INTERRUPTED
     except NotSaved as error:
         raise NotSaved(f"{error}; {continue_with('train', folder, imports)}") from error
-    console.print(describe(result, run, imports), soft_wrap=True, highlight=False, markup=False)
+    say(console, describe(result, run, imports))
+    to.emit(
+        {
+            "status": result.status,
+            "folder": result.folder,
+            "digest": run.digest(),
+            "step": result.step,
+            "epoch": result.epoch,
+            "accuracy": result.accuracy,
+            "split": split_of(run),
+        }
+    )
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
@@ -85,8 +100,12 @@ def describe(result: RunResult, run: SyntheticRunConfig, imports: tuple[str, ...
     """How the run ended, in words."""
     if result.status == "interrupted":
         return f"interrupted at step {result.step}, saved; {continue_with('train', result.folder, imports)}"
-    split = "test" if run.train.protocol == "paper" else "held-out"
     begin = "this run is done already: " if result.status == "already_done" else ""
     cuts = [line["micro_batch"] for line in read_record(result.folder) if line["type"] == OUT_OF_MEMORY]
     note = f"out of GPU memory: continued with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
-    return f"{note}{begin}{split} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
+    return f"{note}{begin}{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
+
+
+def split_of(run: SyntheticRunConfig) -> str:
+    """The split whose accuracy is the run's result."""
+    return "test" if run.train.protocol == "paper" else "held-out"

@@ -40,7 +40,7 @@ class Corpus:
     def verify_if_small(self, *splits: str) -> bool:
         """Compare the checksums of these splits (default: all) if they are small enough for that to take seconds.
 
-        If they are larger, nothing is read: a warning is logged and False returned. `rebased data check` compares any
+        If they are larger, nothing is read: a warning is logged and False returned. `rebased data verify` compares any
         size.
         """
         chosen = splits or tuple(self.splits)

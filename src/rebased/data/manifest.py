@@ -128,6 +128,12 @@ def _unsealed(path: Path, content: Any) -> Any:
 
 def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> None:
     """Compare the checksums of the tokenizer and of all files of these splits; ValueError at the first that differs."""
+    for file in files_of(manifest, splits):
+        verify_file(folder, file)
+
+
+def files_of(manifest: Manifest, splits: Iterable[str]) -> list[ShardFile]:
+    """The files of the tokenizer and of these splits, each with its checksum."""
     files = [manifest.tokenizer.file] if manifest.tokenizer.file else []
     files += [
         file
@@ -135,8 +141,7 @@ def verify_files(folder: Path, manifest: Manifest, splits: Iterable[str]) -> Non
         for shard in manifest.splits[split].shards
         for file in (shard.token_file, shard.ends_file)
     ]
-    for file in files:
-        verify_file(folder, file)
+    return files
 
 
 def verify_file(folder: Path, file: ShardFile) -> None:

@@ -1,11 +1,12 @@
-"""Panels of inline SVG with one legend. They take the page's colours, light or dark, and stack on narrow screens."""
+"""Panels with one legend: inline SVG that takes the page's colours, light or dark, or a file as SVG, PNG or PDF."""
 
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count
-from typing import Any, NamedTuple
+from math import ceil
+from typing import Any, Literal, NamedTuple
 
 try:
     import matplotlib
@@ -17,6 +18,7 @@ except ImportError as error:
 
 __all__ = [  # figures import matplotlib's names from here: this file explains how to install it
     "DASHES",
+    "FORMATS",
     "INK",
     "SERIES",
     "Axes",
@@ -25,14 +27,17 @@ __all__ = [  # figures import matplotlib's names from here: this file explains h
     "FuncFormatter",
     "LogLocator",
     "MaxNLocator",
+    "Panels",
+    "draw_chance",
     "draw_panels",
+    "hover",
     "looks",
     "named_looks",
 ]
 
-# Placeholder colours for matplotlib. The SVG gets the page's CSS variables in their place.
-INK, GRID = "#010101", "#020202"
-SERIES = tuple(f"#0301{i:02x}" for i in range(8))
+# The page's light colours (page.html), which files have. In the page's SVG its CSS variables stand in their place.
+INK, GRID = "#1f2328", "#d1d9e0"
+SERIES = ("#0969da", "#c2570c", "#1a7f5a", "#8250df", "#a40e4c", "#57606a", "#007a8a", "#8a6d00")
 VARIABLES = {INK: "var(--ink)", GRID: "var(--line)"} | {colour: f"var(--series-{i})" for i, colour in enumerate(SERIES)}
 DASHES = {"-": "", "--": "7 3", "-.": "10 3 2 3", ":": "2 3"}  # SVG dash patterns: lines differ in more than colour
 STYLE: dict[Any, Any] = {
@@ -45,11 +50,22 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.family": "sans-serif",
+    "text.parse_math": False,  # a name with $ is a name
     "svg.fonttype": "none",  # text stays text: small files, searchable, readable by screen readers
     "svg.hashsalt": "rebased",
+    "pdf.fonttype": 42,  # fonts are embedded as they are: publishers refuse matplotlib's default, type 3
     "figure.constrained_layout.use": True,
 }
 Draw = Callable[[Axes], None]
+Format = Literal["svg", "png", "pdf"]
+FORMATS: dict[Format, dict[str, str | None]] = {  # without dates and versions: the same records give the same bytes
+    "svg": dict.fromkeys(("Creator", "Date", "Format", "Type")),
+    "png": {"Software": None},
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+}
+DOTS_PER_INCH = 200  # of a PNG
+HOVER = "rebased_hover"  # the attribute of axes that holds what `hover` was given
+NEAR = 6  # points: the radius of a place to point at
 
 
 class Size(NamedTuple):
@@ -81,20 +97,69 @@ def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return dict(zip(ordered, looks(), strict=False))
 
 
-def draw_panels(panels: Mapping[str, Draw], name: str, title: str, columns: int | None = None) -> str:
-    """HTML of panels in a grid under one legend.
+def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> None:
+    """What a reader sees who points at these places, given in data coordinates."""
+    vars(axes).setdefault(HOVER, []).extend(zip(xs, ys, texts, strict=True))
 
-    `panels` has a function by heading that draws on matplotlib axes; `name` is a prefix for ids, unique on the page;
-    `title` describes the figure to screen readers. The legend has every label once.
-    """
-    columns = columns or (len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3)
-    handles: dict[str, Any] = {}
-    drawn = []
-    for i, (heading, draw) in enumerate(panels.items()):
-        svg = draw_svg(draw, SIZES[columns], f"{name}-{i}", f"{title}: {heading}" if heading else title, handles)
-        drawn.append(f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>')
-    items = "".join(f"<li>{sample(handle)}{escape(label)}</li>" for label, handle in handles.items())
-    return f'<ul class="legend">{items}</ul><div class="panels columns-{columns}">{"".join(drawn)}</div>'
+
+def draw_chance(axes: Axes, chance: float | None) -> None:
+    """A dotted line at the accuracy of guessing, named in the legend; nothing where that is not known."""
+    if chance is not None:
+        axes.axhline(chance, color=INK, lw=1, ls=":", label=f"chance {chance:.2g}")
+
+
+class Panels(NamedTuple):
+    """A figure as data: panels in a grid under one legend, which has every label once."""
+
+    panels: Mapping[str, Draw]  # by heading: a function that draws on matplotlib axes
+    name: str  # of its file, and a prefix for ids: unique on a page
+    title: str  # describes the figure to screen readers
+    columns: int
+
+    def to_html(self) -> str:
+        """The legend and the panels as HTML. The panels stack on narrow screens."""
+        handles: dict[str, Any] = {}
+        drawn = []
+        for i, (heading, draw) in enumerate(self.panels.items()):
+            title = f"{self.title}: {heading}" if heading else self.title
+            svg = draw_svg(draw, SIZES[self.columns], f"{self.name}-{i}", title, handles)
+            drawn.append(f'<div class="panel">{f"<p>{escape(heading)}</p>" if heading else ""}{svg}</div>')
+        items = "".join(f"<li>{sample(handle)}{escape(label)}</li>" for label, handle in handles.items())
+        return f'<ul class="legend">{items}</ul><div class="panels columns-{self.columns}">{"".join(drawn)}</div>'
+
+    def to_file(self, kind: Format) -> bytes:
+        """The figure as a file, in the light colours."""
+        size, rows = SIZES[self.columns], ceil(len(self.panels) / self.columns)
+        with matplotlib.rc_context(STYLE | {"font.size": size.font}):
+            figure = Figure()
+            handles: dict[str, Any] = {}
+            for i, (heading, draw) in enumerate(self.panels.items()):
+                axes = figure.add_subplot(rows, self.columns, i + 1)
+                draw_axes(axes, draw, handles)
+                axes.set_title(heading, fontsize=size.font)
+            room = self.columns * size.width * 72 / size.font / 0.6  # letters
+            widest = max(map(len, handles), default=0) + 7  # with the line before a label
+            across = max(1, min(len(handles), int(room / widest)))
+            legend = ceil(len(handles) / across) * 1.6 * size.font / 72  # inches
+            figure.set_size_inches(self.columns * size.width, rows * (size.height + 0.2) + legend)
+            figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=across, frameon=False)
+            file = io.BytesIO()
+            figure.savefig(file, format=kind, metadata=FORMATS[kind], dpi=DOTS_PER_INCH)
+        return file.getvalue()
+
+
+def draw_panels(panels: Mapping[str, Draw], name: str, title: str, columns: int | None = None) -> Panels:
+    """The panels in as many columns as given, or as fit their number."""
+    return Panels(panels, name, title, columns or (len(panels) if len(panels) < 4 else 2 if len(panels) == 4 else 3))
+
+
+def draw_axes(axes: Axes, draw: Draw, handles: dict[str, Any]) -> None:
+    """Draw one panel. Its labelled lines are added to `handles`, by label."""
+    draw(axes)
+    axes.grid(lw=0.6)
+    axes.tick_params(length=0)
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        handles.setdefault(label, handle)
 
 
 def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, Any]) -> str:
@@ -102,16 +167,9 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
     with matplotlib.rc_context(STYLE | {"font.size": size.font}):
         figure = Figure(figsize=size[:2])
         axes = figure.add_subplot()
-        draw(axes)
-        axes.grid(lw=0.6)
-        axes.tick_params(length=0)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+        draw_axes(axes, draw, handles)
         file = io.StringIO()
-        about = dict.fromkeys(
-            ("Creator", "Date", "Format", "Type")
-        )  # no metadata: the same records give the same bytes
-        figure.savefig(file, format="svg", transparent=True, metadata=about)
+        figure.savefig(file, format="svg", transparent=True, metadata=FORMATS["svg"])
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)  # the page sets the width; viewBox stays
@@ -119,7 +177,20 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, variable)
-    return svg
+    return svg.replace("</svg>", f"{places(axes, figure)}</svg>")
+
+
+def places(axes: Axes, figure: Figure) -> str:
+    """Invisible circles with titles where `hover` said: browsers show a title to who points there."""
+    known = getattr(axes, HOVER, [])
+    if not known:
+        return ""
+    scale, height = 72 / figure.dpi, figure.get_figheight() * 72
+    circles = []
+    for (x, y), (*_, text) in zip(axes.transData.transform([place[:2] for place in known]), known, strict=True):
+        at = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"'
+        circles.append(f'<circle {at} r="{NEAR}"><title>{escape(text)}</title></circle>')
+    return f'<g class="places" fill-opacity="0">{"".join(circles)}</g>'
 
 
 def sample(line: Any) -> str:

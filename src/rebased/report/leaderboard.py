@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
-from rebased.report.drawing import INK, SERIES, Axes, Draw, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, named_looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.prose import plural, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
@@ -156,7 +156,7 @@ def spaced(values: Sequence[int], apart: float = 1.12) -> list[int]:
     return marks
 
 
-def draw_boards(boards: dict[str, list[Entry]]) -> str:
+def draw_boards(boards: dict[str, list[Entry]]) -> Panels:
     """One panel per task: a line per mixer through its widths, and the frontier. Where there are more mixers than
     colours, those that differ only in settings share one."""
     models = list(dict.fromkeys(entry.cell.model for entries in boards.values() for entry in entries))

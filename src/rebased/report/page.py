@@ -10,6 +10,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from rebased.files import replacing
+from rebased.report.drawing import Panels
 from rebased.runs.finished import Run
 
 GENERATOR = "rebased report"
@@ -47,9 +48,12 @@ class Page(NamedTuple):
         )
 
 
-def figure(panels: str, caption: str) -> str:
-    """A <figure>: panels of `draw_panels` above a caption."""
-    return f"<figure>{panels}<figcaption>{escape(caption)}</figcaption></figure>"
+def figure(picture: Panels | str, caption: str) -> str:
+    """A <figure>: panels, or pictures as HTML, above a caption. The page's script lets the reader save panels."""
+    below = f"<figcaption>{escape(caption)}</figcaption>"
+    if isinstance(picture, str):
+        return f"<figure>{picture}{below}</figure>"
+    return f'<figure data-name="{escape(picture.name)}">{picture.to_html()}{below}</figure>'
 
 
 def details(summary: str, body: str) -> str:

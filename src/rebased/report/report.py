@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rebased.config import did_you_mean
+from rebased.report.drawing import Panels
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
@@ -53,6 +54,10 @@ class Report:
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name."""
         return {name: table for part in self.parts for name, table in part.tables().items()}
+
+    def figures(self) -> dict[str, Panels]:
+        """The page's figures by file name."""
+        return {name: panels for part in self.parts for name, panels in part.figures.items()}
 
     def page(self, title: str | None, command: str) -> Page:
         """The page. Without a title it is named after its parts; `command` is the command that makes it."""

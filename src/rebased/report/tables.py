@@ -3,11 +3,12 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from statistics import mean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rebased.runs.finished import Run, by_model
 
@@ -19,6 +20,24 @@ NONE = "–"  # an empty cell
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
 NUMERIC = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?)?( ?[%±(–to) ]+[-+]?\d[\d.,]*)*[%)]*")
 """A number, a range ("-0.1 to +0.2") or a dash: what begins with a sign and is none of these is text."""
+EMPTY = (NONE, "-")
+MANY = 10  # more columns than this are printed in smaller letters
+
+
+class Number(str):
+    """A cell that shows a number. A page shows its text, rounded; a CSV file gets the exact value.
+
+    `parts` are further values in the same cell by what they are, such as {"sd": 0.03} of a mean. They get columns of
+    their own in a CSV file.
+    """
+
+    values: Mapping[str, float | str | None]
+
+    def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
+        cell = super().__new__(cls, text)
+        known = {"": value, **(parts or {})}
+        cell.values = {what: one for what, one in known.items() if one is not None}
+        return cell
 
 
 class Table(NamedTuple):
@@ -26,6 +45,7 @@ class Table(NamedTuple):
 
     head: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]  # the first cell of a row is its name, the others are numbers
+    brief: tuple[str, ...] = ()  # the columns that fit into a column of a paper; all if empty
 
     def to_html(self) -> str:
         """A <table> in a box that scrolls sideways."""
@@ -34,7 +54,8 @@ class Table(NamedTuple):
             f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
             for name, *cells in self.rows
         )
-        return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        many = ' class="many"' if len(self.head) > MANY else ""
+        return f'<div class="wide"><table{many}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
     def to_markdown(self) -> str:
         """A table as GitHub renders it."""
@@ -43,28 +64,69 @@ class Table(NamedTuple):
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
     def to_latex(self) -> str:
-        """A tabular for \\usepackage{booktabs}."""
+        """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty."""
+        kept = [
+            i
+            for i, name in enumerate(self.head)
+            if (not self.brief or name in self.brief) and any(row[i] not in EMPTY for row in self.rows)
+        ]
         head, *rows = (
-            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in cell) for cell in line)} \\\\\n"
+            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in line[i]) for i in kept)} \\\\\n"
             for line in (self.head, *self.rows)
         )
-        columns = "l" + "r" * (len(self.head) - 1)
         body = f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n"
-        return f"\\begin{{tabular}}{{{columns}}}\n{body}\\end{{tabular}}\n"
+        return (
+            "% \\usepackage{booktabs,adjustbox}\n\\begin{adjustbox}{max width=\\columnwidth}\n"
+            f"\\begin{{tabular}}{{{'l' + 'r' * (len(kept) - 1)}}}\n{body}\\end{{tabular}}\n\\end{{adjustbox}}\n"
+        )
 
     def to_csv(self) -> str:
-        """Comma-separated values with one line per row, the head first.
+        """Comma-separated values with one line per row, the head first: exact numbers, each in a column of its own, and
+        nothing where a value is missing.
 
         A text that a spreadsheet would compute as a formula gets an apostrophe before it; numbers stay as they are.
         """
         file = io.StringIO()
-        lines = ([_no_formula(cell) for cell in line] for line in (self.head, *self.rows))
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        writer = csv.writer(file, lineterminator="\n")
+        lines: list[Sequence[object]] = [self._exact_head(), *self._exact_rows()]
+        writer.writerows([_no_formula(cell) for cell in line] for line in lines)
         return file.getvalue()
 
+    def to_records(self) -> list[dict[str, object]]:
+        """One dict per row by the column's name, as in a CSV file; None where a value is missing."""
+        return [dict(zip(self._exact_head(), row, strict=True)) for row in self._exact_rows()]
 
-def _no_formula(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(FORMULA) and not NUMERIC.fullmatch(cell) else cell
+    def _exact_head(self) -> list[str]:
+        counts = Counter(self.head)
+        names = [f"{self.head[i - 1]} {name}" if counts[name] > 1 else name for i, name in enumerate(self.head)]
+        return [
+            f"{name.split(':')[0]} {kind}" if kind else name for i, name in enumerate(names) for kind in self._kinds(i)
+        ]
+
+    def _exact_rows(self) -> list[list[object]]:
+        kinds = [self._kinds(i) for i in range(len(self.head))]
+        return [
+            [exact(cell, kind) for cell, some in zip(row, kinds, strict=True) for kind in some] for row in self.rows
+        ]
+
+    def _kinds(self, column: int) -> list[str]:
+        """What the cells of a column hold: "" for the value itself, then the other parts."""
+        cells = [row[column] for row in self.rows if row[column] not in EMPTY]
+        kinds = dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))
+        return list(kinds) or [""]
+
+
+def exact(cell: str, kind: str) -> object:
+    """The value of a cell for a CSV file; None, an empty field, where there is none."""
+    if isinstance(cell, Number):
+        value = cell.values.get(kind)
+        return None if isinstance(value, float) and not isfinite(value) else value
+    return None if kind or cell in EMPTY else cell
+
+
+def _no_formula(cell: object) -> object:
+    is_formula = isinstance(cell, str) and cell.startswith(FORMULA) and not NUMERIC.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def summary(runs: Sequence[Run], mark: float) -> Table:
@@ -160,11 +222,9 @@ def spread(values: Sequence[float]) -> str:
 
 def p_text(p: float) -> str:
     """A p value with three decimals; a dash for nan."""
-    if isnan(p):
-        return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return number(p) if isnan(p) or p >= 0.001 else Number("< 0.001", p)
 
 
-def number(value: float, sign: str = "") -> str:
-    """Three decimals, with `sign` "+" always signed; a dash for nan."""
-    return NONE if isnan(value) else f"{value:{sign}.3f}"
+def number(value: float | None, form: str = ".3f") -> Number:
+    """A number in this format, three decimals by default; a dash for None and nan."""
+    return Number(NONE, None) if value is None or isnan(value) else Number(f"{value:{form}}", value)

@@ -7,13 +7,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.protocol import Reported, reported
 from rebased.runs.record import read_record
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.tasks import DEFAULT_TASK
+from rebased.tasks import DEFAULT_TASK, AnyTask
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,16 @@ class Run:
     def seq_len(self) -> int:
         """The length of the longest sequence it was tested on."""
         return max(segment["seq_len"] for segment in self.settings["task"]["test"])
+
+    @cached_property
+    def chance(self) -> float | None:
+        """The accuracy of guessing on the test split; None if it differs between segments or is not known here."""
+        try:
+            task = TypeAdapter(AnyTask).validate_python(self.settings["task"])
+            levels = {task.task(segment).chance() for segment in task.test}
+        except ValueError:  # a user's own task, or a setting that this code does not know
+            return None
+        return levels.pop() if len(levels) == 1 else None
 
     @property
     def code(self) -> str:

@@ -49,4 +49,4 @@ def nearest(path: Path, known: list[str]) -> str:
     by_last_part = {name.rpartition("/")[2]: name for name in reversed(known)}
     near = difflib.get_close_matches(wanted, [*known, *by_last_part], n=1, cutoff=0.7)
     guess = f"did you mean {by_last_part.get(near[0], near[0])!r}? " if near else ""
-    return f"{guess}`rebased configs` lists those that are shipped"
+    return f"{guess}`rebased list configs` lists those that are shipped"

@@ -11,7 +11,7 @@ import pytest
 from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
 from rebased.report.lm import compare_language_models, to_markdown
-from rebased.report.lm.tables import TABLE_2, difference_table
+from rebased.report.lm.tables import NEOX_VOCABULARY, TABLE_2, difference_table
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 
@@ -135,3 +135,35 @@ def test_a_terminal_shows_tables(
     out = capsys.readouterr().out
     assert "| --- |" not in out
     assert all(words in out for words in ("ReBased - Attention", "──────", "- Perplexity on split test"))
+
+
+def test_the_papers_numbers_say_in_the_same_line_that_their_tokenizer_is_another() -> None:
+    runs = nine()
+    for run in runs:
+        run.lines[0]["corpus"]["vocabulary"] = "f" * 64
+    table = to_markdown(compare_language_models(runs))
+    assert cells(table, "ReBased")[-1] == "16.45 / 3.67 / 56.31 (of another tokenizer)"
+    assert cells(table, "ReBased - Attention")[-1] == "-0.17 / +0.10 / -2.26 (of another tokenizer)"
+    for run in runs:
+        run.lines[0]["corpus"]["vocabulary"] = NEOX_VOCABULARY
+    assert "another tokenizer" not in to_markdown(compare_language_models(runs))
+    for run in runs:
+        run.lines[0]["corpus"] |= {"vocab_size": 257}
+        del run.lines[0]["corpus"]["vocabulary"]
+    assert "another tokenizer" in to_markdown(compare_language_models(runs))
+
+
+def test_two_seeds_have_no_interval() -> None:
+    runs = [fake_lm_run("rebased", seed=seed) for seed in (42, 43)]
+    assert cells(to_markdown(compare_language_models(runs)), "ReBased")[2] == "20.000"
+
+
+def test_json_has_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bundle(nine(), tmp_path / "nine.jsonl.gz")
+    assert rebased("lm", "compare", "--json", str(tmp_path / "nine.jsonl.gz")) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = [row for row in found["models"] if row["model"] == "ReBased"]
+    assert row["all"] == pytest.approx(20.7, abs=1e-12)
+    assert row["all half of the 95% interval"] == pytest.approx(T_3_SEEDS * 0.2 / sqrt(3), rel=1e-6)
+    assert row["paper all"] == 16.45
+    assert len(found["differences"]) == 3

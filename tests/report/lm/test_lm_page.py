@@ -175,7 +175,9 @@ def test_the_command_over_a_sweep_of_language_models(
     ]
     Path("sweep/sweep.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with pytest.raises(SystemExit) as left:
-        main(["report", "sweep", "-o", "lm.html", "--tables", "tables", "--bundle", "lm.jsonl.gz"])
+        main(
+            ["report", "sweep", "-o", "lm.html", "--tables", "tables", "--formats", "md,tex", "--bundle", "lm.jsonl.gz"]
+        )
     assert not left.value.code
     captured = capsys.readouterr()
     assert "1 run failed and in no result. The first error: no room" in captured.err

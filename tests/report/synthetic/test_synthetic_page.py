@@ -1,7 +1,9 @@
 """The page of runs on synthetic tasks: sections as the data allow, warnings, and what is embedded."""
 
+import csv
 import json
 import re
+import statistics
 from typing import Any
 from xml.etree import ElementTree
 
@@ -10,6 +12,7 @@ import pytest
 from fake_records import fake_run
 from page_reader import assert_self_contained
 from rebased.report import Page, Report
+from rebased.report.drawing import SERIES
 from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.figures import accuracy_by_width, byte_ticks, dodge, mean_curves
 from rebased.report.synthetic.tables import difference_of, width_table
@@ -75,7 +78,7 @@ def test_the_page_is_whole_and_holds_its_data(report: Report, page: Page) -> Non
 
 
 def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
-    figures = re.findall(r"<figure>.*?</figure>", page.to_html(), flags=re.DOTALL)
+    figures = re.findall(r"<figure .*?</figure>", page.to_html(), flags=re.DOTALL)
     assert len(figures) == 6
     for figure in figures:
         words = {"".join(element.itertext()).strip() for element in ElementTree.fromstring(figure).iter()}
@@ -182,10 +185,10 @@ def test_where_models_outnumber_colours_settings_have_panels_of_their_own() -> N
         for width in (24, 48)
         for seed in (42, 43)
     ]
-    few = accuracy_by_width(SyntheticReport(Collection(runs=runs[:24])).results)
+    few = accuracy_by_width(SyntheticReport(Collection(runs=runs[:24])).results).to_html()
     assert "ReBased (n_heads 2)" in few
     assert "n_heads 2</p>" not in few
-    many = accuracy_by_width(SyntheticReport(Collection(runs=runs)).results)
+    many = accuracy_by_width(SyntheticReport(Collection(runs=runs)).results).to_html()
     for heads in (1, 2, 12):
         assert f"<p>T = 32, 4 pairs, n_heads {heads}</p>" in many
     assert many.count("</svg>ReBased</li>") == 1
@@ -221,8 +224,8 @@ def test_latex_takes_every_name() -> None:
 
 def test_a_row_of_panels_is_a_task() -> None:
     runs = [fake_run(seq_len=length, d_model=width) for length in (32, 64) for width in (12, 24, 36, 48)]
-    assert '<div class="panels columns-4">' in mean_curves(SyntheticReport(Collection(runs=runs)).results)
-    assert '<div class="panels columns-3">' in mean_curves(SyntheticReport(Collection(runs=runs[:7])).results)
+    assert '<div class="panels columns-4">' in mean_curves(SyntheticReport(Collection(runs=runs)).results).to_html()
+    assert '<div class="panels columns-3">' in mean_curves(SyntheticReport(Collection(runs=runs[:7])).results).to_html()
 
 
 def test_sizes_of_states_have_ticks_of_their_own() -> None:
@@ -252,3 +255,109 @@ def test_what_sets_both_apart_is_said_once() -> None:
     assert difference_of("ReBased (n_heads 2)", "Based (n_heads 2)") == "ReBased − Based (n_heads 2)"
     assert difference_of("ReBased (n_heads 12)", "(γx)² (n_heads 2)") == "ReBased (n_heads 12) − (γx)² (n_heads 2)"
     assert difference_of("ReBased", "(γx)²") == "ReBased − (γx)²"
+
+
+def idle(chance_level: float = 0.04, **more: Any) -> list[Run]:
+    """Runs of two models that guess: the task has 32 values, so guessing gives 1/32."""
+    return [
+        fake_run(model, [chance_level], seed=seed, **more) for model in ("rebased", "based") for seed in (42, 43, 44)
+    ]
+
+
+def test_nobody_learned_and_nobody_is_ranked() -> None:
+    report = Report(Collection(runs=idle()))
+    assert len(report.summary) == 1
+    assert report.summary[0].startswith(
+        "T = 32, 4 pairs: no model learned this task. The best of 6 runs has test accuracy 0.040, and guessing gives"
+    )
+    assert not any("compar" in heading for heading in headings(report))
+    assert not any(name.startswith("compared") for name in report.tables())
+    some = Report(Collection(runs=[*idle(), *sweep(seq_len=64)]))
+    assert "no model learned" in some.summary[0]
+    assert some.summary[1].startswith("T = 64, 4 pairs: ReBased 0.8")
+    assert {row[-1] for row in some.tables()["compared_at_each_width"].rows} == {"T = 64, 4 pairs"}
+    assert Report(Collection(runs=idle(0.09))).summary[0].startswith("T = 32, 4 pairs: Based 0.090, ReBased 0.090")
+
+
+def test_runs_that_nobody_can_compare_are_told() -> None:
+    apart = [fake_run("rebased", [0.5], seed=42), fake_run("based", [0.5], seed=43)]
+    assert "Nothing is compared: no two models have runs on the same task" in Report(Collection(runs=apart)).summary[-1]
+    assert "Nothing is compared" not in " ".join(Report(Collection(runs=[fake_run()])).summary)
+
+
+def test_chance_is_drawn_and_named(page: Page) -> None:
+    small = Report(Collection(runs=sweep()))
+    for name, panels in small.figures().items():
+        assert "chance 0.031</li>" in panels.to_html(), name
+    run = fake_run()
+    run.settings["task"]["name"] = "a_task_of_mine"
+    assert run.chance is None
+    assert "chance" not in mean_curves(SyntheticReport(Collection(runs=[run])).results).to_html()
+
+
+def test_points_say_what_they_are() -> None:
+    html = accuracy_by_width(SyntheticReport(Collection(runs=sweep())).results).to_html()
+    titles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="6"><title>([^<]*)</title>', html)
+    assert [text for *_, text in titles] == [
+        f"{model}, D = {width}: {level + width / 1000 - 0.001 + 0.0043:.3f} ± 0.000, 3 seeds, lr 0.001"
+        for model, level in (("Based", 0.5), ("ReBased", 0.8))
+        for width in (24, 48)
+    ]
+    drawn = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--series', html)
+    for (x, y, _), (at_x, at_y) in zip(titles, drawn, strict=True):
+        assert (float(x), float(y)) == pytest.approx((float(at_x), float(at_y)), abs=0.1)
+
+
+def test_every_run_has_its_whole_name() -> None:
+    runs = [
+        fake_run(seed=seed, status=status, changes={"model": {"mixers": {1: {"n_heads": heads}}}})
+        for heads in (1, 2)
+        for seed, status in ((42, "done"), (43, None))
+    ]
+    table = Report(Collection(runs=runs)).tables()["runs"]
+    assert [row[1:3] for row in table.rows] == [
+        (f"ReBased (n_heads {heads})", "T = 32, 4 pairs") for heads in (1, 1, 2, 2)
+    ]
+
+
+def test_csv_has_exact_numbers_one_per_column_and_nothing_where_nothing_is() -> None:
+    runs = [
+        fake_run("rebased", [0.1 + seed / 7], seed=seed, seq_len=256, pairs=(32,), d_model=24) for seed in (0, 1, 2)
+    ]
+    tables = Report(Collection(runs=[*runs, fake_run("mamba", [0.5], seq_len=256, pairs=(32,))])).tables()
+    first, second = csv.DictReader(tables["by_width_T_256_32_pairs"].to_csv().splitlines())
+    assert list(first) == ["model", "D = 24", "D = 24 sd", "paper", "paper sd"]
+    assert float(first["D = 24"]) == statistics.fmean(0.1 + seed / 7 for seed in (0, 1, 2))
+    assert float(first["D = 24 sd"]) == statistics.stdev(0.1 + seed / 7 for seed in (0, 1, 2))
+    assert (first["paper"], first["paper sd"]) == ("0.59", "0.06")
+    assert (second["D = 24"], second["D = 24 sd"], second["paper"], second["paper sd"]) == ("0.5", "", "", "")
+    results = list(csv.DictReader(tables["results"].to_csv().splitlines()))
+    assert results[1]["95% from"] == results[1]["held out"] == ""
+    assert float(results[0]["95% from"]) < float(results[0]["test"])
+    assert "–" not in "".join(table.to_csv() for table in tables.values())
+
+
+def test_two_seeds_have_no_interval() -> None:
+    table = Report(Collection(runs=[run for run in sweep() if run.seed < 44])).tables()["results"]
+    assert {row[table.head.index("95% from")] for row in table.rows} == {"–"}
+    assert "–" not in {row[table.head.index("sd")] for row in table.rows}
+
+
+def test_latex_has_the_columns_of_a_paper() -> None:
+    tables = Report(Collection(runs=sweep())).tables()
+    text = tables["results"].to_latex()
+    assert "\nmodel & D & lr & seeds & test & sd \\\\\n" in text  # the task is the same, and nothing was held out
+    assert text.splitlines()[1] == "\\begin{adjustbox}{max width=\\columnwidth}"
+    assert max(table.to_latex().splitlines()[2].count("r") for table in tables.values()) <= 11
+
+
+@pytest.mark.parametrize(("kind", "begin"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_a_figure_is_a_file(kind: Any, begin: bytes) -> None:
+    panels = accuracy_by_width(SyntheticReport(Collection(runs=[*sweep(), *sweep(seq_len=64)])).results)
+    data = panels.to_file(kind)
+    assert data.startswith(begin)
+    assert data == panels.to_file(kind)  # the same records, the same bytes
+    if kind == "svg":
+        assert SERIES[0].encode() in data
+        assert b"T = 64, 4 pairs" in data
+        assert b"chance" in data

@@ -1,22 +1,39 @@
 """Figures of language models: perplexity by model and seed, and training curves."""
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
-from rebased.report.drawing import INK, Axes, Draw, FuncFormatter, LogLocator, MaxNLocator, draw_panels, named_looks
+from rebased.report.drawing import (
+    INK,
+    Axes,
+    Draw,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    Panels,
+    draw_panels,
+    hover,
+    named_looks,
+)
 from rebased.report.lm.models import PARTS, LanguageModels, curve
 
+PLACES = 16  # of a training curve that a reader can point at
 
-def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> str:
+
+def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels:
     """One panel per part of the tokens, one row per model: a dot per seed, and a cross at their mean."""
 
     def panel(part: str) -> Draw:
         def draw(axes: Axes) -> None:
             for row, model in enumerate(found.models):
-                values = list(found.values(model, part).values())
+                by_seed = found.values(model, part)
+                values = list(by_seed.values())
                 look = styles[model] | {"ls": "none"}
                 axes.plot(values, [-row] * len(values), **look, marker="o", alpha=0.7, label=model)
                 axes.plot([sum(values) / len(values)], [-row], color=INK, ls="none", marker="x", ms=8, mew=2)
+                texts = [f"{model}, seed {seed}: {value:.3f}" for seed, value in by_seed.items()]
+                hover(axes, values, [-row] * len(values), texts)
             axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="mean over seeds")
             axes.set(xlabel="perplexity", ylim=(-len(found.models) + 0.5, 0.5), yticks=[])
             axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -27,7 +44,7 @@ def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]]
     return draw_panels(panels, name, "Perplexity by model, one dot per seed")
 
 
-def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> str | None:
+def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels | None:
     """Training loss and validation perplexity by step, one line per run; None if no record has such lines."""
 
     def panel(kind: str, key: str, label: str) -> Draw:
@@ -36,7 +53,11 @@ def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], na
                 for n, run in enumerate(runs.values()):
                     marker = "o" if kind == "eval" else None
                     look = styles[model] | {"lw": 1.2, "ms": 4, "marker": marker, "label": None if n else model}
-                    axes.plot(*curve(run, kind, key), **look)
+                    at, values = curve(run, kind, key)
+                    axes.plot(at, values, **look)
+                    shown = range(len(at) - 1, -1, -max(1, ceil(len(at) / PLACES)))  # from the last step back
+                    texts = [f"{model}, seed {run.seed}, step {at[i]:,}: {values[i]:.4g}" for i in shown]
+                    hover(axes, [at[i] for i in shown], [values[i] for i in shown], texts)
             axes.set(xlabel="step", ylabel=label, xscale="log" if kind == "step" else "linear", yscale="log")
             label_log_axes(axes)
 

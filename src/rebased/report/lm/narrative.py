@@ -48,8 +48,8 @@ def remarks(found: LanguageModels) -> list[str]:
     """What a reader of `rebased lm compare` must know, one sentence group per line."""
     said = [
         describe_data(found),
-        "± is half of a 95 % interval of the mean over seeds (Student's t), not corrected for the number of "
-        "intervals. Differences are of the same seeds, so of the same tokens in the same order; where 0 is within "
+        "± is half of a 95 % interval of the mean over three or more seeds (Student's t), not corrected for the number "
+        "of intervals. Differences are of the same seeds, so of the same tokens in the same order; where 0 is within "
         "±, these seeds do not tell which model is better.",
         PAPER_NOTE,
     ]

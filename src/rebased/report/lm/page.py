@@ -1,9 +1,11 @@
 """The part of a page about language models: sections as the data allow, and the same tables for files."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from html import escape
 from typing import Any
 
+from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.comparisons import compare_models
 from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
@@ -73,6 +75,16 @@ class LMReport:
                 named[f"lm_settings_by_model{suffix}"] = tables.settings_table(group, differing=True)
         return named | {"lm_runs": self._runs_table()}
 
+    @cached_property
+    def figures(self) -> dict[str, Panels]:
+        """The page's figures by name; groups are numbered from 1."""
+        drawn = []
+        for n, group in enumerate(self.groups, start=1):
+            drawn.append(figures.perplexity_by_model(group, self._styles, f"perplexity-{n}"))
+            curves = figures.training_curves(group, self._styles, f"training-{n}")
+            drawn += [curves] if curves else []
+        return {panels.name: panels for panels in drawn}
+
     def sections(self) -> Iterator[Section]:
         """Perplexity, comparisons, training curves, settings, all runs."""
         yield Section("Perplexity", paragraphs(PERPLEXITY) + self._each(self._perplexity))
@@ -122,7 +134,7 @@ class LMReport:
     def _perplexity(self, n: int, group: LanguageModels) -> str:
         table = tables.perplexity_table(group)
         note = paragraphs(narrative.OTHER_TEXT) if tables.PAPER in table.head else ""
-        picture = figures.perplexity_by_model(group, self._styles, f"perplexity-{n}")
+        picture = self.figures[f"perplexity-{n + 1}"]
         caption = "One dot per seed; the cross is their mean."
         return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
 
@@ -134,7 +146,7 @@ class LMReport:
         return bullets(narrative.sentences(found)) + table + paragraphs(*narrative.notes_on_tests(found))
 
     def _curves(self, n: int, group: LanguageModels) -> str:
-        picture = figures.training_curves(group, self._styles, f"training-{n}")
+        picture = self.figures.get(f"training-{n + 1}")
         return figure(picture, CURVES) if picture else ""
 
     def _settings(self, n: int, group: LanguageModels) -> str:

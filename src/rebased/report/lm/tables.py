@@ -8,13 +8,15 @@ from statistics import fmean, median, stdev
 from rebased.analysis.intervals import t_interval
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
-from rebased.report.tables import NONE, Table, number, p_text
+from rebased.report.tables import NONE, Number, Table, number, p_text
 from rebased.runs.finished import Run
 from rebased.runs.run_names import flatten
 
 TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "ReBased": (16.45, 3.67, 56.31)}
 """The paper's perplexities: all, AR, non-AR. Its text, its tokenizer and its models are not the user's."""
 PAPER = "paper: all / AR / non-AR"
+NEOX_TOKENS = 50277  # of the paper's tokenizer, that of GPT-NeoX-20B
+NEOX_VOCABULARY = "a1730488dadb984eb5d266a250c058985c971c5118d043a52fc8b244b5e60b89"  # its digest (data/tokenizer.py)
 
 
 def interval_table(found: LanguageModels) -> Table:
@@ -23,9 +25,8 @@ def interval_table(found: LanguageModels) -> Table:
     rows = []
     for model, runs in found.models.items():
         cells = [with_interval(list(found.values(model, part).values()), "") for part in PARTS]
-        rows.append(
-            (model, *_size(list(runs.values())), *cells, f"{speed(list(runs.values())):,.0f}", paper_values(model))
-        )
+        paper = paper_values(model, found)
+        rows.append((model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"), paper))
     return Table(head, rows)
 
 
@@ -38,8 +39,8 @@ def difference_table(found: LanguageModels) -> Table:
             continue
         ours, theirs = ({part: found.values(model, part) for part in PARTS} for model in (a, b))
         cells = [with_interval([ours[part][seed] - theirs[part][seed] for seed in seeds], "+") for part in PARTS]
-        paper = [f"{x - y:+.2f}" for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False)]
-        rows.append((f"{a} - {b}", str(len(seeds)), *cells, " / ".join(paper) or "-"))
+        paper = tuple(x - y for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False))
+        rows.append((f"{a} - {b}", number(len(seeds), "d"), *cells, paper_cell(paper, found, "+")))
     return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
 
 
@@ -50,10 +51,10 @@ def perplexity_table(found: LanguageModels) -> Table:
     rows = []
     for model, runs in found.models.items():
         cells = [with_sd(list(found.values(model, part).values())) for part in PARTS]
-        row = (model, *_size(list(runs.values())), *cells, f"{speed(list(runs.values())):,.0f}")
-        rows.append((*row, paper_values(model)) if known else row)
+        row = (model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"))
+        rows.append((*row, paper_values(model, found)) if known else row)
     head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s")
-    return Table((*head, PAPER) if known else head, rows)
+    return Table((*head, PAPER) if known else head, rows, head[:-1])
 
 
 def comparison_table(differences: Sequence[Difference]) -> Table:
@@ -62,7 +63,8 @@ def comparison_table(differences: Sequence[Difference]) -> Table:
         *("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to"),
         *("t test p", "Wilcoxon p", "Wilcoxon p*", "rank-biserial", "pairs", "unpaired runs", "code"),
     )
-    return Table(head, [_difference(difference) for difference in differences])
+    brief = ("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "pairs")
+    return Table(head, [_difference(difference) for difference in differences], brief)
 
 
 def _difference(difference: Difference) -> tuple[str, ...]:
@@ -70,15 +72,15 @@ def _difference(difference: Difference) -> tuple[str, ...]:
     return (
         f"{difference.reference} − {difference.other}",
         PARTS[difference.part],
-        number(spread.mean, "+"),
+        number(spread.mean, "+.3f"),
         number(spread.sd),
         p_text(found.t_holm),
-        NONE if isnan(found.d) else f"{found.d:.2f}",
-        *(number(value, "+") for value in (spread.low, spread.high)),
+        number(found.d, ".2f"),
+        *(number(value, "+.3f") for value in (spread.low, spread.high)),
         *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        f"{found.rank_biserial:.2f}",
-        str(spread.n),
-        str(found.unpaired),
+        number(found.rank_biserial, ".2f"),
+        number(spread.n, "d"),
+        number(found.unpaired, "d"),
         "same" if difference.same_code else "differs",
     )
 
@@ -112,7 +114,8 @@ def runs_table(runs: Sequence[Run], names: dict[str, str]) -> Table:
         *("run", "model", "seed", "split", *PARTS.values(), "steps", "tokens", "tokens/s"),
         *("status", "code", "device", "processes"),
     )
-    return Table(head, [_run(run, names.get(run.digest, run.model)) for run in runs])
+    brief = ("run", "model", "seed", *PARTS.values(), "steps")
+    return Table(head, [_run(run, names.get(run.digest, run.model)) for run in runs], brief)
 
 
 def _run(run: Run, name: str) -> tuple[str, ...]:
@@ -122,16 +125,16 @@ def _run(run: Run, name: str) -> tuple[str, ...]:
     return (
         run.digest,
         name,
-        str(run.seed),
+        number(run.seed, "d"),
         split or NONE,
-        *(f"{found[part]['perplexity']:.3f}" if found else NONE for part in PARTS),
-        str(lines[-1]["step"]) if lines else "0",
-        f"{lines[-1]['tokens']:,}" if lines else "0",
-        f"{speed([run]):,.0f}" if lines else NONE,
+        *(number(found[part]["perplexity"] if found else None) for part in PARTS),
+        number(lines[-1]["step"] if lines else 0, "d"),
+        number(lines[-1]["tokens"] if lines else 0, ","),
+        number(speed([run]) if lines else None, ",.0f"),
         run.status,
         run.code,
         run.device,
-        str(run.lines[0].get("processes", 1)),
+        number(run.lines[0].get("processes", 1), "d"),
     )
 
 
@@ -140,22 +143,49 @@ def speed(runs: Sequence[Run]) -> float:
     return median(line["tokens_per_second"] for run in runs for line in steps(run))
 
 
-def paper_values(model: str) -> str:
+def paper_values(model: str, found: LanguageModels) -> str:
     """'16.45 / 3.67 / 56.31', or '-' for a model that the paper's Table 2 does not have."""
-    return " / ".join(f"{value:.2f}" for value in TABLE_2.get(model, ())) or "-"
+    return paper_cell(TABLE_2.get(model, ()), found)
+
+
+def paper_cell(values: Sequence[float], found: LanguageModels, sign: str = "") -> str:
+    """The paper's three values. The cell itself says so if they are of another tokenizer than these models'."""
+    if not values:
+        return "-"
+    other = other_tokenizer(found)
+    text = " / ".join(f"{value:{sign}.2f}" for value in values) + (f" ({other})" if other else "")
+    parts: dict[str, float | str | None] = dict(zip(PARTS.values(), values, strict=True))
+    return Number(text, None, parts | {"tokenizer": other})
+
+
+def other_tokenizer(found: LanguageModels) -> str | None:
+    """'of another tokenizer' unless the models have the paper's. Records without a digest of the vocabulary are judged
+    by its size."""
+    corpora = [run.lines[0]["corpus"] for run in found.runs]
+    alike = all(
+        corpus["vocabulary"] == NEOX_VOCABULARY if "vocabulary" in corpus else corpus.get("vocab_size") == NEOX_TOKENS
+        for corpus in corpora
+    )
+    return None if alike else "of another tokenizer"
 
 
 def with_interval(values: Sequence[float], sign: str) -> str:
-    """The mean ± half of its 95 % interval (Student's t), which one value alone does not have."""
-    half = t_interval(values).high - fmean(values)
-    return f"{fmean(values):{sign}.3f}" + ("" if isnan(half) else f" ± {half:.3f}")
+    """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
+    middle = fmean(values)
+    half = t_interval(values).high - middle
+    if isnan(half):
+        return number(middle, f"{sign}.3f")
+    return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
 
 
 def with_sd(values: Sequence[float]) -> str:
     """The mean ± the sample standard deviation, which one value alone does not have."""
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    middle = fmean(values)
+    if len(values) == 1:
+        return number(middle)
+    return Number(f"{middle:.3f} ± {stdev(values):.3f}", middle, {"sd": stdev(values)})
 
 
 def _size(runs: Sequence[Run]) -> tuple[str, str]:
     """(parameters, number of seeds)"""
-    return f"{runs[0].parameters:,}", str(len(runs))
+    return number(runs[0].parameters, ","), number(len(runs), "d")

@@ -5,7 +5,7 @@ from math import exp
 from typing import Any
 
 from rebased.analysis.attention import UNIT
-from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, Panels, draw_panels, named_looks
 from rebased.report.heatmap import heatmap, panels, scale
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.probe.tables import similarities
@@ -30,7 +30,7 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
     return (scale() if example == 0 else "") + panels(drawn, columns)
 
 
-def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> str | None:
+def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> Panels | None:
     """The weights of the last question by position of the key, one panel per model: Figure 9. None if none was kept."""
     known = [cell for cell in cells if len(cell.layer["drawn"]) > example]
     if not known:
@@ -56,7 +56,7 @@ def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> str | None:
     )
 
 
-def similarity_panels(cells: Sequence[ProbeCell]) -> str | None:
+def similarity_panels(cells: Sequence[ProbeCell]) -> Panels | None:
     """Similarity against s = q . k / sqrt(K), over the density of s: Figure 2. None if no mixer has a similarity."""
     known = [(cell, parts[0]) for cell in cells if (parts := similarities(cell))]
 
@@ -74,7 +74,7 @@ def similarity_panels(cells: Sequence[ProbeCell]) -> str | None:
     return draw_panels(drawn, "similarity", "Similarity by score") if drawn else None
 
 
-def parabola_panels(cells: Sequence[ProbeCell]) -> str | None:
+def parabola_panels(cells: Sequence[ProbeCell]) -> Panels | None:
     """The learnt similarity against q . k before gamma and beta, beside exp and Based. None without gamma and beta."""
     known = [
         (cell, part["learned"]) for cell in cells for part in similarities(cell)[:1] if part["learned"] is not None
@@ -119,7 +119,7 @@ def finish(axes: Axes, label: str) -> None:
     axes.set(xlabel=label, ylabel="similarity / mean", ylim=(0, TOP))
 
 
-def mass_by_distance(records: Sequence[Record], names: Sequence[str]) -> str:
+def mass_by_distance(records: Sequence[Record], names: Sequence[str]) -> Panels:
     """Attention of the best head on the token after the previous occurrence, by distance: one line per run."""
     styles = named_looks(names)
 

@@ -17,6 +17,9 @@ COUNTED = ("done", "diverged")
 """Runs that are results. A diverged run counts with the best accuracy it had reached, or 0, because the paper reports
 the maximum over epochs. A run that is unfinished or failed is no result."""
 
+LEARNED = 0.05
+"""How far above guessing a run must be to have learned something."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -121,6 +124,12 @@ class Results:
     def of_task(self, task: str) -> list[Cell]:
         """The cells of one task."""
         return [cell for cell in self.cells if cell.task == task]
+
+    def learned(self, task: str) -> bool:
+        """False if no run of the task is better than guessing by LEARNED. True where the level of guessing is not
+        known."""
+        runs = [run for cell in self.of_task(task) for run in cell.all_runs]
+        return any(run.chance is None or run.best.accuracy >= run.chance + LEARNED for run in runs)
 
     def any_cell(self, model: ModelName) -> Cell:
         """The first cell of a model."""

@@ -62,10 +62,11 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
 
 
 def compare_models(results: Results, reference: str | None = None) -> list[Family]:
-    """Up to two families of comparisons: over all widths (the mean per seed), and at each width."""
+    """Up to two families of comparisons: over all widths (the mean per seed), and at each width. Tasks that nobody
+    learned are in none."""
     references = choose_references(results, reference)
     single, pooled = [], []
-    for task in results.tasks:
+    for task in filter(results.learned, results.tasks):
         for other, chosen in references.items():
             both = [
                 (ours, theirs)

@@ -14,16 +14,22 @@ from rebased.report.drawing import (
     FixedLocator,
     FuncFormatter,
     MaxNLocator,
+    Panels,
+    draw_chance,
     draw_panels,
+    hover,
     named_looks,
 )
+from rebased.report.prose import plural
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
+from rebased.report.synthetic.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
+PLACES = 16  # epochs of a curve that a reader can point at
 
 
-def accuracy_by_width(results: Results) -> str:
+def accuracy_by_width(results: Results) -> Panels:
     """Mean over seeds with the sample standard deviation, one panel per task; the paper's means as crosses."""
     styles = line_looks(results)
 
@@ -36,6 +42,8 @@ def accuracy_by_width(results: Results) -> str:
                 axes.plot(widths, means, **styles[name], marker="o", label=name)
                 bars(axes, widths, line, styles[name]["color"])
                 mark_paper(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
+                hover(axes, widths, means, [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line])
+            draw_chance(axes, chance_of(cells))
             if any(cell.paper for cell in cells):
                 axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="paper")
             powers_of_two(axes, [cell.d_model for cell in cells])
@@ -47,15 +55,18 @@ def accuracy_by_width(results: Results) -> str:
     return draw_panels(panels, "by-width", "Test accuracy by model width", columns(results, panels))
 
 
-def accuracy_by_state(results: Results) -> str:
+def accuracy_by_state(results: Results) -> Panels:
     """Accuracy by bytes of state at the length of the task, one point per width and one panel per task."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
             for name, line in lines_of(results, cells):
-                sized = [(cell.state_bytes, cell.test.mean) for cell in line]
+                sized = [(float(cell.state_bytes or 0), cell.test.mean) for cell in line]
                 axes.plot(*zip(*sorted(sized), strict=True), **styles[name], marker="o", label=name)
+                texts = [f"{name}, D = {c.d_model}: {in_short(c)}, {bytes_text(c.state_bytes or 0)}" for c in line]
+                hover(axes, [size for size, _ in sized], [mean for _, mean in sized], texts)
+            draw_chance(axes, chance_of(cells))
             axes.set_xscale("log", base=2)
             axes.set(xlabel="bytes of state per sequence, fp32", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(FixedLocator(byte_ticks([cell.state_bytes or 1 for cell in cells])))
@@ -69,7 +80,7 @@ def accuracy_by_state(results: Results) -> str:
     return draw_panels(panels, "by-state", "Test accuracy by bytes of state", columns(results, panels))
 
 
-def budgets(results: Results, replacement: bool) -> str:
+def budgets(results: Results, replacement: bool) -> Panels:
     """Expected best accuracy by number of learning rates tried, one panel per task and width."""
     styles = line_looks(results)
 
@@ -79,6 +90,9 @@ def budgets(results: Results, replacement: bool) -> str:
                 best = expected_validation_performance(cell.lr_means, replacement)
                 name = line_name(results, cell)
                 axes.plot(range(1, len(best) + 1), best, **styles[name], marker=".", label=name)
+                rates = range(1, len(best) + 1)
+                hover(axes, rates, best, [f"{name}, best of {n}: {a:.3f}" for n, a in zip(rates, best, strict=True)])
+            draw_chance(axes, chance_of(cells))
             axes.set(xlabel="learning rates tried", ylabel="expected accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -94,7 +108,7 @@ def tunable(cells: Sequence[Cell]) -> bool:
     return any(len(cell.lr_means) > 1 for cell in cells)
 
 
-def mean_curves(results: Results) -> str:
+def mean_curves(results: Results) -> Panels:
     """Test accuracy by epoch at the chosen learning rate: the mean over seeds, and a band from worst to best."""
     styles = line_looks(results)
 
@@ -106,9 +120,14 @@ def mean_curves(results: Results) -> str:
                     columns = list(zip(*extended(curves), strict=True))
                     epochs, name = range(1, len(columns) + 1), line_name(results, cell)
                     look = styles[name]
-                    axes.plot(epochs, [fmean(values) for values in columns], **look | {"lw": 1.5}, label=name)
+                    means = [fmean(values) for values in columns]
+                    axes.plot(epochs, means, **look | {"lw": 1.5}, label=name)
                     lows, highs = [min(values) for values in columns], [max(values) for values in columns]
                     axes.fill_between(epochs, lows, highs, color=look["color"], alpha=0.15, lw=0)
+                    shown = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))  # from the last epoch back
+                    texts = [f"{name}, epoch {i + 1}: {means[i]:.3f} ({lows[i]:.3f} to {highs[i]:.3f})" for i in shown]
+                    hover(axes, [i + 1 for i in shown], [means[i] for i in shown], texts)
+            draw_chance(axes, chance_of(cells))
             axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -124,16 +143,19 @@ def extended(curves: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[*curve, *[curve[-1]] * (longest - len(curve))] for curve in curves]
 
 
-def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> str | None:
-    """Accuracy by number of pairs or by length; None if no cell was tested on several."""
+def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) -> Panels:
+    """Accuracy by number of pairs or by length, of the cells that were tested on several."""
     styles = line_looks(results)
-    key = "kv_pairs" if kind == "by_pairs" else "seq_len"
+    key, word = ("kv_pairs", "pairs") if kind == "by_pairs" else ("seq_len", "T =")
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
             for cell in cells:
                 parts, name = cell.slices(kind), line_name(results, cell)
                 axes.plot(list(parts), list(parts.values()), **styles[name], marker="o", label=name)
+                texts = [f"{name}, {word} {part}: {accuracy:.3f}" for part, accuracy in parts.items()]
+                hover(axes, list(parts), list(parts.values()), texts)
+            draw_chance(axes, chance_of(cells))
             trained = max(segment[key] for segment in cells[0].any_run.settings["task"]["train"])
             axes.axvline(
                 trained,
@@ -154,7 +176,7 @@ def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) 
     return draw_panels(panels, name, title, columns(results, panels))
 
 
-def accuracy_by_heads(places: HeadsByPlace) -> str:
+def accuracy_by_heads(places: HeadsByPlace) -> Panels:
     """One panel per task and width, one line per model. Dotted: the paper's value, with no number of heads given."""
     kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
     styles = named_looks(kinds)
@@ -168,8 +190,10 @@ def accuracy_by_heads(places: HeadsByPlace) -> str:
                     counts, means = [heads * aside[kind] for heads, _ in line], [cell.test.mean for _, cell in line]
                     axes.plot(counts, means, **styles[kind], marker="o", label=kind)
                     bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
+                    hover(axes, counts, means, [f"{kind}, heads {heads}: {in_short(cell)}" for heads, cell in line])
                     if line[0][1].paper:
                         axes.axhline(line[0][1].paper.mean, color=styles[kind]["color"], lw=1, ls=":")
+            draw_chance(axes, chance_of([cell for _, cell in cells]))
             powers_of_two(axes, [heads for heads, _ in cells])
             axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
 
@@ -242,6 +266,18 @@ def mark_paper(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) ->
     known = [(x, cell.paper.mean) for x, cell in points if cell.paper]
     if known:
         axes.plot(*zip(*known, strict=True), color=colour, ls="none", marker="x", ms=8, mew=2)
+        texts = [f"paper, {cell.model}, D = {cell.d_model}: {cell.paper}" for _, cell in points if cell.paper]
+        hover(axes, [x for x, _ in known], [y for _, y in known], texts)
+
+
+def chance_of(cells: Sequence[Cell]) -> float | None:
+    """The accuracy of guessing on the task of a panel; None where it is not known."""
+    return cells[0].any_run.chance
+
+
+def in_short(cell: Cell) -> str:
+    """'0.708 ± 0.089, 5 seeds, lr 0.003'"""
+    return f"{plus_minus(cell.test)}, {plural(cell.test.n, 'seed')}, lr {cell.choice.lr:g}"
 
 
 def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from statistics import fmean
 from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
-from rebased.report.synthetic.cells import COUNTED, Results
+from rebased.report.synthetic.cells import COUNTED, LEARNED, Results
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
@@ -36,9 +36,14 @@ def lead(runs: Sequence[Run], results: Results) -> str:
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
     """The main results: one ranking per task, one verdict per family, and how many cells agree with the paper."""
     for task in results.tasks:
-        yield ranking(results, task)
+        yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
     for family in families:
         yield verdict(family)
+    if not families and len(results.models) > 1 and any(map(results.learned, results.tasks)):
+        yield (
+            "Nothing is compared: no two models have runs on the same task with the same width and seed. Train them "
+            "so, for example as a sweep over models."
+        )
     compared = [(cell, cell.paper) for cell in results.cells if cell.paper]
     if compared:
         near = sum(agrees(cell.test, paper) for cell, paper in compared)
@@ -67,6 +72,17 @@ def ranking(results: Results, task: str) -> str:
     named += f" and {len(order) - NAMED} more" if len(order) > NAMED else ""
     over = f"mean over D = {', '.join(map(str, widths))}" if len(widths) > 1 else f"D = {widths[0]}"
     return f"{task}: {named} (test accuracy, {over})."
+
+
+def nobody_learned(results: Results, task: str) -> str:
+    """That no model learned a task, with the best accuracy and that of guessing. It is no ranking."""
+    runs = [run for cell in results.of_task(task) for run in cell.all_runs]
+    best = max(run.best.accuracy for run in runs)
+    return (
+        f"{task}: no model learned this task. The best of {plural(len(runs), 'run')} has test accuracy {best:.3f}, and "
+        f"guessing gives {runs[0].chance:.2g}; less than {LEARNED:g} above guessing counts as not learned. So models "
+        "are not ranked or compared. Train longer (train.epochs), on more examples, or at another learning rate."
+    )
 
 
 def verdict(family: Family) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, draw_panels, looks
+from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
 from rebased.report.synthetic.cells import Cell, Results
 
 NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
@@ -27,7 +27,7 @@ def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
     return groups
 
 
-def norm_curves(cells: Sequence[Cell], name: str) -> str:
+def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
     """One panel per parameter, one line per task. `name` is a prefix for ids, unique on the page."""
     drawn = {cell.task: curves(cell) for cell in cells}
     keys = dict.fromkeys(key for found in drawn.values() for key in found)
@@ -69,7 +69,7 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
     return found
 
 
-def final_histograms(cells: Sequence[Cell], name: str) -> str:
+def final_histograms(cells: Sequence[Cell], name: str) -> Panels:
     """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter."""
     last = {cell.task: next(iter(cell.chosen.values())).epochs[-1].get("norms") or {} for cell in cells}
     layers = {task: norms[max(norms, key=int)] for task, norms in last.items() if norms}

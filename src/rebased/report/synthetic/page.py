@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from html import escape
 from typing import Any
 
+from rebased.report.drawing import Panels
 from rebased.report.page import Section, bullets, details, figure, paragraphs
 from rebased.report.prose import plural
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
@@ -84,11 +86,30 @@ class SyntheticReport:
             named[f"compared_{file_name(family.title).lower()}"] = tables.comparison_table(family.contrasts)
         named["budgets"] = tables.budget_table(results)
         for kind in SLICES:
-            if any(len(cell.slices(kind)) > 1 for cell in results.cells):
+            if self.has(kind):
                 named[kind] = tables.slice_table(results, kind)
         if self.by_heads:
             named["heads"] = tables.heads_table(self.by_heads)
-        return named | {"runs": tables.runs_table(self.runs)}
+        return named | {"runs": tables.runs_table(self.runs, self.results)}
+
+    @cached_property
+    def figures(self) -> dict[str, Panels]:
+        """The page's figures by name."""
+        results = self.results
+        drawn = [figures.accuracy_by_width(results)] if len(results.widths) > 1 else []
+        if figures.tunable(results.cells):
+            drawn += [figures.budgets(results, replacement) for replacement in (True, False)]
+        if any(cell.state_bytes for cell in results.cells):
+            drawn.append(figures.accuracy_by_state(results))
+        if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
+            drawn.append(figures.mean_curves(results))
+        drawn += [figures.accuracy_by_slice(results, kind) for kind in SLICES if kind != "slices" and self.has(kind)]
+        drawn += [figures.accuracy_by_heads(self.by_heads)] if self.by_heads else []
+        return {panels.name: panels for panels in drawn}
+
+    def has(self, kind: SliceKind) -> bool:
+        """Whether some cell was tested on several slices of this kind."""
+        return any(len(cell.slices(kind)) > 1 for cell in self.results.cells)
 
     def sections(self) -> Iterator[Section]:
         """Accuracy by width, comparisons, figures, all results, all runs."""
@@ -96,21 +117,21 @@ class SyntheticReport:
         yield Section("Accuracy by width", self.by_width())
         for family in self.families:
             yield Section(f"Paired comparisons: {family.title.lower()}", comparisons(family))
-        if figures.tunable(results.cells):
+        if "budget" in self.figures:
             yield Section("Accuracy by tuning budget", self.budgets())
-        if any(cell.state_bytes for cell in results.cells):
+        if "by-state" in self.figures:
             sizeless = narrative.without_state(results)
-            picture = figure(figures.accuracy_by_state(results), STATE)
+            picture = figure(self.figures["by-state"], STATE)
             yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
-        if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
-            yield Section("Learning curves", figure(figures.mean_curves(results), CURVES))
+        if "curves" in self.figures:
+            yield Section("Learning curves", figure(self.figures["curves"], CURVES))
         if norms.cells_with_norms(results):
             yield Section("Gamma and beta of queries and keys", self.norms())
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
             caption = "Dotted: the paper's value. Points of one number of heads are shifted sideways a little."
-            picture = figure(figures.accuracy_by_heads(self.by_heads), caption)
+            picture = figure(self.figures["by-heads"], caption)
             table = tables.heads_table(self.by_heads).to_html()
             yield Section(
                 "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
@@ -120,18 +141,18 @@ class SyntheticReport:
             table = choices.choice_table(results).to_html()
             chosen = paragraphs(choices.describe_choices(results)) + details("Show how each rate was chosen", table)
         yield Section("All results", paragraphs(RESULTS) + chosen + tables.results_table(results).to_html())
-        runs = tables.runs_table(self.runs).to_html()
+        runs = tables.runs_table(self.runs, self.results).to_html()
         yield Section("All runs", details(f"Show {plural(len(self.runs), 'run')}", runs))
 
     def by_width(self) -> str:
         """The body of the section on widths: one figure, then one table per task."""
         results, html = self.results, ""
-        if len(results.widths) > 1:
+        if "by-width" in self.figures:
             caption = (
                 "Mean over seeds at the chosen learning rate; bars are the sample standard deviation, as in the "
                 "paper's Figures 1, 3 and 7. Points of one width are shifted sideways a little, to show all of them."
             )
-            html += figure(figures.accuracy_by_width(results), caption)
+            html += figure(self.figures["by-width"], caption)
         for task in results.tasks:
             note = narrative.paper_note(results, task)
             html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
@@ -145,12 +166,10 @@ class SyntheticReport:
             "user who can afford only n tries may expect. Each learning rate counts with its mean over seeds."
         )
         again = figure(
-            figures.budgets(self.results, True),
+            self.figures["budget"],
             "Drawn with replacement; probably the estimator of the paper's Figure 4.",
         )
-        anew = figure(
-            figures.budgets(self.results, False), "Drawn without replacement: every try is a new learning rate."
-        )
+        anew = figure(self.figures["budget-without"], "Drawn without replacement: every try is a new learning rate.")
         numbers = tables.budget_table(self.results).to_html()
         return lead + again + details("Show the figure without replacement, and the numbers of both", anew + numbers)
 
@@ -165,13 +184,14 @@ class SyntheticReport:
 
     def slices(self, kind: SliceKind) -> Iterator[Section]:
         """The section on accuracy by pairs, by length or by a task's slices, if there is something to show."""
-        if not any(len(cell.slices(kind)) > 1 for cell in self.results.cells):
+        if not self.has(kind):
             return
         heading, table = f"Accuracy {SLICES[kind]}", tables.slice_table(self.results, kind).to_html()
         caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
         if kind == "slices":  # names have no place on an axis
             yield Section(heading, table + paragraphs(caption))
-        elif picture := figures.accuracy_by_slice(self.results, kind):
+        else:
+            picture = self.figures[kind.replace("_", "-")]
             yield Section(heading, figure(picture, caption) + details("Show the numbers", table))
 
 

@@ -9,8 +9,9 @@ from rebased.analysis import Spread, expected_validation_performance
 from rebased.report.synthetic.cells import Cell, Results, SliceKind
 from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace
-from rebased.report.tables import NONE, Table, number, p_text
+from rebased.report.tables import NONE, Number, Table, number, p_text
 from rebased.runs.finished import Run
+from rebased.runs.run_names import model_names, task_names
 
 
 def width_table(results: Results, task: str) -> Table:
@@ -30,8 +31,8 @@ def width_table(results: Results, task: str) -> Table:
             row.append(plus_minus(cell.test) if cell else NONE)
             means += [cell.test.mean] if cell else []
             if d_model in known:
-                row.append(str(cell.paper) if cell and cell.paper else NONE)
-        mean = f"{fmean(means):.3f}" if len(means) == len(widths) else NONE
+                row.append(paper_cell(cell))
+        mean = number(fmean(means) if len(means) == len(widths) else None)
         rows.append((*row, mean) if len(widths) > 1 else tuple(row))
     return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
 
@@ -42,15 +43,16 @@ def results_table(results: Results) -> Table:
         *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
         *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
     )
-    return task_last(Table(head, [_result(cell) for cell in results.cells]))
+    brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", "paper")
+    return task_last(Table(head, [_result(cell) for cell in results.cells], brief))
 
 
 def task_last(table: Table) -> Table:
-    """Move the second column, the task, to the end if all rows have the same task."""
+    """Move the second column, the task, to the end if all rows have the same task; a brief table then leaves it out."""
     if len({row[1] for row in table.rows}) > 1:
         return table
     head, *rows = ((line[0], *line[2:], line[1]) for line in (table.head, *table.rows))
-    return Table(head, rows)
+    return Table(head, rows, tuple(name for name in table.brief or head if name != "task"))
 
 
 def _result(cell: Cell) -> tuple[str, ...]:
@@ -59,43 +61,59 @@ def _result(cell: Cell) -> tuple[str, ...]:
     return (
         str(cell.model),
         cell.task,
-        str(cell.d_model),
-        f"{cell.choice.lr:g}",
-        str(len(cell.runs)),
-        str(cell.test.n),
+        number(cell.d_model, "d"),
+        number(cell.choice.lr, "g"),
+        number(len(cell.runs), "d"),
+        number(cell.test.n, "d"),
         *(number(value) for value in (cell.test.mean, cell.test.sd, cell.test.low, cell.test.high)),
-        number(held_out.mean) if held_out else NONE,
-        number(held_out.sd) if held_out else NONE,
-        str(sum(run.status == "diverged" for run in cell.all_runs)),
-        str(run.parameters),
-        NONE if cell.state_bytes is None else str(cell.state_bytes),
-        str(cell.paper or NONE),
+        number(held_out.mean if held_out else None),
+        number(held_out.sd if held_out else None),
+        number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
+        number(run.parameters, ","),
+        number(cell.state_bytes, ","),
+        paper_cell(cell),
     )
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
-    """One row per run, also of those that are in no result."""
+def paper_cell(cell: Cell | None) -> str:
+    """The paper's value for a cell; a dash where it has none."""
+    paper = cell.paper if cell else None
+    if paper is None:
+        return NONE
+    return Number(str(paper), paper.mean, {"sd": paper.sd, "bound": "at least" if paper.at_least else None})
+
+
+def runs_table(runs: Sequence[Run], results: Results) -> Table:
+    """One row per run, also of those that are in no result; models and tasks have the names of the results."""
     head = (
-        *("run", "model", "T", "D", "lr", "seed", "accuracy", "held out", "epoch", "epochs"),
+        *("run", "model", "task", "D", "lr", "seed", "accuracy", "held out", "epoch", "epochs"),
         *("precision", "seconds", "status", "code", "device"),
     )
-    return Table(head, [_run(run) for run in runs])
+    settings = [run.settings for run in runs]
+    tasks = task_names(settings)
+    named = {run.digest: (str(cell.model), cell.task) for cell in results.cells for run in cell.all_runs}
+    names = [
+        named.get(run.digest, (str(model), task))
+        for run, model, task in zip(runs, model_names(settings, tasks), tasks, strict=True)
+    ]
+    brief = ("run", "model", "task", "D", "lr", "seed", "accuracy", "held out")
+    return Table(head, [_run(run, *name) for run, name in zip(runs, names, strict=True)], brief)
 
 
-def _run(run: Run) -> tuple[str, ...]:
+def _run(run: Run, model: str, task: str) -> tuple[str, ...]:
     return (
         run.digest,
-        run.model,
-        str(run.seq_len),
-        str(run.d_model),
-        f"{run.lr:g}",
-        str(run.seed),
-        f"{run.best.accuracy:.4f}",
-        NONE if run.held_out is None else f"{run.held_out:.4f}",
-        str(run.best.epoch),
-        str(len(run.epochs)),
+        model,
+        task,
+        number(run.d_model, "d"),
+        number(run.lr, "g"),
+        number(run.seed, "d"),
+        number(run.best.accuracy, ".4f"),
+        number(run.held_out, ".4f"),
+        number(run.best.epoch, "d"),
+        number(len(run.epochs), "d"),
         str(run.settings["train"].get("precision", NONE)),
-        f"{run.seconds:.1f}",
+        number(run.seconds, ".1f"),
         run.status,
         run.code,
         run.device,
@@ -108,7 +126,8 @@ def comparison_table(contrasts: Sequence[Contrast]) -> Table:
         *("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p"),
         *("Wilcoxon p", "Wilcoxon p*", "rank-biserial", "split", "pairs", "unpaired runs", "code"),
     )
-    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts]))
+    brief = ("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "pairs")
+    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts], brief))
 
 
 def difference_of(one: str, other: str) -> str:
@@ -126,14 +145,14 @@ def _contrast(contrast: Contrast) -> tuple[str, ...]:
         number(spread.mean),
         number(spread.sd),
         p_text(found.t_holm),
-        NONE if isnan(found.d) else f"{found.d:.2f}",
+        number(found.d, ".2f"),
         number(spread.low),
         number(spread.high),
         *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        f"{found.rank_biserial:.2f}",
+        number(found.rank_biserial, ".2f"),
         contrast.split,
-        str(spread.n),
-        str(found.unpaired),
+        number(spread.n, "d"),
+        number(found.unpaired, "d"),
         "same" if contrast.same_code else "differs",
     )
 
@@ -144,10 +163,10 @@ def budget_table(results: Results) -> Table:
     budgets = [f"{kind} {m}" for kind in ("with", "without") for m in range(1, most + 1)]
     rows = []
     for cell in results.cells:
-        row = [str(cell.model), cell.task, str(cell.d_model)]
+        row = [str(cell.model), cell.task, number(cell.d_model, "d")]
         for replacement in (True, False):
             best = expected_validation_performance(cell.lr_means, replacement)
-            row += [*(f"{value:.3f}" for value in best), *[NONE] * (most - len(best))]
+            row += [*(number(value) for value in best), *[NONE] * (most - len(best))]
         rows.append(tuple(row))
     return task_last(Table(("model", "task", "D", *budgets), rows))
 
@@ -162,8 +181,8 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
     rows = []
     for cell in cells:
         found = cell.slices(kind)
-        values = (f"{found[part]:.3f}" if part in found else NONE for part in parts)
-        rows.append((str(cell.model), cell.task, str(cell.d_model), *values))
+        values = (number(found.get(part)) for part in parts)
+        rows.append((str(cell.model), cell.task, number(cell.d_model, "d"), *values))
     return task_last(Table(("model", "task", "D", *heads), rows))
 
 
@@ -172,12 +191,14 @@ def heads_table(places: HeadsByPlace) -> Table:
     rows = []
     for cells in places.values():
         for heads, cell in cells:
-            off = NONE if cell.paper is None else f"{abs(cell.test.mean - cell.paper.mean):.3f}"
-            place = (cell.model.kind, cell.task, str(cell.d_model), str(heads))
-            rows.append((*place, plus_minus(cell.test), str(cell.paper or NONE), off))
+            off = number(None if cell.paper is None else abs(cell.test.mean - cell.paper.mean))
+            place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
+            rows.append((*place, plus_minus(cell.test), paper_cell(cell), off))
     return task_last(Table(("model", "task", "D", "heads", "test", "paper", "distance"), rows))
 
 
 def plus_minus(spread: Spread) -> str:
     """The mean ± the sample standard deviation, which one value alone does not have."""
-    return f"{spread.mean:.3f}" if isnan(spread.sd) else f"{spread.mean:.3f} ± {spread.sd:.3f}"
+    if isnan(spread.sd):
+        return number(spread.mean)
+    return Number(f"{spread.mean:.3f} ± {spread.sd:.3f}", spread.mean, {"sd": spread.sd})

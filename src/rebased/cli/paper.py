@@ -1,16 +1,13 @@
-"""rebased params: the paper's parameter counts, ours beside theirs."""
+"""rebased paper: the paper's parameter counts, ours beside theirs."""
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output
 from rebased.models import preset
 from rebased.models.paper import (
     SAME_LENGTH,
@@ -26,32 +23,26 @@ from rebased.models.paper import (
 TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 
 
-def params(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+def paper(*, to: Output = TO_TERMINAL) -> int:
     """Count the parameters of the paper's models and compare them with its Tables 4 and 9.
 
     A third table shows every MQAR model at one length, with the size of its state. The exit code is 1 if a number
-    differs from the paper's.
-
-    Parameters
-    ----------
-    as_json: bool
-        Print JSON instead of tables: every cell, and the sizes at one length.
+    differs from the paper's. JSON has every cell, and the sizes at one length.
     """
+    to.check()
     with _no_truncation_warnings():
         ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
         sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())
-    if as_json:
-        cells = [_record(cell, count) for cell, count in ours.items()]
-        print(json.dumps({"cells": cells, "at_one_length": [size._asdict() for size in sizes]}, indent=1))
-    else:
-        console = Terminal()
-        for table in (TABLE_4, TABLE_9):
-            console.print(_table(table, ours))
-        console.print(_size_table(sizes))
-        console.print(_notes(), highlight=False)
-        verdict = f"all {len(ours)} cells exact" if exact == len(ours) else f"{len(ours) - exact} of {len(ours)} differ"
-        console.print(verdict, style="bold green" if exact == len(ours) else "bold red", highlight=False)
+    console = to.result_console()
+    for table in (TABLE_4, TABLE_9):
+        console.print(_table(table, ours))
+    console.print(_size_table(sizes))
+    console.print(_notes(), highlight=False)
+    verdict = f"all {len(ours)} cells exact" if exact == len(ours) else f"{len(ours) - exact} of {len(ours)} differ"
+    console.print(verdict, style="bold green" if exact == len(ours) else "bold red", highlight=False)
+    cells = [_record(cell, count) for cell, count in ours.items()]
+    to.emit({"cells": cells, "at_one_length": [size._asdict() for size in sizes]})
     return 0 if exact == len(ours) else 1
 
 

@@ -1,0 +1,61 @@
+"""--json and --quiet, which every command has: where its result and its messages go."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rebased.cli.results import check_new, to_json, write_json
+from rebased.cli.terminal import Terminal
+
+OPTIONS = ("--json", "--quiet")
+STDOUT = Path("-")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Output:
+    """Where a command writes.
+
+    Parameters
+    ----------
+    json
+        Give the result as JSON: to stdout, where nothing else is then printed, or to a new FILE.json.
+    quiet
+        Print nothing but errors, and JSON where it is asked for.
+    """
+
+    json: Annotated[Path | None, Parameter(name="--json", negative="", show_default=False)] = None
+    quiet: Annotated[bool, Parameter(name="--quiet", negative="", show_default=False)] = False
+
+    def console(self) -> Console:
+        """The console for messages and progress: stdout, or stderr where stdout is for JSON."""
+        return Terminal(stderr=self.json == STDOUT, quiet=self.quiet)
+
+    def result_console(self) -> Console:
+        """The console for what JSON says too. It prints nothing where JSON goes to stdout."""
+        return Terminal(quiet=self.quiet or self.json == STDOUT)
+
+    def check(self) -> None:
+        """Raise ValueError if --json cannot write its file. Called before work that takes time."""
+        check_new(None if self.json == STDOUT else self.json)
+
+    def emit(self, result: Any) -> None:
+        """Give the result as JSON if it is asked for."""
+        if self.json == STDOUT:
+            sys.stdout.write(to_json(result))
+        elif self.json is not None:
+            write_json(self.json, result)
+            say(self.console(), f"wrote {self.json}")
+
+
+TO_TERMINAL = Output()
+"""Without --json and --quiet: the default of every command."""
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is, without markup, wrapping or colours."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
