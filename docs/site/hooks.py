@@ -1,19 +1,22 @@
 """What `mkdocs build` does beyond Markdown: generated pages, links to files outside docs, notebooks and mathematics."""
 
 import re
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
 
 import nbformat
+import ziamath
 from docs.site.reference import command_line, settings
-from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
+ziamath.config.svg2 = False  # symbols shared by several pictures of a page would need unique names
+ziamath.config.precision = 2
 GENERATED = {"<!-- generated: command line -->": command_line, "<!-- generated: settings -->": settings}
 LINK = re.compile(
     r"(\]\(|(?:src|srcset)=\")([^)\s\"#:]+)(?=[)\s\"#])"
@@ -38,13 +41,7 @@ def add_notebook(path: Path, files: Files, config: MkDocsConfig) -> None:
     text, resources = MarkdownExporter().from_notebook_node(nbformat.read(path, as_version=4))
     for name, content in resources["outputs"].items():
         files.append(File.generated(config, f"notebooks/{name}", content=content))
-    text = re.sub(r"(?<=\n\n)((?: {4}.*\n)+)", lambda block: f"```text\n{dedent(block[1])}```\n", text)
     files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
-
-
-def dedent(text: str) -> str:
-    """Text without the four spaces that nbconvert puts before each line of an output."""
-    return re.sub(r"^ {4}", "", text, flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files, **_: Any) -> str:
@@ -73,12 +70,13 @@ def copied(target: str, config: MkDocsConfig, files: Files) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Formulas become MathML, which browsers draw without a script."""
-    return FORMULA.sub(
-        lambda found: convert(unescape(found[2]), display="block" if found[1] == "div" else "inline"), html
-    )
+    """Formulas become SVG: no script and no font to fetch, and the same in every browser."""
+    return FORMULA.sub(lambda found: drawn(unescape(found[2]).strip(), block=found[1] == "div"), html)
 
 
-def unescape(text: str) -> str:
-    """LaTeX as it was written, from HTML."""
-    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
+def drawn(latex: str, *, block: bool) -> str:
+    """A formula as inline SVG in the colour of the text. Screen readers get the LaTeX."""
+    formula = ziamath.Latex(" ".join(latex.split()), size=18 if block else 16.5, color="currentColor", inline=not block)
+    style = "" if block else f' style="vertical-align: {formula.getyofst():.2f}px"'
+    kind = "formula block" if block else "formula"
+    return f'<span class="{kind}" role="math" aria-label="{escape(latex)}"{style}>{formula.svg()}</span>'
