@@ -76,9 +76,9 @@ def table(cls: type[BaseModel], *, only: Collection[str] | None = None) -> str:
     for key, field in cls.model_fields.items():
         if key != "name" and (only is None or key in only):
             default = "required" if field.is_required() else code(written(field.get_default(call_default_factory=True)))
-            kind = " ".join([code(type_name(field.annotation)), *bounds(field)])
-            rows.append(row(code(key), kind, default, field.description or arguments.get(key, "")))
-    return "\n".join([row("setting", "type", "default", "meaning"), row(*["---"] * 4), *rows]) if rows else ""
+            kind = " ".join([type_name(field.annotation), *bounds(field)])
+            rows.append(row(code(key), default, field.description or arguments.get(key, ""), kind))
+    return "\n".join([row("setting", "default", "meaning", "type"), row(*["---"] * 4), *rows]) if rows else ""
 
 
 def row(*cells: str) -> str:
@@ -98,12 +98,12 @@ def bounds(field: FieldInfo) -> list[str]:
 
 
 def type_name(annotation: Any) -> str:
-    """A type as a reader writes it: `int`, `fp32 | bf16`, `list of float`."""
+    """A type as a reader says it: "int", "`fp32` or `bf16`", "list of float"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " | ".join(map(str, arguments))
+        return " or ".join(code(str(value)) for value in arguments)
     if origin in (Union, types.UnionType):
-        return " | ".join("none" if part is type(None) else type_name(part) for part in arguments)
+        return " or ".join(code("none") if part is type(None) else type_name(part) for part in arguments)
     if origin in (tuple, list):
         kinds = list(dict.fromkeys(type_name(part) for part in arguments if part is not Ellipsis))
         return f"list of {' or '.join(kinds)}"
