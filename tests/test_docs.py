@@ -116,6 +116,15 @@ def test_every_page_is_in_the_site() -> None:
     )
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=name_of)
+def test_a_decision_says_its_context_and_its_consequence(page: Path) -> None:
+    records = page.read_text().split("\n## ")[1:]
+    assert records
+    for record in records:
+        parts = re.findall(r"^\*\*(\w+)\.\*\* \S", record, flags=re.MULTILINE)
+        assert parts == ["Context", "Decision", "Consequence"], record.splitlines()[0]
+
+
 def test_pictures_are_small() -> None:
     large = [path.name for path in (ROOT / "docs" / "images").iterdir() if path.stat().st_size > 200_000]
     assert large == []
