@@ -156,7 +156,20 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert "rebased lm train" in (tmp_path / "reference" / "cli.html").read_text()
 
 
-def test_the_site_is_a_yaml_file_that_names_its_hooks() -> None:
-    text = (ROOT / "mkdocs.yml").read_text()
-    hooks = yaml.safe_load(text)["hooks"]
-    assert all((ROOT / hook).is_file() for hook in hooks)
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=name_of)
+def test_forms_and_workflows_are_yaml_and_run_what_exists(path: Path) -> None:
+    tree = yaml.safe_load(path.read_text())
+    if path.parent.name == "workflows":
+        runs = [step.get("run", "") for job in tree["jobs"].values() for step in job["steps"]]
+        scripts = re.findall(r"(?:clone/)?(\.ci/[\w-]+)", "\n".join(runs))
+        assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+        assert all(target in (ROOT / "Makefile").read_text() for target in re.findall(r"^make (\w+)", "\n".join(runs)))
+    elif path.stem != "config":
+        assert {"name", "description", "body"} <= set(tree)
+        assert all("label" in field["attributes"] for field in tree["body"])
+
+
+def test_the_site_names_hooks_and_scripts_that_exist() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    files = [*site["hooks"], *(f"docs/{name}" for name in (*site["extra_css"], *site["extra"]["polyfills"]))]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
