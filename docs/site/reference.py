@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rebased.cli import build_app
-from rebased.cli.configs import first_sentence
 from rebased.mixers import mixer_class, mixer_names
 from rebased.models.config import LMConfig, mixer_schema
 from rebased.models.presets import preset_names
@@ -143,6 +142,10 @@ def argument_meanings(cls: type) -> dict[str, str]:
 
 
 def shipped() -> str:
-    """One row per config that comes with the package."""
-    rows = [row(code(name), first_sentence(path.read_text("utf-8"))) for name, path in shipped_configs().items()]
+    """One row per config that comes with the package: its name, and the first sentence of its first comment."""
+    rows = []
+    for name, path in shipped_configs().items():
+        comment = re.match(r"(?:#.*\n)*", path.read_text(encoding="utf-8"))
+        words = " ".join(comment[0].replace("#", " ").split()) if comment else ""
+        rows.append(row(code(name), re.split(r"(?<=[.?]) ", words)[0]))
     return "\n".join([row("name", "what it is"), row("---", "---"), *rows])
