@@ -116,10 +116,10 @@ def test_every_page_is_in_the_site() -> None:
     )
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "decisions"], ids=name_of)
 def test_a_decision_says_its_context_and_its_consequence(page: Path) -> None:
-    records = page.read_text().split("\n## ")[1:]
-    assert records
+    records = page.read_text().split("\n## ")[1:] if page.stem != "index" else []
+    assert records or page.stem == "index"
     for record in records:
         parts = re.findall(r"^\*\*(\w+)\.\*\* \S", record, flags=re.MULTILINE)
         assert parts == ["Context", "Decision", "Consequence"], record.splitlines()[0]
