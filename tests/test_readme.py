@@ -1,10 +1,9 @@
-"""What the README says is true: its code runs, its configs load, its times are those of the records. It is short."""
+"""What the README says is true: its code is an example, its configs load, its times are the records. It is short."""
 
 import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 from docs.images.make_speed import nanoseconds_per_token, newest_record
@@ -29,13 +28,14 @@ def test_it_is_short_and_the_layer_is_on_the_first_screens() -> None:
     assert lines.index("## The layer") < 30
 
 
-def test_its_python_runs_and_is_the_example_in_eight_lines() -> None:
+def test_its_python_is_the_example_in_eight_lines() -> None:
+    """tests/test_examples.py runs the example."""
     (layer,) = blocks(README, "python")
     example = (ROOT / "examples" / "layer.py").read_text()
     assert len(layer.splitlines()) <= 8
-    assert all(line in example for line in layer.splitlines())
-    result = subprocess.run([sys.executable, "-c", layer], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    lines = [line for line in layer.splitlines() if line]
+    assert [line for line in lines if line not in example.splitlines()] == []
+    assert sorted(lines, key=example.index) == lines
 
 
 def test_training_commands_make_a_config() -> None:
