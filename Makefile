@@ -3,16 +3,17 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
-# One environment, three stamps. Each adds packages to what is there and reinstalls none of it.
+# One environment, four stamps. Each adds packages to what is there and reinstalls none of it.
 DEMO := .venv/.ready-demo
 TEST := .venv/.ready-test
 TEST_ALL := .venv/.ready-test-all
+DOCS := .venv/.ready-docs
 # One thread per worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
 # many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all suite suite-all test-gpu lint style types format bench tree clean
+.PHONY: help setup demo test test-all suite suite-all test-gpu lint style types format bench docs figures notebook tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +35,10 @@ $(TEST): $(DEMO)
 
 $(TEST_ALL): $(TEST)
 	$(PIP) "rebased[test-all]"
+	@touch $@
+
+$(DOCS): $(DEMO)
+	$(PIP) "rebased[docs]"
 	@touch $@
 
 demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (2 to 3 minutes)
@@ -71,7 +76,18 @@ format: $(TEST) ## let ruff fix and format what it can
 bench: $(DEMO) ## measure the operator on this machine's CPU and add a record to benchmarks/results/
 	$(BIN)/python benchmarks/poly_cpu.py
 
-tree: $(DEMO) ## write the README's file tree from the first line of each file
+docs: $(DOCS) ## build the documentation into build/docs; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "wrote build/docs/index.html"
+
+figures: $(DEMO) ## draw the documentation's figures again, from committed records
+	$(BIN)/python docs/images/make_kernels.py
+	$(BIN)/python docs/images/make_speed.py
+
+notebook: $(DOCS) ## run docs/notebooks/first_hour.ipynb again and keep its outputs
+	$(BIN)/python -m nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/notebooks/first_hour.ipynb
+
+tree: $(DEMO) ## write the file tree in docs/architecture.md from the first line of each file
 	$(BIN)/python docs/make_tree.py
 
 clean: ## remove .venv and caches; runs/ stays

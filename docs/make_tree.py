@@ -1,36 +1,55 @@
-"""Write the README's file tree from the first line of each file: python docs/make_tree.py"""
+"""Write the file tree in docs/architecture.md from the first line of each file: python docs/make_tree.py"""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-BEGIN, END = "<!-- file tree: make tree -->\n```text\n", "```\n<!-- end of file tree -->"
+SOURCE = ROOT / "src" / "rebased"
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- file tree: make tree -->\n", "<!-- end of file tree -->"
 
 
 def first_line(path: Path) -> str:
+    """The first line of a file's docstring."""
     return (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
 
 
-def tree_of(folder: Path, indent: str = "") -> list[str]:
-    """A line a file: the files of a folder, then its folders. What a package is, its __init__.py says."""
-    lines = []
+def packages_of(folder: Path) -> list[Path]:
+    """The packages in a folder, by name."""
+    return sorted(path.parent for path in folder.glob("*/__init__.py"))
+
+
+def tree_of(folder: Path, indent: str = "") -> Iterator[str]:
+    """One line per file: the files of a folder, then its folders. What a package is, its __init__.py says."""
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
-            lines.append(f"{indent}{path.name:{28 - len(indent)}}{first_line(path)}")
-    for package in sorted(folder.iterdir()):
-        if (package / "__init__.py").is_file():
-            lines.append(f"{indent}{package.name + '/':{28 - len(indent)}}{first_line(package / '__init__.py')}")
-            lines += tree_of(package, indent + "  ")
-    return lines
+            yield f"{indent}{path.name:{26 - len(indent)}}{first_line(path)}"
+    for package in packages_of(folder):
+        yield f"{indent}{package.name + '/':{26 - len(indent)}}{first_line(package / '__init__.py')}"
+        yield from tree_of(package, indent + "  ")
 
 
-def with_tree(readme: str) -> str:
-    before, rest = readme.split(BEGIN)
+def sections() -> Iterator[str]:
+    """One section per folder of the package, after one for the files at its top."""
+    top = [f"{path.name:26}{first_line(path)}" for path in sorted(SOURCE.glob("*.py"))]
+    yield section("src/rebased", top, "")
+    for package in packages_of(SOURCE):
+        yield section(f"src/rebased/{package.name}", tree_of(package), first_line(package / "__init__.py"))
+
+
+def section(title: str, lines: Iterator[str] | list[str], about: str) -> str:
+    """A heading, what the folder is for, and its files."""
+    listing = "\n".join(lines)
+    return f"### {title}\n\n" + (f"{about}\n\n" if about else "") + f"```text\n{listing}\n```\n"
+
+
+def with_tree(page: str) -> str:
+    """The page with a fresh tree."""
+    before, rest = page.split(BEGIN)
     _, after = rest.split(END)
-    tree = "\n".join(["src/rebased/", *tree_of(ROOT / "src" / "rebased", "  ")])
-    return f"{before}{BEGIN}{tree}\n{END}{after}"
+    return f"{before}{BEGIN}\n" + "\n".join(sections()) + f"\n{END}{after}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_tree(README.read_text()))
+    PAGE.write_text(with_tree(PAGE.read_text()))

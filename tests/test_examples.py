@@ -1,4 +1,4 @@
-"""Every example runs, in under forty lines; so does the script behind the README's picture."""
+"""Every example runs, in under forty lines; so do the scripts behind the documentation's figures."""
 
 import subprocess
 import sys
@@ -37,9 +37,9 @@ def test_the_example_of_a_mixer_keeps_the_contract() -> None:
     assert "has no init_state, extend" not in result.output
 
 
-def test_the_picture_can_be_made_again(tmp_path: Path) -> None:
-    script = ROOT / "docs" / "img" / "make_kernels.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
-    for name in ("kernels-light.svg", "kernels-dark.svg"):
-        assert "<svg" in (tmp_path / name).read_text()
-        assert (ROOT / "docs" / "img" / name).is_file()
+@pytest.mark.parametrize("name", ["kernels", "speed"])
+def test_the_figure_can_be_made_again(name: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(ROOT / "docs" / "images" / f"make_{name}.py"), str(tmp_path)], check=True)
+    for theme in ("light", "dark"):
+        assert "<svg" in (tmp_path / f"{name}-{theme}.svg").read_text()
+        assert (ROOT / "docs" / "images" / f"{name}-{theme}.svg").is_file()

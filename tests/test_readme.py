@@ -1,91 +1,96 @@
-"""What the README says is true: its code runs; its commands, targets, files and links exist; its file tree is fresh."""
+"""What the README says is true: its code is an example, its configs load, its times are the records. It is short."""
 
+import json
 import re
 import shlex
 import subprocess
-import sys
-from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 
-import pytest
-from docs.make_tree import with_tree
+from docs.images.make_speed import nanoseconds_per_token, newest_record
 
-from rebased.cli import COMMANDS
-from rebased.runs.shipped import find_config, shipped_configs
+from docs_text import PAGES, ROOT, blocks, shell_lines
+from rebased.cli.imports import import_user_code
+from rebased.config import load_config
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.shipped import find_config
+from rebased.runs.synthetic_config import SyntheticRunConfig
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RECORD = newest_record()
+TOKENS = 32_768
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+def test_it_is_short_and_the_layer_is_on_the_first_screens() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings[:5] == ["## Install", "## The layer", "## How fast", "## The lab", "## The language model"]
+    assert lines.index("## The layer") < 30
 
 
-SHELL = [line.split("  #")[0].strip() for block in blocks(README, "sh") for line in block.splitlines()]
-
-
-def test_python_blocks_run() -> None:
-    code = "\n".join(blocks(README, "python"))
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-
-
-def test_the_layer_is_the_example_and_twelve_lines() -> None:
-    layer, own = blocks(README, "python")
+def test_its_python_is_the_example_in_eight_lines() -> None:
+    """tests/test_examples.py runs the example."""
+    (layer,) = blocks(README, "python")
     example = (ROOT / "examples" / "layer.py").read_text()
+    assert len(layer.splitlines()) <= 8
     lines = [line for line in layer.splitlines() if line]
-    assert len(lines) <= 12
-    assert all(line in example for line in lines)
-    assert len([line for line in own.splitlines() if line and "import" not in line]) < 10
+    assert [line for line in lines if line not in example.splitlines()] == []
+    assert sorted(lines, key=example.index) == lines
 
 
-@pytest.mark.parametrize("command", SHELL)
-def test_commands_exist(command: str) -> None:
-    program, *words = shlex.split(command)
-    if program == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-        assert words[0] in targets
-    elif program == "rebased":
-        verb = next((verb for verb in (" ".join(words[:2]), words[0]) if verb in COMMANDS), None)
-        assert verb is not None or words == ["--help"]
-        if verb is not None:
-            assert find_spec(COMMANDS[verb][0].split(":")[0]) is not None
-    else:
-        assert program == "pytest"
-    for before, word in pairwise(["", *words]):
-        if "/" in word and before != "-o":  # what is read is there; what is written need not be
-            assert word in shipped_configs() or (ROOT / word.split(":")[0]).is_file(), word
+def test_training_commands_make_a_config() -> None:
+    """Those of every page that train a shipped config."""
+    kinds = {"train": ("run", SyntheticRunConfig), "lm train": ("lm", LMRunConfig)}
+    seen = set()
+    for page in PAGES:
+        for command in shell_lines(page.read_text()):
+            found = re.search(r"rebased (lm train|train) (--.*--config|--config) (\S+)(.*)", command)
+            if found and not found[3].endswith(".yaml"):
+                words = [word for word in shlex.split(f"{found[2]} {found[3]}{found[4]}") if word != "--resume"]
+                options = dict(zip(words[::2], words[1::2], strict=True))
+                options.pop("--out", None)
+                if "--import" in options and not (ROOT / options["--import"]).is_file():
+                    continue  # a file that the page has the reader write
+                if "--import" in options:
+                    import_user_code(str(ROOT / options.pop("--import")))
+                kind, cls = kinds[found[1]]
+                path = find_config(Path(options.pop("--config")), kind)
+                load_config(cls, path, {key.removeprefix("--"): value for key, value in options.items()})
+                seen.add(found[1])
+    assert seen == set(kinds)
 
 
-def test_the_training_commands_make_a_config() -> None:
-    from rebased.cli.imports import import_user_code
-    from rebased.config import load_config
-    from rebased.runs.synthetic_config import SyntheticRunConfig
+def test_the_speed_table_is_the_record() -> None:
+    lengths = [
+        int(text.replace(",", ""))
+        for text in re.findall(r"T = ([\d,]+)", README.split("CUDA graphs |")[1].split("\n")[0])
+    ]
+    rows = {
+        "| rebased |": "ours",
+        "| FlashAttention-2": "SDPA Flash",
+        "| cuDNN": "SDPA cuDNN",
+        "| flash-linear-attention's `parallel_rebased`": "fla parallel_rebased",
+    }
+    assert f"ops-{RECORD['date'][:10]}" in README
+    assert RECORD["command"] in README
+    for start, way in rows.items():
+        (line,) = (line for line in README.splitlines() if line.startswith(start))
+        times = nanoseconds_per_token(RECORD, way)
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        expected = [f"{times[T] * TOKENS / 1e6:.2f} ms" if T in times else "not timed: 6 % off" for T in lengths]
+        assert cells == expected
 
-    trains = [shlex.split(command)[2:] for command in SHELL if command.startswith("rebased train")]
-    assert len(trains) == 2
-    for words in trains:
-        options = dict(zip(words[::2], words[1::2], strict=True))
-        if "--import" in options:
-            import_user_code(str(ROOT / options.pop("--import")))
-        path = find_config(options.pop("--config"), "run")
-        load_config(SyntheticRunConfig, path, {key.removeprefix("--"): value for key, value in options.items()})
 
-
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
-def test_links_lead_somewhere(guide: Path) -> None:
-    text = guide.read_text()
-    links = re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'src(?:set)?="([^"]+)"', text)
-    assert [link for link in links if not (guide.parent / link).exists()] == []
-
-
-def test_the_file_tree_is_fresh() -> None:
-    assert with_tree(README) == README, "the README's file tree is stale: run `make tree`"
+def test_what_it_says_about_cpus_is_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "poly_cpu-2026-11-15.json").read_text())[-1]
+    ratio = {row["T"]: row["ratio"] for row in record["time"] if row["pass"] == "forward+backward"}
+    said = " ".join(README.split())
+    assert f"{ratio[1024]:.1f} times as fast as softmax attention at T = 1,024" in said
+    assert f"{ratio[4096]:.1f} times at 4,096 and {ratio[16384]:.0f} times at 16,384" in said
+    assert ratio[512] < 1 < ratio[1024]  # "softmax attention is faster below T = 1,024"
 
 
 def test_make_alone_lists_its_targets() -> None:
     listed = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
-    for target in ("setup", "demo", "test", "test-all", "test-gpu", "lint", "bench"):
+    for target in ("setup", "demo", "test", "test-all", "test-gpu", "lint", "bench", "docs", "figures"):
         assert f"make {target} " in listed

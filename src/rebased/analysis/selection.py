@@ -16,7 +16,7 @@ class Choice(NamedTuple):
 
 
 def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
-    """The learning rate with the best mean of accuracies[lr][seed]; the smallest of equally good ones.
+    """The learning rate with the best mean of `accuracies[lr][seed]`; the smallest of equally good ones.
 
     The accuracies must be of the validation split. Only rates with the largest number of seeds are compared.
     """

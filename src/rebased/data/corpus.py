@@ -45,7 +45,7 @@ class Corpus:
         """
         chosen = splits or tuple(self.splits)
         if sum(self._split(name).tokens for name in chosen) * DTYPES[self.manifest.dtype].itemsize > SMALL_BYTES:
-            logger.warning("%s is large: its checksums are compared only by `rebased data check`", self.folder)
+            logger.warning("%s is large: its checksums are compared only by `rebased data verify`", self.folder)
             return False
         verify_files(self.folder, self.manifest, chosen)
         return True

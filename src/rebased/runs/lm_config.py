@@ -25,7 +25,7 @@ class LMTrainConfig(Config):
     """How a language model is trained. Defaults are the paper's Table 6, except micro_batch."""
 
     seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of windows")
-    steps: int = Field(20_000, ge=1)
+    steps: int = Field(20_000, ge=1, description="updates of the weights")
     batch_size: int = Field(1024, ge=1, description="sequences per step, over all processes")
     micro_batch: int | None = Field(
         None, ge=1, description="sequences that a process computes at once; none: its whole share of the batch"
@@ -35,16 +35,16 @@ class LMTrainConfig(Config):
     )
     warmup_steps: int = Field(200, ge=0, description="steps over which the rate rises linearly")
     final_lr: float = Field(0.1, ge=0, le=1, description="the rate at the end of the cosine, as a fraction of lr")
-    weight_decay: float = Field(0.1, ge=0, le=1e6, allow_inf_nan=False)
+    weight_decay: float = Field(0.1, ge=0, le=1e6, allow_inf_nan=False, description="of AdamW; `decay` says of what")
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="what decays: weights with two or more axes, or all, with norms and biases"
     )
-    betas: Betas = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False)
+    betas: Betas = Field((0.9, 0.95), description="of AdamW")
+    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False, description="of AdamW")
     clip_norm: float | None = Field(
         1.0, gt=0, le=1e30, allow_inf_nan=False, description="gradients are clipped to this norm; none: not clipped"
     )
-    device: Device = "auto"
+    device: Device = Field("auto", description="auto: a GPU if there is one")
     precision: Precision = Field(
         "auto", description="of matrix products; weights are always fp32. auto: bf16 on a GPU, fp32 on a CPU"
     )

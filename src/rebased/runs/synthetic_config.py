@@ -31,23 +31,25 @@ class SyntheticTrainConfig(Config):
 
     added_later: ClassVar[tuple[str, ...]] = ("give_up",)
 
-    protocol: Protocol = "paper"
+    protocol: Protocol = Field(
+        "paper", description="what a run's accuracy is: the best epoch on test, or that epoch on held_out"
+    )
     seed: int = Field(42, ge=0, description="of the initial weights, dropout and the order of examples")
-    epochs: int = Field(64, ge=1)
+    epochs: int = Field(64, ge=1, description="passes over the examples")
     batch_size: int = Field(512, ge=1, description="sequences per step, however many are computed at once")
     micro_batch: int | None = Field(None, ge=1, description="sequences computed at once; none: the whole batch")
-    lr: float = Field(1e-3, gt=0, le=1e30, allow_inf_nan=False)
+    lr: float = Field(1e-3, gt=0, le=1e30, allow_inf_nan=False, description="of the first epoch; a cosine leads to 0")
     weight_decay: float = Field(
         0.1, ge=0, le=1e6, allow_inf_nan=False, description="of every parameter, as in the paper"
     )
-    betas: Betas = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False)
+    betas: Betas = Field((0.9, 0.999), description="of AdamW")
+    eps: float = Field(1e-8, gt=0, le=1e6, allow_inf_nan=False, description="of AdamW")
     stop_above: float = Field(0.99, ge=0, le=1, description="end early above this test accuracy; 1: never")
     give_up: GiveUp | None = Field(
         None, description="end early if the best test accuracy is below a mark after some epochs; none: never"
     )
-    device: Device = "auto"
-    precision: Precision = "fp32"
+    device: Device = Field("auto", description="auto: a GPU if there is one")
+    precision: Precision = Field("fp32", description="of matrix products; weights are always fp32")
     capture: bool = Field(True, description="on a GPU, replay the step as a CUDA graph")
     compile: Compile = Field("none", description="what torch.compile compiles: a minute more before the first step")
     checkpoint_seconds: float = Field(60.0, gt=0, description="save within an epoch when this long has passed")

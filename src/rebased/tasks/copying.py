@@ -34,10 +34,10 @@ class Copying(Task):
         "max_length": "at most {} letters",
     }
 
-    seq_len: int = 42
+    seq_len: int = Field(42, description="tokens T per sequence, at least 2 * max_length + 2")
     vocab_size: int = Field(30, ge=FIRST_LETTER + 2)  # four signs and at least two letters
-    min_length: int = Field(5, ge=1)
-    max_length: int = 20
+    min_length: int = Field(5, ge=1, description="letters of the shortest string")
+    max_length: int = Field(20, description="letters of the longest string")
 
     @model_validator(mode="after")
     def _check(self) -> "Copying":

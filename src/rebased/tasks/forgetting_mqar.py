@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
@@ -29,8 +29,8 @@ class ForgettingMQAR(MQAR):
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
     segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
 
-    kv_pairs: int = 16
-    updates: int = 4  # u, at most kv_pairs
+    kv_pairs: int = Field(16, description="pairs n of a key and a value")
+    updates: int = Field(4, description="keys u that get a new value, at most kv_pairs")
 
     @model_validator(mode="after")
     def _check(self) -> "ForgettingMQAR":

@@ -35,11 +35,13 @@ class MQAR(Task):
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs")
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
 
-    seq_len: int = 256
-    kv_pairs: int = 64
+    seq_len: int = Field(256, description="tokens T per sequence, an even number")
+    kv_pairs: int = Field(64, description="pairs n of a key and a value, at most seq_len / 4")
     vocab_size: int = 8192  # keys are 1 .. N/2 - 1, values N/2 .. N - 1
-    alpha: Alpha = 0.01
-    random_non_queries: bool = False  # fillers become uniform random tokens, keys and values among them
+    alpha: Alpha = Field(0.01, description="where keys are asked for: slot g has weight (g + 1)^(alpha - 1)")
+    random_non_queries: bool = Field(
+        False, description="fillers become uniform random tokens, keys and values among them"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "MQAR":

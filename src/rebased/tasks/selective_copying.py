@@ -30,9 +30,9 @@ class SelectiveCopying(Task):
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "n_tokens")
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "n_tokens": "{} tokens to copy"}
 
-    seq_len: int = 256
+    seq_len: int = Field(256, description="tokens T per sequence, at least 2 * n_tokens + 1")
     vocab_size: int = Field(16, ge=4)  # two signs and at least two tokens
-    n_tokens: int = Field(16, ge=1)
+    n_tokens: int = Field(16, ge=1, description="tokens n to copy")
 
     @model_validator(mode="after")
     def _check(self) -> "SelectiveCopying":

@@ -49,14 +49,16 @@ class TaskData(Config):
     segment_type: ClassVar[type[Segment]]
 
     name: str = DEFAULT_TASK
-    vocab_size: int
-    train: tuple[Segment, ...]
-    test: tuple[Segment, ...]
-    held_out: tuple[Segment, ...] = ()
-    train_seed: int = Field(default=42, ge=0)
-    test_seed: int = Field(default=52, ge=0)
-    held_out_seed: int = Field(default=62, ge=0)
-    seeds: Literal["shared", "per_run"] = "shared"  # shared: every run sees the same data, as in the paper
+    vocab_size: int = Field(description="number of tokens N")
+    train: tuple[Segment, ...] = Field(description="what is trained on: a list of segments, each with its own settings")
+    test: tuple[Segment, ...] = Field(description="what is tested on after every epoch: a list of segments")
+    held_out: tuple[Segment, ...] = Field((), description="what nothing is chosen on: a list of segments")
+    train_seed: int = Field(default=42, ge=0, description="of the examples to train on")
+    test_seed: int = Field(default=52, ge=0, description="of the examples to test on")
+    held_out_seed: int = Field(default=62, ge=0, description="of the held-out examples")
+    seeds: Literal["shared", "per_run"] = Field(
+        "shared", description="shared: every run sees the same examples, as in the paper; per_run: train.seed decides"
+    )
 
     @model_validator(mode="before")
     @classmethod

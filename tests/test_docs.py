@@ -1,0 +1,174 @@
+"""The documentation is true: links and anchors lead somewhere, Python runs, commands parse, pages are in the site."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from docs.make_tree import PAGE, with_tree
+
+from docs_text import PAGES, ROOT, anchors, blocks, links, name_of, shell_lines
+from rebased.cli import build_app
+from rebased.runs.shipped import shipped_configs
+
+COMMANDS = [(name_of(page), line) for page in PAGES for line in shell_lines(page.read_text())]
+SITE_PACKAGES = ("mkdocs", "material", "mkdocstrings", "nbconvert", "ziamath")
+NEEDS_SITE = pytest.mark.skipif(
+    not all(map(find_spec, SITE_PACKAGES)), reason="the extra `docs` is not installed: `make docs` installs it"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for link in links(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)}: {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{name_of(page)}: {link}; known: {sorted(anchors(target))}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_lists_begin_after_a_blank_line(page: Path) -> None:
+    """Python-Markdown would join them to the paragraph before."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(?![-|# ]|\d+\. |\*).+\n- .*$", text, flags=re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page.read_text(), "python"):
+        ast.parse(block)
+
+
+def test_the_python_of_the_tour_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "tour.md").read_text()
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks(text, "python"))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+    for line in result.stdout.splitlines():
+        assert f"\n{line}\n" in text
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) > 40
+    assert any("torchrun" in command for _, command in COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command[:60]}" for page, command in COMMANDS])
+def test_commands_parse(page: str, command: str) -> None:
+    words = shlex.split(command.partition(" > ")[0])
+    while "=" in words[0]:
+        words = words[1:]  # an environment variable
+    if words[0] == "torchrun":
+        words = words[words.index("rebased") :]
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert [word for word in words[1:] if "=" not in word and word not in targets] == []
+    elif words[0] == "rebased":
+        check_parses(words[1:])
+    elif words[0].endswith("python"):
+        assert words[1] == "-m" or (ROOT / words[1]).is_file(), words[1]
+    else:
+        assert words[0] in ("pip", "pytest", "git", "source", ".venv/bin/pre-commit", "tensorboard"), words[0]
+
+
+def check_parses(words: list[str]) -> None:
+    """The command exists and takes these options; a config that it names is shipped, unless it is a file."""
+    if words == ["--help"] or words[0] == "--install-completion":
+        return
+    app = build_app()
+    app.parse_args(words, exit_on_error=False, print_error=False)
+    options = dict(pairwise(words))
+    name = options.get("--config", "") or (words[1] if words[0] == "sweep" else "")
+    if name and not name.endswith((".yaml", ".py")):
+        assert name in shipped_configs() or f"sweeps/{name}" in shipped_configs(), name
+
+
+def test_the_file_tree_is_fresh() -> None:
+    assert with_tree(PAGE.read_text()) == PAGE.read_text(), "the tree in docs/architecture.md is stale: run `make tree`"
+
+
+def nav_pages() -> list[str]:
+    """The pages that mkdocs.yml lists."""
+    return re.findall(r"^ .*?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1], flags=re.MULTILINE)
+
+
+def test_every_page_is_in_the_site() -> None:
+    written = {str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents}
+    notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+    pages = written | notebooks | {"index.md"}
+    assert sorted(pages - set(nav_pages())) == [], "add these pages to the nav of mkdocs.yml"
+    assert sorted(set(nav_pages()) - pages) == [], "these pages of mkdocs.yml do not exist"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "decisions"], ids=name_of)
+def test_a_decision_says_its_context_and_its_consequence(page: Path) -> None:
+    records = page.read_text().split("\n## ")[1:] if page.stem != "index" else []
+    assert records or page.stem == "index"
+    for record in records:
+        parts = re.findall(r"^\*\*(\w+)\.\*\* \S", record, flags=re.MULTILINE)
+        assert parts == ["Context", "Decision", "Consequence"], record.splitlines()[0]
+
+
+def test_pictures_are_small() -> None:
+    large = [path.name for path in (ROOT / "docs" / "images").iterdir() if path.stat().st_size > 200_000]
+    assert large == []
+
+
+def test_settings_of_the_reference_have_meanings() -> None:
+    pytest.importorskip("docstring_parser")
+    from docs.site.reference import command_line, settings
+
+    rows = [row.split(" | ") for row in settings().splitlines() if row.startswith("| `") and row.count(" | ") == 3]
+    assert len(rows) > 60
+    assert [row[0] for row in rows if not row[2].strip()] == []
+    assert "--config PATH" in command_line()
+    assert "## rebased lm train" in command_line()
+
+
+@NEEDS_SITE
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    fetched = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="https?://')
+    assert len(pages) > 30
+    assert [page.name for page in pages if "repository" not in page.parts and fetched.search(page.read_text())] == []
+    assert 'role="math"' in (tmp_path / "math.html").read_text()
+    assert "poly_attention" in (tmp_path / "reference" / "api" / "ops.html").read_text()
+    assert "rebased lm train" in (tmp_path / "reference" / "cli.html").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=name_of)
+def test_forms_and_workflows_are_yaml_and_run_what_exists(path: Path) -> None:
+    tree = yaml.safe_load(path.read_text())
+    if path.parent.name == "workflows":
+        runs = [step.get("run", "") for job in tree["jobs"].values() for step in job["steps"]]
+        scripts = re.findall(r"(?:clone/)?(\.ci/[\w-]+)", "\n".join(runs))
+        assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+        assert all(target in (ROOT / "Makefile").read_text() for target in re.findall(r"^make (\w+)", "\n".join(runs)))
+    elif path.stem != "config":
+        assert {"name", "description", "body"} <= set(tree)
+        assert all("label" in field["attributes"] for field in tree["body"])
+
+
+def test_the_site_names_hooks_and_scripts_that_exist() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    files = [*site["hooks"], *(f"docs/{name}" for name in (*site["extra_css"], *site["extra"]["polyfills"]))]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
