@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rebased.files import FolderInUse, describe_file, locked, replacing, sha256_bytes, sha256_file
+from rebased.files import (
+    FolderInUse,
+    describe_file,
+    locked,
+    parse_json,
+    read_json,
+    replacing,
+    sha256_bytes,
+    sha256_file,
+)
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of "abc", FIPS 180-2
 HOLD = "import sys; from pathlib import Path; from rebased.files import locked\n"
@@ -46,3 +55,32 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
         process.kill()
     with locked(folder):
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "x is nested deeper than 64 levels"),
+        ("[" * 66 + "]" * 66, "x is nested deeper than 64 levels"),
+        ("{", "x is not JSON: Expecting property name"),
+        ("\ud800", "x is not JSON"),
+        ("1" * 5000, "x is not JSON: Exceeds the limit"),
+    ],
+    ids=["deep", "deeper than ours", "open", "surrogate", "digits"],
+)
+def test_json_that_is_none_names_its_source(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_json(text, "x")
+    assert parse_json("[" * 64 + "]" * 64, "x")
+
+
+def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("[1]")
+    assert read_json(path, limit=3) == [1]
+    with pytest.raises(ValueError, match="has 3 bytes; at most 2 are read here"):
+        read_json(path, limit=2)
+    with pytest.raises(ValueError, match="/dev/zero is a device"):
+        read_json("/dev/zero")
+    with pytest.raises(IsADirectoryError):
+        read_json(tmp_path)
