@@ -190,7 +190,20 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 
 def test_shipped_sweeps_are_all_named_here() -> None:
     names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
-    assert names == {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")} | {"enwik8", "table3-quick"}
+    sizes = {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
+    assert names == sizes | {"enwik8", "table3-quick"} | {f"campaign-{name}" for name in CAMPAIGN}
+
+
+CAMPAIGN = {"table1": 180, "figures": 120, "extrapolation": 15, "enwik8": 9}
+
+
+@pytest.mark.parametrize("name", CAMPAIGN)
+def test_the_campaign_has_as_many_runs_as_the_guide_says(name: str) -> None:
+    plan = plan_of(f"campaign-{name}")
+    assert (len(plan.runs), plan.merged) == (CAMPAIGN[name], 0)
+    assert f"| `campaign-{name}` | {CAMPAIGN[name]} |" in (ROOT / "docs" / "sweeps.md").read_text()
+    precisions = {run.config.train.precision for run in plan.runs}
+    assert precisions == ({"bf16"} if name == "enwik8" else {"tf32"})
 
 
 def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:
