@@ -35,6 +35,14 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{name_of(page)}: {link}; known: {sorted(anchors(target))}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """`ops/backend.py` and the like, below the repository, the package, docs or tests."""
+    named = re.findall(r"`((?:\w[\w.-]*/)+[\w.-]+\.(?:py|md|js))`", page.read_text())
+    folders = [ROOT, ROOT / "src", ROOT / "src" / "rebased", ROOT / "docs", ROOT / "tests"]
+    assert [name for name in named if not any((folder / name).is_file() for folder in folders)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lists_begin_after_a_blank_line(page: Path) -> None:
     """Python-Markdown would join them to the paragraph before."""
