@@ -61,9 +61,9 @@ def test_decoding_is_teacher_forcing(mixer: dict[str, Any], dtype: torch.dtype) 
     model, starts = build(mixer, dtype=dtype), [3, 0, 17, 1]
     with torch.no_grad():
         want = model(torch.tensor(TEXT))
-    got = read(Decoder(model, slots=4, capacity=8), starts, steps=20)
+    got = read(Decoder(model, slots=4, capacity=8), starts, steps=10)
     for slot, start in enumerate(starts):
-        assert_near(got[slot], want[slot, start : start + 20], *SUMS, condition=8.0, name=f"slot {slot}")
+        assert_near(got[slot], want[slot, start : start + 10], *SUMS, condition=8.0, name=f"slot {slot}")
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
@@ -97,6 +97,7 @@ def test_a_state_taken_from_a_slot_is_that_of_extend(mixer: dict[str, Any]) -> N
             assert_near(ours, theirs, *SUMS, condition=8.0)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # from CPUs without bf16, which then compute anyway
 def test_half_precision_decodes_to_its_accuracy() -> None:
     """bf16 in slots against bf16 in one pass. Each of four layers stores some three numbers in a row: 12 roundings."""
     window = {"name": "sliding_window", "n_heads": 3, "window": 5, "rotary": True}
@@ -132,7 +133,7 @@ def test_memory_is_flat(linear: str) -> None:
     states, places, made = [], [], []
     for slot in range(3):
         decoder.put(slot, [slot], decoder.prefill([]), Sampling(seed=slot))
-    for _ in range(70):
+    for _ in range(24):
         with Allocated() as allocated:
             decoder.step()
         made.append(allocated.bytes)

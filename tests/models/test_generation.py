@@ -23,8 +23,6 @@ MIXERS = (
     {"name": "attention", "n_heads": 3},
     {"name": "sliding_window", "window": 4},
     "attention",
-    "mamba",
-    "rwkv",
 )
 PROMPTS = [[1, 2, 3], [4], [5] * 17, [6, 7], [8] * 9]
 DRAWN: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
@@ -65,28 +63,28 @@ class Scripted(LanguageModel):
 
 
 def test_greedy_is_teacher_forcing_in_a_ragged_batch(model: LanguageModel) -> None:
-    made = model.generate(PROMPTS, temperature=0.0, max_tokens=20)
+    made = model.generate(PROMPTS, temperature=0.0, max_tokens=8)
     for prompt, tokens, logprobs, reason in zip(PROMPTS, made.tokens, made.logprobs, made.finish_reasons, strict=True):
         with torch.no_grad():
             scores = model(torch.tensor([prompt + tokens]))[0, len(prompt) - 1 : -1].log_softmax(-1)
         assert tokens == scores.argmax(-1).tolist()
         assert_near(torch.tensor(logprobs), scores.amax(-1).float(), *SUMS, condition=8.0)
-        assert (len(tokens), reason) == (20, "length")
-    alone = [model.generate(prompt, temperature=0.0, max_tokens=20).tokens[0] for prompt in PROMPTS]
+        assert (len(tokens), reason) == (8, "length")
+    alone = [model.generate(prompt, temperature=0.0, max_tokens=8).tokens[0] for prompt in PROMPTS]
     assert alone == made.tokens
-    assert model.generate(torch.tensor(PROMPTS[2]), temperature=0.0, max_tokens=20).tokens == [made.tokens[2]]
+    assert model.generate(torch.tensor(PROMPTS[2]), temperature=0.0, max_tokens=8).tokens == [made.tokens[2]]
 
 
 def test_slots_change_nothing_but_the_order_of_work(model: LanguageModel) -> None:
-    wanted = model.generate(PROMPTS, max_tokens=12, seed=5, n=2, **DRAWN)
+    wanted = model.generate(PROMPTS, max_tokens=6, seed=5, n=2, **DRAWN)
     for slots in (1, 3):
-        stream = model.stream(PROMPTS, max_tokens=12, seed=5, n=2, slots=slots, **DRAWN)
+        stream = model.stream(PROMPTS, max_tokens=6, seed=5, n=2, slots=slots, **DRAWN)
         order = [token.sequence for token in stream]
         assert stream.result().tokens == wanted.tokens
         assert sorted(order) == sorted(i for i, tokens in enumerate(wanted.tokens) for _ in tokens)
     assert wanted.tokens[0] != wanted.tokens[1]  # two samples of one prompt
-    assert wanted.tokens != model.generate(PROMPTS, max_tokens=12, seed=6, n=2, **DRAWN).tokens
-    assert wanted == model.generate(PROMPTS, max_tokens=12, seed=5, n=2, **DRAWN)
+    assert wanted.tokens != model.generate(PROMPTS, max_tokens=6, seed=6, n=2, **DRAWN).tokens
+    assert wanted == model.generate(PROMPTS, max_tokens=6, seed=5, n=2, **DRAWN)
 
 
 def test_a_longer_generation_begins_like_a_shorter_one(model: LanguageModel) -> None:
@@ -170,13 +168,13 @@ def test_going_on_is_equal_to_the_bit(model: LanguageModel, tmp_path: Path, kind
     assert [path.name for path in tmp_path.iterdir()] == (["paused"] if kind == "saved" else [])
 
 
-@pytest.mark.parametrize("slots", [1, 3, 10])
+@pytest.mark.parametrize("slots", [3, 10])
 def test_sequences_can_go_on_from_where_they_ended(model: LanguageModel, slots: int) -> None:
     settings: dict[str, Any] = {"seed": 3, "slots": slots, "n": 2, **DRAWN}
-    whole = model.generate(PROMPTS, max_tokens=15, **settings)
+    whole = model.generate(PROMPTS, max_tokens=9, **settings)
     stream = model.stream(PROMPTS, max_tokens=4, keep_states=True, **settings)
     stream.run()
-    for more in (5, 6):
+    for more in (2, 3):
         stream.go_on(more)
         stream.run()
     assert stream.result().tokens == whole.tokens
