@@ -90,5 +90,4 @@ def test_two_hundred_clients(tmp_path: Path) -> None:
             for prompt, tokens in answers:
                 assert is_greedy(model, list(prompt.encode()), tokens), prompt
             sizes.append(resident_bytes(pid))
-    print(sizes)
     assert sizes[-1] - sizes[1] < 10 * 2**20, f"memory grew: {sizes}"  # 25 KB per request
