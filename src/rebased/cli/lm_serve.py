@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from rebased.runs.load import open_text_model
 KEY_VARIABLE = "REBASED_API_KEY"
 CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_SLOTS = 65_536
 SLOTS = {"cpu": 8, "cuda": 64}
 
 
@@ -101,7 +103,11 @@ def lm_serve(
     check_positive(
         slots=slots, context=context, max_waiting=max_waiting, max_tokens=max_tokens, seconds=seconds, grace=grace
     )
-    check_positive(max_body=max_body, prefill_chunk=prefill_chunk, cache_mb=cache_mb + 1)
+    check_positive(max_body=max_body, prefill_chunk=prefill_chunk)
+    if slots is not None and slots > MAX_SLOTS:
+        raise ValueError(f"--slots {slots} is out of range; give 1 to {MAX_SLOTS}")
+    if not 0 <= cache_mb < 2**30:
+        raise ValueError(f"--cache-mb {cache_mb} is out of range; give 0 (none) or more")
     key = read_key(api_key_file)
     for each in imports:
         import_user_code(each)
@@ -111,17 +117,24 @@ def lm_serve(
         with console.status("loading the model"):
             opened = open_text_model(model, tokenizer, data, where)
             opened.model.to(DTYPES[precision])
-            engine = Engine(
-                opened.model,
-                opened.tokenizer,
-                slots=slots or SLOTS[where.type],
-                context=context_of(opened.model, context),
-                max_waiting=max_waiting,
-                prefill_chunk=prefill_chunk,
-                cache_bytes=cache_mb * 2**20,
-                capture=where.type == "cuda" and cuda_graph,
-            )
-            engine.warm_up()
+            try:
+                engine = Engine(
+                    opened.model,
+                    opened.tokenizer,
+                    slots=slots or SLOTS[where.type],
+                    context=context_of(opened.model, context),
+                    max_waiting=max_waiting,
+                    prefill_chunk=prefill_chunk,
+                    cache_bytes=cache_mb * 2**20,
+                    capture=where.type == "cuda" and cuda_graph,
+                )
+                engine.warm_up()
+            except RuntimeError as error:
+                if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
+                    raise
+                raise ValueError(
+                    "the slots do not fit into memory; give fewer --slots, or a smaller --context"
+                ) from error
             limits = Limits(max_tokens=max_tokens, seconds=seconds, body_bytes=max_body)
             service = Service(name or name_of(model), engine, limits, key)
             app = build_app(service)

@@ -3,6 +3,7 @@
 import errno
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -12,6 +13,10 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
 from rebased.serve.engine import Engine
+
+SWITCH_SECONDS = (
+    0.0005  # after which the event loop lets the engine's thread go on: a step may take less than the usual 5 ms
+)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -69,6 +74,8 @@ def serve(
 ) -> None:
     """Serve on a socket until a signal comes (SIGINT, SIGTERM)."""
     server = Server(app, engine, grace_seconds=grace_seconds, on_ready=on_ready)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, SWITCH_SECONDS))
     before = {}
     if threading.current_thread() is threading.main_thread():
         # at the end uvicorn raises the signal again, for the handlers that it found; an orderly end is no failure
@@ -77,5 +84,6 @@ def serve(
         server.run(sockets=[sock])
     finally:
         engine.close()
+        sys.setswitchinterval(interval)
         for each, handler in before.items():
             signal.signal(each, handler)

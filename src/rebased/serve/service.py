@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.types import Receive, Scope, Send
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Sampling
@@ -23,6 +26,8 @@ from rebased.serve.engine import Closed, Engine, Full
 from rebased.serve.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.metrics import Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
+
+_log = logging.getLogger("rebased")
 
 Body = TypeVar("Body", bound=BaseModel)
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
@@ -39,6 +44,17 @@ class Limits:
     seconds: float = 300.0
     choices: int = 128  # prompts times n
     body_bytes: int = 4 * 2**20
+
+
+class Stream(EventSourceResponse):
+    """A stream of server-sent events that is cut off, without a traceback, if the client does not read it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            _log.warning("a client did not read its stream for %g seconds; it was cut off", SEND_SECONDS)
 
 
 class Service:
@@ -237,9 +253,7 @@ class Service:
             async def cancel(_: Any) -> None:  # a client may leave before the stream begins
                 self.engine.cancel(job)
 
-            return EventSourceResponse(
-                chunks, send_timeout=SEND_SECONDS, sep="\n", client_close_handler_callable=cancel
-            )
+            return Stream(chunks, send_timeout=SEND_SECONDS, sep="\n", client_close_handler_callable=cancel)
         return await self._whole(request, job, answer, events)
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
