@@ -1,5 +1,6 @@
 """Generation: what sequences get, when they end, how they take slots; saved, loaded and forked, equal to the bit."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,7 @@ def test_a_file_holds_only_tensors_and_json(model: LanguageModel, tmp_path: Path
         ({"prompts": [[1]] * 300, "n": 400}, "300 prompts times n 400 are more than 100,000 sequences"),
         ({"prompts": [1], "temperature": -1.0}, "temperature -1.0 is out of range"),
     ],
-    ids=str,
+    ids=itertools.count(),
 )
 def test_wrong_arguments(model: LanguageModel, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
