@@ -1,8 +1,8 @@
-"""python -m tests.torture: thousands of mutated inputs, each given to a command that must not break.
+"""python -m tests.torture: mutated inputs, kills and full disks; commands must not break, and results must be the same.
 
-    python -m tests.torture --seconds 300 --seed 7 [--only manifest]      prints each input that broke a command
+    python -m tests.torture --minutes 5 --seed 7 [--only manifest]        prints each trial that broke something
 
-An input is a function of the seed and its number, so `--seed 7 --first 1234 --count 1` repeats one.
+A trial is a function of the seed and its number, so `--seed 7 --first 1234 --count 1` repeats one.
 """
 
 import argparse
@@ -12,10 +12,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", REBASED_TRACEBACK="0")
@@ -111,6 +112,7 @@ def make_world(folder: Path) -> None:
     write(folder / "run.yaml", json.dumps(RUN))
     write(folder / "lm.yaml", json.dumps(TEXT_RUN))
     write(folder / "sweep.yaml", json.dumps(SWEEP))
+    write_configs(folder)
     for command in (
         ["data", "prepare", "text.txt", "-o", "text", "--tokenizer", "bytes"],
         ["train", "--config", "run.yaml", "--out", "done"],
@@ -222,7 +224,8 @@ def facts(random: Random, folder: Path) -> list[str]:
     return ["lm", "recall", "lm-run", "--squad", "x.json", "--questions", "2", "--device", "cpu"]
 
 
-KINDS: tuple[Callable[[Random, Path], list[str]], ...] = (
+Kind = Callable[[Random, Path], list[str]]
+KINDS: tuple[Kind, ...] = (
     config,
     lm_config,
     sweep,
@@ -238,43 +241,82 @@ KINDS: tuple[Callable[[Random, Path], list[str]], ...] = (
 )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="stop after this time")
-    parser.add_argument("--count", type=int, default=10**9, help="stop after so many inputs")
-    parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[kind.__name__ for kind in KINDS], action="append")
-    parser.add_argument("--keep", type=Path, help="folder that gets the files of inputs that broke a command")
-    options = parser.parse_args()
-    kinds = [kind for kind in KINDS if not options.only or kind.__name__ in options.only]
-    for module in ("train", "lm_train", "sweep", "lm_eval", "lm_recall", "data", "report", "lm_compare", "params"):
+def warm_up() -> None:
+    """Import what commands need, so that children fork with it. Nothing may be computed here."""
+    for module in ("train", "lm_train", "sweep", "lm_eval", "lm_recall", "data", "report", "lm_compare", "paper"):
         __import__(f"rebased.cli.{module}")
     __import__("torch._dynamo")  # the optimiser needs it, and its import takes seconds
-    limits, broken, number, started = Limits(), 0, options.first, time.monotonic()
+
+
+class Tally(NamedTuple):
+    """How many trials of one kind there were, and how many of them broke something."""
+
+    trials: Counter[str]
+    broken: Counter[str]
+
+    def lines(self) -> Iterator[str]:
+        """One line per kind."""
+        for kind in sorted(self.trials):
+            yield f"{kind:<32} {self.trials[kind]:>7,} {self.broken[kind]:>7,}"
+
+
+def try_input(random: Random, kinds: Sequence[Kind], folder: Path) -> tuple[str, str | None]:
+    """Give a command a mutated input. Returns the kind, and what broke."""
+    kind = random.choice(kinds)
+    words = kind(random, folder)
+    outcome = run_forked(words, folder, Limits())
+    problem = judge(outcome, Limits())
+    said = f"{problem}\n  {' '.join(words)[:300]!r}\n  ...{outcome.output[-700:]!r}" if problem else None
+    return f"input: {kind.__name__}", said
+
+
+def main() -> int:
+    """Run trials until the time is over; print what broke, and a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1.0, help="stop after this time")
+    parser.add_argument("--count", type=int, default=10**9, help="stop after so many trials")
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--seed", type=int, default=0)
+    names = [kind.__name__ for kind in KINDS] + [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--only", choices=names, action="append", help="kinds of inputs, and commands to kill")
+    parser.add_argument("--kills", type=float, default=0.5, help="share of the trials that are kills and full disks")
+    parser.add_argument("--workers", action="store_true", help="also kill commands that start processes; seconds each")
+    parser.add_argument("--keep", type=Path, help="folder that gets the files of trials that broke something")
+    parser.add_argument("--record", type=Path, help="new JSON file for the table")
+    options = parser.parse_args()
+    kinds = [kind for kind in KINDS if not options.only or kind.__name__ in options.only]
+    scenarios = [each for each in SCENARIOS if not options.only or each.name in options.only]
+    scenarios = [each for each in scenarios if options.workers or not each.workers]
+    warm_up()
+    tally, number, began = Tally(Counter(), Counter()), options.first, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
-        world = Path(scratch) / "world"
+        world, folder = Path(scratch) / "world", Path(scratch) / "case"
         world.mkdir()
         make_world(world)
-        while number < options.first + options.count and time.monotonic() - started < options.seconds:
+        references = {each.name: make_reference(each, world, Path(scratch)) for each in scenarios if options.kills}
+        while number < options.first + options.count and time.monotonic() - began < 60 * options.minutes:
             random = Random(f"{options.seed} {number}")
-            folder = Path(scratch) / "case"
-            shutil.copytree(world, folder)
-            kind = random.choice(kinds)
-            words = kind(random, folder)
-            outcome = run_forked(words, folder, limits)
-            if problem := judge(outcome, limits):
-                broken += 1
-                print(
-                    f"{number} {kind.__name__}: {problem}\n  {' '.join(words)[:300]!r}\n  ...{outcome.output[-700:]!r}",
-                    flush=True,
-                )
+            if scenarios and (not kinds or random.random() < options.kills):
+                scenario = random.choice(scenarios)
+                kind, problem = run_trial(scenario, references[scenario.name], random, world, folder)
+            else:
+                shutil.copytree(world, folder)
+                kind, problem = try_input(random, kinds, folder)
+            tally.trials[kind] += 1
+            if problem:
+                tally.broken[kind] += 1
+                print(f"{number} {kind}: {problem}", flush=True)
                 if options.keep:
                     shutil.copytree(folder, options.keep / f"{options.seed}-{number}", dirs_exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             number += 1
-    print(f"{number - options.first} inputs, {broken} broke a command (seed {options.seed})")
-    return 1 if broken else 0
+    print(f"{'kind':<32} {'trials':>7} {'broken':>7}", *tally.lines(), sep="\n")
+    print(f"{tally.trials.total():,} trials, {tally.broken.total()} broke something (seed {options.seed})")
+    if options.record:
+        about = {"seed": options.seed, "first": options.first, "minutes": options.minutes}
+        counts = {"trials": dict(sorted(tally.trials.items())), "broken": dict(sorted(tally.broken.items()))}
+        options.record.write_text(json.dumps(about | counts | {"code": describe_code()}, indent=1) + "\n")
+    return 1 if tally.broken else 0
 
 
 if __name__ == "__main__":

@@ -75,6 +75,30 @@ SCENARIOS = (
 )
 
 
+RUN: dict[str, Any] = {
+    "task": {
+        "vocab_size": 24,
+        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 40}],
+        "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 20}],
+    },
+    "model": {"d_model": 8, "mixers": ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}]},
+    "train": {"epochs": 4, "batch_size": 8, "lr": 0.01, "checkpoint_seconds": 0.01, "device": "cpu"},
+}
+TEXT_RUN: dict[str, Any] = {
+    "data": {"folder": "text", "seq_len": 16},
+    "model": {"vocab_size": 257, "d_model": 8, "n_layers": 1, "mixers": [{"name": "based", "n_heads": 2}]},
+    "train": {"steps": 12, "batch_size": 2, "lr": 0.01, "warmup_steps": 1, "eval_windows": 2, "final_windows": 2}
+    | {"log_every": 2, "eval_every": 4, "checkpoint_every": 3, "device": "cpu"},
+}
+
+
+def write_configs(folder: Path) -> None:
+    """The configs that scenarios train."""
+    (folder / "kill-run.yaml").write_text(json.dumps(RUN))
+    (folder / "kill-lm.yaml").write_text(json.dumps(TEXT_RUN))
+    (folder / "kill-sweep.yaml").write_text(json.dumps({"base": RUN, "grid": {"train.seed": [1, 2, 3]}}))
+
+
 class Reference(NamedTuple):
     """An uninterrupted run of a scenario."""
 
@@ -117,12 +141,26 @@ def draw_accident(random: Random, scenario: Scenario, reference: Reference) -> A
     return Accident(kind, random.randint(1, reference.events))
 
 
-def run_trial(scenario: Scenario, reference: Reference, random: Random, world: Path, folder: Path) -> str | None:
-    """What is wrong after an accident and going on; None if nothing is. `folder` is new and stays for inspection."""
+def run_trial(
+    scenario: Scenario, reference: Reference, random: Random, world: Path, folder: Path
+) -> tuple[str, str | None]:
+    """Let a command meet an accident and go on. Returns the kind of trial, and what is wrong; None if nothing is.
+
+    `folder` is new and stays for inspection.
+    """
     shutil.copytree(world, folder)
+    accident = draw_accident(random, scenario, reference)
+    kind = f"{scenario.name}: {accident.kind}"
+    return kind, _go_on(scenario, reference, random, accident, folder)
+
+
+def _go_on(scenario: Scenario, reference: Reference, random: Random, first: Accident, folder: Path) -> str | None:
     words, story = scenario.first, []
     for attempt in range(TRIES):
-        accident = draw_accident(random, scenario, reference) if attempt == 0 or random.random() < 0.3 else None
+        again = (
+            draw_accident(random, scenario, reference) if 0 < attempt < TRIES - 1 and random.random() < 0.3 else None
+        )
+        accident = again if attempt else first
         outcome = _meet(accident, words, folder)
         story.append(f"{accident or 'no accident'}: exit {outcome.code}, signal {outcome.signal}")
         words = scenario.again

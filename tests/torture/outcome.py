@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,20 +37,36 @@ class Outcome(NamedTuple):
     output: str  # stdout and stderr
 
 
-def run_forked(words: Sequence[str], folder: Path, limits: Limits = Limits()) -> Outcome:  # noqa: B008, a constant
+def run_forked(
+    words: Sequence[str],
+    folder: Path,
+    limits: Limits = Limits(),  # noqa: B008, a constant
+    *,
+    prepare: Callable[[], None] | None = None,
+    kill_after: float | None = None,
+    victim: Callable[[int], int | None] | None = None,
+) -> Outcome:
     """Run `rebased WORDS` in a child, in `folder`. The parent must never have computed with torch: threads do not fork.
 
-    A child that takes too long is sent SIGINT, and GRACE seconds later SIGKILL.
+    A child that takes too long is sent SIGINT, and GRACE seconds later SIGKILL. `prepare` is called in the child first.
+    After `kill_after` seconds the child is killed with all that it started; or only the process that `victim` chooses,
+    which is given the child's number.
     """
     read, write = os.pipe()
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        _be_command(words, folder, limits, write)
+        _be_command(words, folder, limits, write, prepare)
     os.close(write)
     shown, interrupted, deadline = bytearray(), False, started + 6 * limits.seconds
     while True:  # until the child and all that it started have closed their output
-        ready, _, _ = select.select([read], [], [], 0.2)
+        wait = 0.2
+        if kill_after is not None:
+            wait = max(0.0, min(wait, started + kill_after - time.monotonic()))
+        ready, _, _ = select.select([read], [], [], wait)
+        if kill_after is not None and time.monotonic() >= started + kill_after:
+            kill_after = None
+            _kill(child, victim)
         if not ready and time.monotonic() < deadline and (interrupted or _cpu_seconds(child) < limits.seconds):
             continue
         if ready:
@@ -74,16 +90,29 @@ def run_forked(words: Sequence[str], folder: Path, limits: Limits = Limits()) ->
     )
 
 
+def _kill(child: int, victim: Callable[[int], int | None] | None) -> None:
+    try:
+        if victim is None:
+            os.killpg(child, signal.SIGKILL)
+        elif (chosen := victim(child)) is not None:
+            os.kill(chosen, signal.SIGKILL)
+    except ProcessLookupError:  # it has just ended
+        pass
+
+
 def _cpu_seconds(process: int) -> float:
     """The processor time that a process has taken so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _be_command(words: Sequence[str], folder: Path, limits: Limits, output: int) -> None:
+def _be_command(
+    words: Sequence[str], folder: Path, limits: Limits, output: int, prepare: Callable[[], None] | None
+) -> None:
     """Become the command: never returns."""
     code = 99
     try:
+        os.setsid()  # a group of its own, which can be killed as a whole
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -93,6 +122,8 @@ def _be_command(words: Sequence[str], folder: Path, limits: Limits, output: int)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from rebased.cli import main
 
+        if prepare is not None:
+            prepare()
         main(list(words))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1 if error.code else 0

@@ -144,7 +144,7 @@ def json_target(words: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for word in words:
-        if found and found[-1] == "--json" and os.path.splitext(word)[1].startswith(".json"):
+        if found and found[-1] == "--json" and (word == "-" or os.path.splitext(word)[1].startswith(".json")):
             found[-1] = f"--json={word}"
         else:
             found.append(word)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.terminal import Terminal
 from rebased.report.leaderboard import Leaderboard
 from rebased.report.page import check_replaceable, write_page
 from rebased.runs.collect import collect
@@ -21,6 +22,7 @@ def leaderboard(
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("leaderboard.html"),
     title: str | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> None:
     """Rank every mixer in these bundles by accuracy and bytes of state, and write one HTML page.
 
@@ -35,6 +37,7 @@ def leaderboard(
     imports
         Python file or module with mixers of your own, which tell the size of their states.
     """
+    to.check()
     for name in imports:
         import_user_code(name)
     if output.suffix not in (".html", ".htm"):
@@ -45,10 +48,11 @@ def leaderboard(
     board = Leaderboard(collect(bundles))
     words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(output)]
     write_page(board.page(title, shlex.join(words)), output)
-    console = Console()
     for sentence in board.summary:
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(to.result_console(), sentence)
     for warning in board.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)
-        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
-    console.print(f"wrote {output}", soft_wrap=True, highlight=False, markup=False)
+        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    say(to.console(), f"wrote {output}")
+    tables = {name: table.to_records() for name, table in board.tables().items()}
+    to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [output], "tables": tables})

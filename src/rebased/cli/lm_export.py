@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
 from rebased.runs.load import open_text_model
@@ -22,6 +22,7 @@ def lm_export(
     tokenizer: str | None = None,
     data: Path | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Write a trained language model as others read it.
 
@@ -44,6 +45,7 @@ def lm_export(
     imports
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
+    to.check()
     for name in imports:
         import_user_code(name)
     if layout == "hf":
@@ -54,5 +56,6 @@ def lm_export(
     record = read_record(folder) if (folder / RECORD).is_file() else []
     export_model(opened, own, out, layout=layout, record=record)
     files = ", ".join(sorted(path.name for path in out.iterdir()))
-    Terminal().print(f"wrote {out}: {files}", highlight=False, markup=False, soft_wrap=True)
+    say(to.console(), f"wrote {out}: {files}")
+    to.emit({"folder": out, "layout": layout, "files": sorted(path.name for path in out.iterdir())})
     return 0

@@ -1,6 +1,5 @@
 """rebased lm generate: what a trained language model writes after prompts, as it is written."""
 
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,9 @@ from rich.console import Console
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code
+from rebased.cli.output import STDOUT, TO_TERMINAL, Output
 from rebased.cli.prompts import collect_prompts
-from rebased.cli.results import check_new, progress_bars, to_json, write_json
+from rebased.cli.results import check_new, progress_bars
 from rebased.cli.text_output import TextOutput
 from rebased.models import Generation, load_generation, save_generation
 from rebased.models.decoder import PREFILL_CHUNK
@@ -42,7 +42,6 @@ def lm_generate(
     n: int = 1,
     ignore_end: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 64,
-    json: Annotated[Path | None, Parameter(name="--json", allow_leading_hyphen=True)] = None,
     save: Path | None = None,
     continue_: Annotated[Path | None, Parameter(name="--continue")] = None,
     tokenizer: str | None = None,
@@ -50,6 +49,7 @@ def lm_generate(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16"] = "fp32",
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Write text after prompts, token by token. The same command writes the same text.
 
@@ -84,8 +84,6 @@ def lm_generate(
         Go on after the token that ends a text.
     batch_size
         How many sequences are written at once; the others wait.
-    json
-        Also write everything, with tokens and log-probabilities, to this new file; - for stdout, instead of the text.
     save
         Keep the generation in this new file when it ends, or when Ctrl-C stops it, for --continue.
     continue_
@@ -102,8 +100,7 @@ def lm_generate(
     imports
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
-    to_stdout = json is not None and str(json) == "-"
-    check_new(None if to_stdout else json)
+    to.check()
     if save != continue_:
         check_new(save)
     for name in imports:
@@ -145,22 +142,16 @@ def lm_generate(
     begin = time.perf_counter()
     with stop_request() as request:
         read(generation)
-        output = TextOutput(Console(highlight=False), generation, silent=to_stdout)
+        output = TextOutput(Console(highlight=False), generation, silent=to.quiet or to.json == STDOUT)
         made = write(generation, output, request)
     seconds = time.perf_counter() - begin
     output.close()
     if save is not None:
         save_generation(generation, save)
-    if json is not None:
-        content = describe(opened, generation, model, n, made, seconds) | {
-            "code": describe_code(),
-            "machine": describe_machine(where),
-        }
-        if to_stdout:
-            sys.stdout.write(to_json(content))
-        else:
-            write_json(json, content)
-    output.summarise(made, seconds, save, request.asked)
+    about = {"code": describe_code(), "machine": describe_machine(where)}
+    to.emit(describe(opened, generation, model, n, made, seconds) | about)
+    if not to.quiet:
+        output.summarise(made, seconds, save, request.asked)
     return INTERRUPTED if request.asked else 0
 
 

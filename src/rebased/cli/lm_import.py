@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebased.cli.terminal import Terminal
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.models.authors_checkpoint import read_authors_checkpoint
 from rebased.models.weights import WEIGHTS, save_model
 
@@ -16,6 +16,7 @@ def lm_import(
     *,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     n_heads: int | None = None,
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Read a checkpoint in the layout that the paper's authors released, and write it as a model.safetensors.
 
@@ -32,6 +33,7 @@ def lm_import(
         Heads of the Based and ReBased layers, which the file does not tell. Default: 8 for the released checkpoint's
         widths, 12 for those of the paper's text.
     """
+    to.check()
     if not source.exists():
         raise ValueError(f"{source} does not exist; give the authors' checkpoint, a file or its folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -41,11 +43,8 @@ def lm_import(
     save_model(model, out)
     config = model.config
     mixers = " ".join(mixer.name for mixer in config.mixers)
-    Terminal().print(
-        f"{model.num_parameters():,} parameters, {config.n_layers} layers ({mixers}), width {config.d_model}, "
-        f"{config.max_len:,} positions, vocabulary {config.vocab_size:,}; wrote {out / WEIGHTS}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    what = f"{model.num_parameters():,} parameters, {config.n_layers} layers ({mixers}), width {config.d_model}"
+    sizes = f"{config.max_len:,} positions, vocabulary {config.vocab_size:,}"
+    say(to.console(), f"{what}, {sizes}; wrote {out / WEIGHTS}")
+    to.emit({"folder": out, "parameters": model.num_parameters(), "model": config.model_dump(mode="json")})
     return 0

@@ -1,15 +1,16 @@
 """rebased lm serve: a trained language model over HTTP, in OpenAI's shape."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
-from rich.console import Console
 
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_generate import DTYPES
+from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.models import LanguageModel
 from rebased.ops.backend import choose_device
 from rebased.runs.load import open_text_model
@@ -44,11 +45,12 @@ def lm_serve(
     precision: Literal["fp32", "bf16"] = "fp32",
     cuda_graph: bool = True,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Serve a trained language model over HTTP, with OpenAI's endpoints and a page to try it.
 
     Ctrl-C, or SIGTERM, refuses new requests and lets those under way end; Ctrl-C again ends at once. If the environment
-    variable REBASED_API_KEY is set, requests must carry that key.
+    variable REBASED_API_KEY is set, requests must carry that key. JSON says where it listens, as soon as it does.
 
     Parameters
     ----------
@@ -111,7 +113,8 @@ def lm_serve(
     key = read_key(api_key_file)
     for each in imports:
         import_user_code(each)
-    where, console = choose_device(device), Console(highlight=False)
+    to.check()
+    where, console = choose_device(device), to.console()
     sock = open_socket(host, port)  # first: to load a model takes longer
     with sock:
         with console.status("loading the model"):
@@ -145,13 +148,15 @@ def lm_serve(
             what = f"{service.name}: {opened.model.num_parameters():,} parameters, tokenizer {opened.tokenizer.name}"
             memory = engine.decoder.state_bytes / 2**20
             rooms = f"{engine.slots} slots of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
-            console.print(f"{what}, on {where}; {rooms}", markup=False, soft_wrap=True)
-            console.print(f"page {address}/   API {address}/v1   Ctrl-C ends", markup=False, soft_wrap=True)
+            say(console, f"{what}, on {where}; {rooms}")
+            say(console, f"page {address}/   API {address}/v1   Ctrl-C ends")
             if key is None and host not in LOOPBACK:
-                console.print("note: anyone who reaches this address can use it; set an API key", soft_wrap=True)
+                say(console, "note: anyone who reaches this address can use it; set an API key")
+            to.emit({"model": service.name, "address": address, "slots": engine.slots, "context": engine.context})
+            sys.stdout.flush()
 
         serve(app, engine, sock, grace_seconds=grace, on_ready=say_ready)
-    console.print("ended")
+    say(console, "ended")
     return 0
 
 

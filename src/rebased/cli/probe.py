@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
-from rebased.cli.results import check_new, progress_bars, write_json
+from rebased.cli.results import progress_bars
 from rebased.cli.rich_table import rich_table
 from rebased.cli.sweep import sweep as train_sweep
+from rebased.cli.terminal import Terminal
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines, read_probe
 from rebased.ops.backend import choose_device
 from rebased.report import write_page
@@ -29,7 +31,6 @@ def probe(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
-    json: Annotated[Path | None, Parameter(name="--json")] = None,
     split: str | None = None,
     examples: int = EXAMPLES,
     windows: int = WINDOWS,
@@ -38,6 +39,7 @@ def probe(
     sweep: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
 ) -> int:
     """Compare the attention matrices of trained models with the positions of the answers.
 
@@ -52,8 +54,6 @@ def probe(
         files that an earlier probe wrote.
     output
         Write a page with tables, attention maps and similarities, such as probe.html.
-    json
-        Also write all numbers to this new file.
     split
         The split to look at. Default: held_out or test of a task, test or valid of a text.
     examples
@@ -72,16 +72,16 @@ def probe(
     imports
         Python file or module with your own mixers or tasks. Can be given several times.
     """
-    check_new(json)
+    to.check()
     if output is not None:
         check_page_name(output)
     for name in imports:
         import_user_code(name)
-    console = Console()
+    console, results = to.console(), to.result_console()
     if sweep is not None:
         if len(runs) != 1:
             raise ValueError(f"--sweep trains into one folder; give one, such as runs/{sweep.stem}, not {len(runs)}")
-        code = train_sweep(sweep, out=runs[0], imports=imports)
+        code = train_sweep(sweep, out=runs[0], imports=imports, to=Output(quiet=to.quiet or to.json == STDOUT))
         if code:
             return code
     records: list[dict[str, Any]] = []
@@ -103,23 +103,21 @@ def probe(
     report = ProbeReport(records)
     report.warnings += [f"left out: {error}" for error in refused]
     for name, table in report.tables().items():
-        console.print(name, style="bold")
-        console.print(rich_table(table))
+        results.print(name, style="bold")
+        results.print(rich_table(table))
     for sentence in report.summary:
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(results, sentence)
     for warning in report.warnings:
-        Console(stderr=True).print(Text.assemble(("warning:", "yellow"), " ", warning), soft_wrap=True)
-    if json is not None:
-        write_json(json, {"type": "probes", "records": records})
+        line = Text.assemble(("warning:", "yellow"), " ", warning)
+        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
     if output is not None:
         options = {"--split": split, "--seq-len": seq_len, "--data": data}
         options |= {"--examples": examples if examples != EXAMPLES else None}
         options |= {"--windows": windows if windows != WINDOWS else None}
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
-    for written in (json, output):
-        if written:
-            console.print(f"wrote {written}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"wrote {output}")
+    to.emit({"type": "probes", "records": records})
     return 0
 
 
