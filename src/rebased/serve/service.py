@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from rebased.data.tokenizer import Tokenizer
@@ -207,6 +208,8 @@ class Service:
                 content = await self._read_bytes(request)
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+        except ClientDisconnect:
+            raise ApiError(499, "the client left before its body had arrived") from None  # nobody reads it
         try:
             return schema.model_validate_json(content)
         except ValidationError as error:
