@@ -274,6 +274,13 @@ def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool
     return SuicidalEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
 
 
+def test_a_kill_before_the_first_state_is_written(mixed: PrepareConfig, tmp_path: Path) -> None:
+    """The half of it that is left was once taken for someone else's file."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "..prepare.json.partial").write_bytes(b"{")
+    assert prepare(mixed, tmp_path / "out", resume=True) == prepare(mixed, tmp_path / "whole")
+
+
 def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)

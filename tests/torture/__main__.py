@@ -22,7 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", REBASED_TRACEBACK="0")
 
 from tests.torture.inputs import hostile_value, mutate_json, mutate_text, mutate_words, mutate_yaml, write
+from tests.torture.kills import SCENARIOS, make_reference, run_trial, write_configs
 from tests.torture.outcome import Limits, judge, run_forked
+
+from rebased.runs.provenance import describe_code
 
 RUN: dict[str, Any] = {
     "task": {

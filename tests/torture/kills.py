@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from tests.torture.outcome import Limits, Outcome, judge, run_forked
 
-NOISE = ("seconds", "test_seconds", "tokens_per_second", "code", "processes", "started", "machine")
-"""Keys of record lines that may differ between two equal runs: times, and what computed them."""
+NOISE = ("seconds", "test_seconds", "tokens_per_second", "code", "processes", "machine", "sha256")
+"""Keys of record lines that may differ between two equal runs: times, what computed them, and a checksum of these."""
 IGNORED_FILES = (".lock",)
 PATIENCE = Limits(seconds=120.0, memory=6 * 2**30)
 TRIES = 6
@@ -287,8 +287,8 @@ def read_result(folder: Path) -> dict[str, Any]:
                 for line in lines
                 if line.get("type") not in ("resume",)
             ]
-        elif path.name == "checkpoint.json":
-            found[name] = "a pointer"  # it holds checksums of the record, which holds times
+        elif path.name in ("checkpoint.json", ".metadata"):
+            found[name] = "there"  # the one holds checksums of the record, which holds times; the other a random number
         else:
             found[name] = path.read_bytes()
     return found

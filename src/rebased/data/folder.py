@@ -58,7 +58,8 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
         raise ValueError(f"{folder} is a file; choose a folder (-o)")
     path = folder / STATE
     if not path.exists():
-        if folder.exists() and any(name != LOCK for name in os.listdir(folder)):
+        ours = (LOCK, f".{STATE}{PARTIAL}")  # all that a process leaves which was killed before it had begun
+        if folder.exists() and any(name not in ours for name in os.listdir(folder)):
             raise ValueError(f"{folder} is not empty and was not begun by this command; choose another folder (-o)")
         return State(plan=plan)
     try:
