@@ -23,10 +23,9 @@ def prose(text: str) -> str:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands in blocks of sh, without comments."""
-    lines = [
-        line.split("  #")[0].split(" # ")[0].strip() for block in blocks(text, "sh") for line in block.splitlines()
-    ]
+    """The commands in blocks of sh, without comments; lines that end in a backslash are joined."""
+    joined = "\n".join(blocks(text, "sh")).replace("\\\n", " ")
+    lines = [line.split("  #")[0].split(" # ")[0].strip() for line in joined.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -28,6 +28,7 @@ def test_steps_and_where_their_time_goes(tmp_path: Path) -> None:
     assert "paper-text" in said
 
 
+@pytest.mark.release
 def test_nothing_is_begun_after_the_time_is_over(tmp_path: Path) -> None:
     words = ("--minutes", "0", "--device", "cpu", "--lengths", "16", "--models", "based", "--out", str(tmp_path))
     succeed("lm", *words)

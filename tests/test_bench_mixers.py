@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmark_command import succeed
 from rebased.mixers import mixer_class, mixer_names
 
 OURS = [name for name in mixer_names() if mixer_class(name).__module__.startswith("rebased.")]
 
 
+@pytest.mark.release
 def test_small(tmp_path: Path) -> None:
     lengths = ["--lengths", "256", "512", "--repeats", "1"]
     said = succeed("mixers", "--small", "--device", "cpu", *lengths, "--mixers", *OURS, "--out", str(tmp_path))

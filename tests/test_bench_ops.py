@@ -42,6 +42,7 @@ datetime.datetime = Stopped
 """
 
 
+@pytest.mark.release
 def test_small(tmp_path: Path) -> None:
     said = succeed("ops", "--device", "cpu", "--quick", "--out", str(tmp_path))
     (path,) = tmp_path.glob("*.json")
@@ -59,6 +60,7 @@ def test_small(tmp_path: Path) -> None:
     assert "forward / forward+backward" in said
 
 
+@pytest.mark.release
 def test_one_pass() -> None:
     said = succeed("one_pass", "--device", "cpu")
     assert said == "T = 200: finite\nT = 2,100: finite\nT = 8,300: finite\n"
@@ -78,6 +80,7 @@ def test_a_wrong_way_is_not_timed(tmp_path: Path) -> None:
         assert not any(key.endswith("_ms") for key in row)
 
 
+@pytest.mark.release
 def test_an_older_result_stays(tmp_path: Path) -> None:
     words = ("--device", "cpu", "--quick", "--sections", "decode", "--out", str(tmp_path))
     succeed("ops", *words, patch=ONE_MOMENT)

@@ -14,6 +14,7 @@ reference.attend = lambda *inputs, **settings: 1.001 * attend(*inputs, **setting
 """
 
 
+@pytest.mark.release
 def test_the_command_changes_each_rounding_in_turn() -> None:
     """It also checks itself against the equation, in fp64, and stops if it is off by 1e-4."""
     found: dict[tuple[str, str], list[float]] = {}

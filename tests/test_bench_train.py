@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmark_command import succeed
 
 SMALL = ["--device", "cpu", "--rows", "1", "--lengths", "256", "--widths", "64", "--precisions", "fp32"]
@@ -17,6 +19,7 @@ rebased.ops.linear_cross_entropy = broken
 QUICK = ["--repeats", "1", "--examples", "4", "--presets", "rebased"]
 
 
+@pytest.mark.release
 def test_small(tmp_path: Path) -> None:
     sections = ["targets", "presets", "head", "data", "together"]
     words = [*SMALL, *QUICK, "--at-once", "2", "--only", *sections, "--out", str(tmp_path)]

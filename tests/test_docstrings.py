@@ -12,6 +12,7 @@ import rebased
 OPTIONAL = (  # packages that some modules need, and that an installation may lack
     "triton",
     "transformers",
+    "lm_eval",
     "fastapi",
     "uvicorn",
     "sse_starlette",

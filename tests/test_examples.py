@@ -19,7 +19,10 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.release] * (path.name in ARGUMENTS), id=path.name) for path in EXAMPLES],
+)
 def test_example(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 40
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]

@@ -202,7 +202,7 @@ ERRORS: list[tuple[list[str], str]] = [
     (["random", *BYTES, "--prompt", "a", "--top-p", "7"], "top_p 7.0 is out of range"),
     (["random", *BYTES, "--prompt", "a", "--stop", ""], "a stop string is empty"),
     (["random", *BYTES, "--prompt", "a", "--n", "0"], "n 0 is not a number of sequences per prompt"),
-    (["random", *BYTES, "--prompt", "a", "--json", "bad.txt"], "bad.txt is there already; choose another file"),
+    (["random", *BYTES, "--prompt", "a", "--json", "bad.jsonl"], "bad.jsonl is there already; choose another file"),
     (["random", *BYTES, "--prompt", "a", "--save", "bad.txt"], "bad.txt is there already; choose another file"),
     (["random", *BYTES, "--continue", "bad.txt"], "bad.txt is damaged or not a safetensors file"),
     (

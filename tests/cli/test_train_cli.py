@@ -178,16 +178,16 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mixer_of_ones_own(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(
         "from torch import nn\nfrom rebased.mixers import register_mixer\n\n"
-        "@register_mixer('previous_token')\nclass Previous(nn.Module):\n"
+        "@register_mixer('shifted')\nclass Previous(nn.Module):\n"
         "    def __init__(self, d_model: int, *, gain: float = 1.0) -> None:\n"
         "        super().__init__()\n        self.gain = gain\n"
         "    def forward(self, x):\n        return self.gain * nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]\n"
     )
-    words = ["train", "--config", config, "--model.mixers", "[{name: previous_token, gain: 2}]"]
+    words = ["train", "--config", config, "--model.mixers", "[{name: shifted, gain: 2}]"]
     assert rebased(*words) == 2
-    assert "unknown mixer 'previous_token'" in capsys.readouterr().err
+    assert "unknown mixer 'shifted'" in capsys.readouterr().err
     assert rebased(*words, "--import", "mine.py", "--out", "run") == 0
-    assert read_record(Path("run"))[0]["config"]["model"]["mixers"] == [{"name": "previous_token", "gain": 2.0}]
+    assert read_record(Path("run"))[0]["config"]["model"]["mixers"] == [{"name": "shifted", "gain": 2.0}]
     Path("broken.py").write_text("import torch\nundefined_name\n")
     assert rebased(*words, "--import", "broken.py") == 2
     assert "--import broken.py failed: NameError: name 'undefined_name'" in capsys.readouterr().err

@@ -78,5 +78,5 @@ def test_the_previous_token_is_a_short_convolution_with_fixed_weights() -> None:
         conv.projection.weight.zero_()
         conv.projection.bias.fill_(1.0)
     x = torch.randn(B, T, D, dtype=torch.float64)
-    assert_near(PreviousToken(D)(x), conv(x), *SUMS, condition=FIRST_TOKEN)
+    assert_near(PreviousToken(D, dtype=torch.float64)(x), conv(x), *SUMS, condition=FIRST_TOKEN)
     assert list(PreviousToken(D).parameters()) == []

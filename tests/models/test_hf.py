@@ -21,7 +21,7 @@ HEADS = {"n_heads": 2, "key_width": 4}
 PATTERNS: dict[str, tuple[Any, ...]] = {
     "hybrid": ("short_conv", {"name": "rebased", **HEADS}),
     "shared weights": ({"name": "rebased", **HEADS, "norm_axis": "per_head"}, "attention"),
-    **{name: (name,) for name in ("mamba", "rwkv", "hyena", "sliding_window")},
+    **{name: (name,) for name in ("mamba", "rwkv", "hyena", "sliding_window", "previous_token")},
 }
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
 

@@ -161,5 +161,5 @@ def test_metadata_that_is_no_json(saved: Path) -> None:
     tensors, _ = contents(saved)
     for text in ("{", "[" * 100_000):
         save_file(tensors, saved, metadata={"rebased": text})
-        with pytest.raises(ValueError, match="its metadata is not JSON"):
+        with pytest.raises(ValueError, match=r"its metadata is (not JSON|nested deeper than 64 levels)"):
             load_model(saved)

@@ -183,7 +183,9 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
     else:
         whole = plan_of(name)
         assert len(configs) <= len(whole.runs) / 10
-        assert {run.model for run in plan.runs} == {run.model for run in whole.runs}
+        models = {run.model for run in whole.runs}
+        some = {"ReBased", "Based", "x²"} if f"{name}{size}" == "table1-cpu" else models  # it has to learn in minutes
+        assert {run.model for run in plan.runs} == some
     if size == "-cpu":
         assert {config.train.device for config in configs} == {"cpu"}
 
