@@ -1,6 +1,8 @@
 # `make` alone lists the targets. Everything happens inside .venv; a second run of any target finds it ready.
 PYTHON ?= python3
 WORKERS ?= 2
+MINUTES ?= 5
+SEED ?= 0
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 # One environment, four stamps. Each adds packages to what is there and reinstalls none of it.
@@ -13,7 +15,7 @@ DOCS := .venv/.ready-docs
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all suite suite-all test-gpu lint style types format bench docs figures notebook tree clean
+.PHONY: help setup demo test test-all suite suite-all torture test-gpu lint style types format bench docs figures notebook tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +58,9 @@ suite: $(TEST)
 
 suite-all: $(TEST_ALL)
 	$(PYTEST) --all
+
+torture: $(TEST) ## mutated inputs, kills and full disks, for MINUTES (5); python -m tests.torture --help says more
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --workers
 
 test-gpu: $(TEST) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -1,5 +1,9 @@
 """The judge of the torture accepts what a command may do, and nothing else; inputs are functions of their seed."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -61,3 +65,13 @@ def test_an_input_is_a_function_of_its_seed() -> None:
     assert made(3) == made(3)
     assert len({str(made(seed)) for seed in range(50)}) > 40
     assert yaml.safe_dump(tree) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what a command takes")
+def test_a_slice_of_the_torture() -> None:
+    """Forty trials, the same ones every time. `make torture` runs as many as you have minutes for."""
+    words = [sys.executable, "-m", "tests.torture", "--minutes", "5", "--count", "40", "--seed", "0", "--kills", "0.4"]
+    root = Path(__file__).parents[1]
+    made = subprocess.run(words, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "40 trials, 0 broke something" in made.stdout

@@ -8,6 +8,7 @@ import pytest
 
 from page_reader import assert_self_contained
 from rebased.cli import main
+from rebased.cli.output import Output
 from rebased.config import merge
 from rebased.runs.record import RECORD
 from rebased.runs.synthetic_config import SyntheticRunConfig
@@ -90,7 +91,7 @@ def test_a_second_probe_computes_what_changed_only(folder: Path, monkeypatch: py
 def test_one_command_trains_and_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two learning rates the better one is probed. A sweep that was interrupted is not."""
 
-    def fake_sweep(file: Path, *, out: Path, imports: tuple[str, ...]) -> int:
+    def fake_sweep(file: Path, *, out: Path, imports: tuple[str, ...], to: Output) -> int:
         assert (file, imports) == (Path("table3-cpu"), ())
         for lr in (1e-3, 1e-2):
             trained(out / str(lr), KERNELS["rebased"], {"train": {"lr": lr}})

@@ -20,7 +20,7 @@ from tests.torture.outcome import Limits, Outcome, judge, run_forked
 
 NOISE = ("seconds", "test_seconds", "tokens_per_second", "code", "processes", "machine", "sha256")
 """Keys of record lines that may differ between two equal runs: times, what computed them, and a checksum of these."""
-IGNORED_FILES = (".lock",)
+IGNORED_FILES = (".lock", "sweep.jsonl")  # the log of a sweep says how often it was begun
 PATIENCE = Limits(seconds=120.0, memory=6 * 2**30)
 TRIES = 6
 """How often a command is called again until it is done: an accident may also come while it goes on."""

@@ -37,7 +37,7 @@ class PreviousToken(nn.Module):
         super().__init__()
         self.d_model = d_model
         gate = torch.ones(1, d_model, device=device, dtype=dtype)
-        self.register_buffer("gate", gate, persistent=False)
+        self.register_buffer("gate", gate)  # saved too: whoever loads a model need not build it first
 
     def forward(self, x: Tensor) -> Tensor:
         """Return each token plus the one before it: x [B,T,D] -> [B,T,D]. B and T may be 0."""
