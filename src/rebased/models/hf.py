@@ -51,7 +51,7 @@ class RebasedConfig(PretrainedConfig):
         for name, value in _standard_names(config).items():
             kwargs.pop(name, None)
             setattr(self, name, value)
-        kwargs.setdefault("tie_word_embeddings", False)  # one weight is both; there is nothing to tie
+        kwargs.setdefault("tie_word_embeddings", True)  # some versions tie no weights at all without it
         super().__init__(**kwargs)
 
     @property
