@@ -7,12 +7,14 @@ from rebased.cli.rich_table import rich_table
 from rebased.cli.terminal import plain
 from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
 from rebased.runs.collect import collect, nothing_found
+from rebased.runs.evaluations import collect_task_scores
 
 
 def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     """Print the perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
-    The output is a table in a terminal, and Markdown in a file or a pipe.
+    Scores that `rebased lm eval --tasks` has kept in the runs' folders stand beside them. The output is a table in a
+    terminal, and Markdown in a file or a pipe.
 
     Parameters
     ----------
@@ -23,15 +25,15 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     collection, console = collect(runs), to.result_console()
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
-    found = compare_language_models(collection.lm_runs)
+    found, scores = compare_language_models(collection.lm_runs), collect_task_scores(runs)
+    tables = compare_tables(found, scores)
     if console.is_terminal:
-        for table in compare_tables(found):
+        for table in tables.values():
             console.print(rich_table(table), "")
         for remark in remarks(found):
             console.print(f"- {remark}", markup=False, highlight=False)
     else:
-        console.out(plain(to_markdown(found)), end="", highlight=False)
-    names = ("models", "differences")
-    tables = {name: table.to_records() for name, table in zip(names, compare_tables(found), strict=False)}
-    to.emit({"split": found.split, "data": found.data, **tables, "remarks": remarks(found)})
+        console.out(plain(to_markdown(found, scores)), end="", highlight=False)
+    records = {name: table.to_records() for name, table in tables.items()}
+    to.emit({"split": found.split, "data": found.data, **records, "remarks": remarks(found)})
     return 0

@@ -43,7 +43,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
             f"have: {shortened(found.other_names)}."
         )
     if found.repeated:
-        yield f"{plural(found.repeated, 'record')} of runs that have several. The most complete of each run counts."
+        more = plural(found.repeated, "further record")
+        yield f"{more} of runs that were found already. The most complete of each run counts."
     done = {run.digest for run in ended}
     failed = [error for digest, error in found.failures.items() if digest not in done]
     if failed:

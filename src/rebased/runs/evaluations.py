@@ -1,10 +1,15 @@
 """What was measured on a trained model after its run: evaluations.jsonl in the run's folder, one line each."""
 
 import json
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rebased.files import locked, replacing
+from rebased.files import locked, parse_json, replacing
+from rebased.runs.record import read_record
+
+logger = logging.getLogger("rebased")
 
 EVALUATIONS = "evaluations.jsonl"
 MOST_BYTES = 2**24
@@ -30,11 +35,29 @@ def read_evaluations(folder: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read")
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}, is not JSON: {error}; remove the line") from error
+        entry = parse_json(line, f"{path}, line {number},")
         if not isinstance(entry, dict) or "type" not in entry:
             raise ValueError(f"{path}, line {number}, is not a measurement; remove the line")
         found.append(entry)
+    return found
+
+
+def collect_task_scores(paths: Iterable[Path]) -> dict[str, dict[str, float]]:
+    """The newest score of each task, "task: metric", by the digest of the run, in these folders at any depth.
+
+    A file that cannot be read is left out with a warning.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for path in paths:
+        for file in sorted(path.rglob(EVALUATIONS)) if path.is_dir() else ():
+            try:
+                digest = read_record(file.parent)[0]["digest"]
+                entries = [entry for entry in read_evaluations(file.parent) if entry["type"] == "tasks"]
+                scores = {
+                    f"{s['task']}: {s['metric']}": float(s["value"]) for entry in entries for s in entry["scores"]
+                }
+            except (ValueError, OSError, LookupError, TypeError) as error:
+                logger.warning("%s is left out: %s", file, error)
+                continue
+            found.setdefault(digest, {}).update(scores)
     return found

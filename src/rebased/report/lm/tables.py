@@ -1,6 +1,6 @@
 """Tables of language models: perplexity over seeds, differences paired by seed, settings, and all runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import isnan
 from statistics import fmean, median, stdev
@@ -42,6 +42,21 @@ def difference_table(found: LanguageModels) -> Table:
         paper = tuple(x - y for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False))
         rows.append((f"{a} - {b}", number(len(seeds), "d"), *cells, paper_cell(paper, found, "+")))
     return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
+
+
+def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]]) -> Table | None:
+    """One row per task and metric: the mean over seeds ± half of its 95 % interval, one column per model. None without
+    scores. `scores` are those of each run, by its digest (runs/evaluations.py)."""
+    own = {model: [scores.get(run.digest, {}) for run in runs.values()] for model, runs in found.models.items()}
+    tasks = sorted({task for several in own.values() for each in several for task in each})
+    if not tasks:
+        return None
+    rows = []
+    for task in tasks:
+        values = {model: [each[task] for each in several if task in each] for model, several in own.items()}
+        cells = [with_interval(some, "") if some else NONE for some in values.values()]
+        rows.append((task, *cells))
+    return Table(("task", *own), rows)
 
 
 def perplexity_table(found: LanguageModels) -> Table:
