@@ -25,7 +25,7 @@ from tests.torture.inputs import hostile_value, mutate_json, mutate_text, mutate
 from tests.torture.kills import SCENARIOS, make_reference, run_trial, write_configs
 from tests.torture.outcome import Limits, judge, run_forked
 
-from rebased.runs.provenance import describe_code
+from rebased.runs.provenance import describe_code, describe_machine
 
 RUN: dict[str, Any] = {
     "task": {
@@ -273,6 +273,14 @@ def try_input(random: Random, kinds: Sequence[Kind], folder: Path) -> tuple[str,
     return f"input: {kind.__name__}", said
 
 
+def where_from() -> dict[str, Any]:
+    """The command, the code and the machine, for a record."""
+    import torch
+
+    command = " ".join(["python -m tests.torture", *sys.argv[1:]])
+    return {"command": command, "code": describe_code(), "machine": describe_machine(torch.device("cpu"))}
+
+
 def main() -> int:
     """Run trials until the time is over; print what broke, and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -318,7 +326,7 @@ def main() -> int:
     if options.record:
         about = {"seed": options.seed, "first": options.first, "minutes": options.minutes}
         counts = {"trials": dict(sorted(tally.trials.items())), "broken": dict(sorted(tally.broken.items()))}
-        options.record.write_text(json.dumps(about | counts | {"code": describe_code()}, indent=1) + "\n")
+        options.record.write_text(json.dumps(about | counts | where_from(), indent=1) + "\n")
     return 1 if tally.broken else 0
 
 
