@@ -15,7 +15,6 @@ from rebased.mixers import init_slots
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.sampling import Mode, Sampling, SamplingSlots
 from rebased.models.step_graph import StepGraphs, Stepped
-from rebased.ops import embed
 
 PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
@@ -159,12 +158,7 @@ class Decoder:
         """
         model = self.model
         lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
-        x = embed(self.tokens.unsqueeze(1), model.embedding.weight)  # [S,1,D]
-        if model.positions is not None:
-            x = x + model.positions(lengths).unsqueeze(1)
-        for block, layer in zip(model.blocks, self.layers, strict=True):
-            x = block.step(x, layer, lengths, longest)
-        self.logits.copy_(model.logits(model.norm(x)[:, 0]))
+        self.logits.copy_(model.logits(model.step(self.tokens, self.layers, lengths, longest)))
         scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
         chosen = self.sampling.choose(scores, mode)
         logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)

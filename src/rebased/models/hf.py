@@ -27,7 +27,7 @@ from rebased.mixers import init_slots
 from rebased.mixers.slots import map_tensors, tensors_of
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel, LMState
-from rebased.ops import IGNORE, embed, linear_cross_entropy
+from rebased.ops import IGNORE, linear_cross_entropy
 
 NO_LIMIT = -1  # transformers' word for a cache without a longest sequence
 
@@ -170,14 +170,10 @@ class RebasedCache(Cache):
             for slots in self._slots:
                 slots.reserve(self._capacity)
         lengths = torch.tensor(self.lengths, device=tokens.device)
-        x = embed(tokens.unsqueeze(1), self._model.embedding.weight)  # [B,1,D]
-        if self._model.positions is not None:
-            x = x + self._model.positions(lengths).unsqueeze(1)
-        for block, slots in zip(self._model.blocks, self._slots, strict=True):
-            x = block.step(x, slots, lengths, longest)
+        hidden = self._model.step(tokens, self._slots, lengths, longest)
         self.lengths = [length + 1 for length in self.lengths]
         self.columns += 1
-        return self._model.norm(x)
+        return hidden.unsqueeze(1)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let row i be what row beam_idx[i] was."""

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rebased.mixers import (
     GatherEarlier,
+    Slots,
     can_extend,
     can_shard,
     find_residual_projections,
@@ -203,6 +204,19 @@ class LanguageModel(nn.Module):
             x, layer = block.extend(x, layer)
             layers.append(layer)
         return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
+
+    def step(self, tokens: Tensor, layers: Sequence[Slots], lengths: Tensor, longest: int) -> Tensor:
+        """Return the features [S,D] of one more token [S] per slot, and overwrite the slots, one per layer.
+
+        `lengths` [S] int64 says how many tokens each slot has read, `longest` is at least the largest plus 1
+        (mixers/slots.py).
+        """
+        x = embed(tokens.unsqueeze(1), self.embedding.weight)  # [S,1,D]
+        if self.positions is not None:
+            x = x + self.positions(lengths).unsqueeze(1)
+        for block, slots in zip(self.blocks, layers, strict=True):
+            x = block.step(x, slots, lengths, longest)
+        return self.norm(x)[:, 0]
 
     def generate(
         self,
