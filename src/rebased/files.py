@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -135,6 +136,15 @@ def parse_json(content: bytes | str, source: str) -> Any:
         if depth > JSON_DEPTH:
             raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels; that is none of ours")
     return value
+
+
+def without_nan(value: Any) -> Any:
+    """JSON data with None instead of nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _children(value: dict[str, Any] | list[Any]) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Shared by commands that measure: progress bars, and JSON files that never replace another."""
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rebased.files import replacing
+from rebased.files import replacing, without_nan
 
 OnProgress = Callable[[int, int], None]
 """Called as on_progress(done, total)."""
@@ -58,13 +57,4 @@ def write_json(path: Path, content: Any) -> None:
 
 def to_json(content: Any) -> str:
     """`content` as JSON text. Numbers that are nan or infinite become null; paths become text."""
-    return json.dumps(_finite(content), indent=1, allow_nan=False, default=str) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None instead of nan and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(without_nan(content), indent=1, allow_nan=False, default=str) + "\n"

@@ -5,7 +5,6 @@ asked for have changed.
 """
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
-from rebased.files import replacing, sha256_file
+from rebased.files import replacing, sha256_file, without_nan
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
@@ -81,7 +80,7 @@ def probe_run(
         "machine": describe_machine(where),
         **found,
     }
-    record = finite(record)
+    record = without_nan(record)
     if data is None:  # what was found on another text is not kept: the file does not say which text it was
         with replacing(folder / PROBE) as file:
             file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
@@ -163,12 +162,3 @@ def _probe_text(
     n = min(most, len(text))
     rows = [i * len(text) // n for i in range(n)]  # at even distances
     return {"split": chosen, **probe_text(trained.model, text, rows, on_progress=on_progress)}
-
-
-def finite(value: Any) -> Any:
-    """`value` with None instead of nan and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

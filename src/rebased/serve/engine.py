@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from rebased.data.detokenize import TextStream
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Decoder, LanguageModel, Sampling
-from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored, Text
+from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored
 from rebased.serve.prefixes import PrefixStates
 from rebased.serve.prompt_reader import PromptReader, Reading, score_rows
 
@@ -134,7 +135,7 @@ class Engine:
             for prompt in range(len(job.prompts)):
                 group: deque[Choice] = deque()
                 for _ in range(job.n):
-                    group.append(Choice(job, number, prompt, Text(self.tokenizer, job.stop)))
+                    group.append(Choice(job, number, prompt, TextStream(self.tokenizer, job.stop)))
                     number += 1
                 self._waiting.append(group)
             job.left = count

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from rebased.data.detokenize import Detokenizer, StopStrings
-from rebased.data.tokenizer import Tokenizer
+from rebased.data.detokenize import TextStream
 from rebased.models import FinishReason, Sampling
 
 
@@ -76,26 +75,6 @@ class Job:
         return time.monotonic() > self.deadline
 
 
-class Text:
-    """The text of a choice as its tokens come: whole characters, up to a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._detokenizer, self._stops = Detokenizer(tokenizer), StopStrings(stop)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stops.found is not None
-
-    def push(self, token: int) -> str:
-        """Return the text that becomes whole with this token."""
-        return self._stops.push(self._detokenizer.push(token))
-
-    def finish(self) -> str:
-        """Return what was held still. Nothing follows."""
-        return "" if self.stopped else self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-
-
 @dataclass(eq=False)
 class Choice:
     """One sequence of a job."""
@@ -103,6 +82,6 @@ class Choice:
     job: Job
     number: int  # among the choices of the job
     prompt: int  # number of its prompt
-    text: Text
+    text: TextStream
     tokens: list[int] = field(default_factory=list)
     slot: int | None = None
