@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from ops.norm_cases import KINDS, assert_is_the_law
+from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
 from rebased.ops import layer_norm, use_backend
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.norm import gpu
+from rebased.ops.norm import gpu, linear_gpu
+from rebased.train.precision import matmul_precision
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -22,6 +23,21 @@ def test_kernels(
     monkeypatch.setattr(gpu, "PROGRAMS", 2)
     with use_backend("triton"):
         assert_is_the_law(kind, shape, dtype, out)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("rows", "D", "N"), [((150,), 24, 40), ((2, 9), 16, 32), ((1,), 3, 5)], ids=str)
+def test_of_a_projection(rows: tuple[int, ...], D: int, N: int, affine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tiles than programs, the last of them not full. The interpreter multiplies in fp32 where a GPU has TF32."""
+    seen, original = [], linear_gpu.linear_norm
+    monkeypatch.setattr(linear_gpu, "linear_norm", lambda *args: seen.append(1) or original(*args))
+    monkeypatch.setattr(linear_gpu, "PROGRAMS", 2)
+    with use_backend("triton"), matmul_precision("tf32"):
+        assert_linear_norm_is_the_law(rows, D, N, torch.float32, affine)
+    assert seen
+    with use_backend("triton"):  # in fp32, one after the other
+        assert_linear_norm_is_the_law(rows, D, N, torch.float32, affine)
+    assert len(seen) == 1
 
 
 def test_there_is_no_second_derivative() -> None:

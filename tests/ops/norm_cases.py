@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rebased.ops import layer_norm, rms_norm
+from rebased.ops import layer_norm, linear_layer_norm, rms_norm
 from tolerances import KERNEL_ERRORS, limit, relative_error
 
 KINDS = ("layer", "residual", "bare", "rms")
@@ -46,6 +46,36 @@ def assert_is_the_law(
         error = max(KERNEL_ERRORS[dtype], KERNEL_ERRORS[out])
     assert relative_error(y, law) < error
     for ours, theirs in zip((x, weight, bias), exact, strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None and theirs.grad is not None:
+            assert ours.grad.dtype == ours.dtype
+            assert relative_error(ours.grad, theirs.grad) < error
+
+
+def assert_linear_norm_is_the_law(
+    rows: tuple[int, ...],
+    D: int,
+    N: int,
+    dtype: torch.dtype,
+    affine: bool = True,
+    device: str = "cpu",
+    error: float = 0,
+) -> None:
+    """Value and gradients of the norm of a projection; x and the projection in one dtype, weights in fp32."""
+    torch.manual_seed(0)
+    x, projection = (torch.randn(*shape, D, dtype=torch.float64).to(device, dtype) for shape in (rows, (N,)))
+    weight, bias = (torch.randn(N, dtype=torch.float64).to(device, torch.float32) for _ in "wb")
+    inputs = [each.requires_grad_() for each in (x, projection, weight, bias)]
+    dy = torch.randn(*rows, N, dtype=torch.float64).to(device, dtype)
+    y = linear_layer_norm(x, projection, *((weight, bias) if affine else (None, None)))
+    assert y.dtype == dtype
+    exact = [each.detach().double().requires_grad_() for each in inputs]
+    law = by_formula("layer" if affine else "bare", exact[0] @ exact[1].T, *exact[2:])
+    y.backward(dy)
+    law.backward(dy.double())
+    error = error or KERNEL_ERRORS[dtype]
+    assert relative_error(y, law) < error
+    for ours, theirs in zip(inputs, exact, strict=True):
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None and theirs.grad is not None:
             assert ours.grad.dtype == ours.dtype

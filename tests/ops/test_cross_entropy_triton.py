@@ -23,26 +23,48 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     with use_backend("triton"):
         for vocab in (8192, 50304):
-            linear_cross_entropy(*case(2, 16, vocab, dtype))
+            linear_cross_entropy(*case(2, 160, vocab, dtype))
         with torch.no_grad():
-            linear_cross_entropy(*case(2, 16, 8192, dtype))
+            linear_cross_entropy(*case(2, 160, 8192, dtype))
     assert [launch["values"]["ONE_TILE"] for launch in launches] == [True, False, True]
     assert [launch["values"]["GRADIENT"] for launch in launches] == [True, True, False]
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= 1024  # for the sums over a row
 
 
+@pytest.mark.parametrize(("capability", "width"), [(80, 24), (90, 128)])
+def test_the_kernels_of_a_narrow_head_build(capability: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import backend
+    from rebased.ops.cross_entropy import narrow_gpu
+
+    launches: list[dict[str, Any]] = []
+    for name in ("rows_kernel", "tokens_kernel"):
+        monkeypatch.setattr(narrow_gpu, name, record_launches(getattr(narrow_gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    with use_backend("triton"):
+        for vocab in (8192, 1001):
+            linear_cross_entropy(*case(300, width, vocab, torch.bfloat16))
+    assert [launch["values"].get("EVEN") for launch in launches] == [True, None, False, None]
+    for launch in launches:
+        assert compile_launch(launch, capability).metadata.shared <= 160 * 1024  # of an A100; an H100 has more
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(20_000, 64, 8192), (300, 96, 50_304), (77, 40, 1001)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(20_000, 64, 8192), (300, 96, 50_304), (77, 40, 1001), (5000, 24, 8192), (900, 128, 777), (90, 160, 999)],
+    ids=str,
+)
 def test_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     assert_is_the_law(*case(*shape, dtype, device="cuda"))
 
 
 @pytest.mark.gpu
-def test_tf32_on_a_gpu() -> None:
+@pytest.mark.parametrize("shape", [(20_000, 64, 8192), (20_000, 32, 8192), (300, 160, 8192)], ids=str)
+def test_tf32_on_a_gpu(shape: tuple[int, int, int]) -> None:
     with matmul_precision("tf32"):
-        assert_is_the_law(*case(20_000, 64, 8192, torch.float32, device="cuda"), rounded_to=torch.float16)
+        assert_is_the_law(*case(*shape, torch.float32, device="cuda"), rounded_to=torch.float16)
 
 
 @pytest.mark.gpu

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from ops.norm_cases import KINDS, assert_is_the_law
-from rebased.ops import layer_norm, use_backend
+from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
+from rebased.ops import layer_norm, linear_layer_norm, use_backend
 from rebased.ops.inspection import compile_launch, record_launches
+from rebased.train.precision import matmul_precision
+from tolerances import KERNEL_ERRORS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,6 +42,43 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     assert len(launches) == 6
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= 32 * 1024  # for sums over rows and columns
+
+
+def test_of_a_projection() -> None:
+    assert_linear_norm_is_the_law((3, 5), 8, 24, torch.float32)
+    assert_linear_norm_is_the_law((3, 5), 8, 24, torch.float32, affine=False)
+    x, projection = torch.randn(3, 8), torch.randn(24, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_layer_norm(x, projection, None, None).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
+def test_the_kernels_of_a_projection_build(
+    capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rebased.ops import backend
+    from rebased.ops.norm import linear_gpu
+
+    launches: list[dict[str, Any]] = []
+    for name in ("linear_norm_kernel", "linear_norm_backward_kernel"):
+        monkeypatch.setattr(linear_gpu, name, record_launches(getattr(linear_gpu, name), launches))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    weight, x, projection = torch.ones(192), torch.randn(2, 64).to(dtype), torch.randn(192, 64).to(dtype)
+    with use_backend("triton"), matmul_precision("tf32"):
+        linear_layer_norm(x, projection.requires_grad_(), weight, weight).sum().backward()
+    assert len(launches) == 2
+    for launch in launches:
+        assert compile_launch(launch, capability).metadata.shared <= (160 if capability == 80 else 224) * 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "D", "N"), [((64, 2048), 64, 192), ((7, 1001), 24, 192), ((9,), 3, 5)], ids=str)
+def test_of_a_projection_on_a_gpu(rows: tuple[int, ...], D: int, N: int, dtype: torch.dtype, affine: bool) -> None:
+    error = KERNEL_ERRORS[torch.float16 if dtype == torch.float32 else dtype]  # TF32 has as many digits as fp16
+    with matmul_precision("tf32"):
+        assert_linear_norm_is_the_law(rows, D, N, dtype, affine, device="cuda", error=error)
 
 
 @pytest.mark.gpu

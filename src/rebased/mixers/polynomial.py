@@ -19,6 +19,7 @@ from rebased.ops import (
     PolyState,
     feature_count,
     init_poly_state,
+    linear_layer_norm,
     pair_products,
     poly_attention,
     poly_attention_extend,
@@ -97,12 +98,16 @@ class PolynomialAttention(nn.Module):
         """Return q, k [B,T,H*K] as the kernel needs them. Here they stay as they are; ReBased overrides it."""
         return q, k
 
+    def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each."""
+        return self.transform(self.proj_q(x), self.proj_k(x))
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the q, k [B,T,H,K] and v [B,T,H,V] that the operator is called with, from x [B,T,D]."""
         check_input(self, x, self.proj_q.weight)
         check_torch_func(self, x, self.backend)
         v = self.proj_v(x)
-        q, k = self.transform(self.proj_q(x), self.proj_k(x))
+        q, k = self.project_qk(x)
         return (
             q.unflatten(-1, (self.n_heads, self.operator_width)),
             k.unflatten(-1, (self.n_heads, self.operator_width)),
@@ -215,6 +220,11 @@ class PolynomialAttention(nn.Module):
             f"d_model={self.d_model}, n_heads={self.n_heads}, key_width={self.key_width}, "
             f"value_width={self.value_width}, eps={self.eps}, backend={self.backend!r}"
         )
+
+
+def _is_plain(module: nn.Module, kind: type) -> bool:
+    """Whether a call of this module does what its class does, and nothing else."""
+    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -331,6 +341,19 @@ class ReBased(PolynomialAttention):
         if self.kernel != "fourth":
             return q, k
         return pair_products(q.unflatten(-1, heads)).flatten(-2), pair_products(k.unflatten(-1, heads)).flatten(-2)
+
+    def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each.
+
+        The paper's joint LayerNorm is computed together with its projection, unless a user has put a module of another
+        class, or one with hooks, in the place of either.
+        """
+        pairs = ((self.proj_q, self.ln_q), (self.proj_k, self.ln_k))
+        plain = all(_is_plain(proj, nn.Linear) and _is_plain(norm, AffineNorm) for proj, norm in pairs)
+        if not plain or not self.ln_q.is_layer_norm or self.norm_axis != "joint" or self.kernel == "fourth":
+            return super().project_qk(x)
+        q, k = (linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps) for proj, norm in pairs)
+        return q, k
 
     def qk_parameters(self) -> dict[str, Tensor]:
         """Return gamma and beta of q and k by name, those that there are: {"q.gamma": [H*K], "q.beta": ..., ...}.

@@ -44,9 +44,14 @@ class AffineNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width, device=device, dtype=dtype)) if has_scale else None
         self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype)) if has_shift else None
 
+    @property
+    def is_layer_norm(self) -> bool:
+        """Whether it is a LayerNorm over all features, with or without scale and shift."""
+        return self.normalise and self.norm == "layer" and self.groups == 1
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the transformed x: [..., width] -> [..., width]."""
-        if self.normalise and self.norm == "layer" and self.groups == 1:
+        if self.is_layer_norm:
             return layer_norm(x, self.weight, self.bias, self.eps)
         x = self.before_affine(x)
         if self.weight is not None:

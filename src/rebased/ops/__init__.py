@@ -8,7 +8,7 @@ from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
 from rebased.ops.cross_entropy import IGNORE, linear_argmax, linear_cross_entropy
 from rebased.ops.embedding import embed
-from rebased.ops.norm import layer_norm, rms_norm
+from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
 from rebased.ops.polynomial import (
     BASED,
     REBASED,
@@ -43,6 +43,7 @@ __all__ = [
     "layer_norm",
     "linear_argmax",
     "linear_cross_entropy",
+    "linear_layer_norm",
     "long_conv",
     "long_conv_extend",
     "pair_products",

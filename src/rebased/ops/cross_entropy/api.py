@@ -79,14 +79,15 @@ def _forward(
     on_gpu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss and its gradients, each empty if not wanted: of hidden in its dtype, of weight in fp32."""
+    run = losses_and_gradient_
     if on_gpu:
-        from rebased.ops.cross_entropy import gpu
+        from rebased.ops.cross_entropy import gpu, narrow_gpu
 
+        if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            dtype = torch.float16
+        if dtype != torch.float32 and hidden.shape[1] <= narrow_gpu.MAX_WIDTH:
+            return narrow_gpu.loss_and_gradients(hidden, weight, targets, dtype, for_hidden, for_weight)
         run = gpu.losses_and_gradient_
-    else:
-        run = losses_and_gradient_
-    if on_gpu and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        dtype = torch.float16
     scale = HALF_SCALE if dtype == torch.float16 else 1.0
     with torch.autocast(hidden.device.type, enabled=False):
         head = weight.to(dtype)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype, kernel_path
 
-MAX_WIDTH = 8192  # features per row that a kernel takes
+MAX_FEATURES = 8192  # of a row, that a kernel takes
 
 
 def layer_norm(
@@ -53,11 +53,47 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-5, *, dtype: torc
     return _norm(x, weight, None, eps, dtype or x.dtype, centre=False, residual=False)
 
 
+def linear_layer_norm(
+    x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> Tensor:
+    """The layer_norm of x @ projection.T, computed together on a GPU where both are narrow and fp32 is not asked for.
+
+    Args:
+        x: [..., D], any float dtype.
+        projection: [N, D]. Under autocast the product is in autocast's dtype, and so is the result.
+        weight: [N], or None for 1.
+        bias: [N], or None for 0.
+        eps: added to the variance.
+
+    Returns:
+        [..., N] in the dtype of the product.
+    """
+    dtype, device = torch.promote_types(x.dtype, projection.dtype), x.device.type
+    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    if _together(x, projection, dtype):
+        from rebased.ops.norm.linear_gpu import linear_norm
+
+        return linear_norm(x.to(dtype), projection.to(dtype), weight, bias, eps)
+    return layer_norm(functional.linear(x, projection), weight, bias, eps)
+
+
+def _together(x: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel of linear_gpu.py takes these."""
+    if torch.compiler.is_compiling() or kernel_path("auto", x) != "triton":
+        return False
+    from rebased.ops.norm.linear_gpu import MAX_FEATURES, MAX_WIDTH
+
+    in_fp32 = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    N, D = projection.shape
+    return dtype in (torch.float32, torch.bfloat16) and not in_fp32 and D <= MAX_FEATURES and N <= MAX_WIDTH
+
+
 def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
     # torch.compile fuses a norm in plain torch with the operations around it; it cannot fuse a custom kernel.
-    if kernel_path("auto", x) == "triton" and x.shape[-1] <= MAX_WIDTH and not torch.compiler.is_compiling():
+    if kernel_path("auto", x) == "triton" and x.shape[-1] <= MAX_FEATURES and not torch.compiler.is_compiling():
         from rebased.ops.norm.gpu import norm
 
         return norm(x, weight, bias, eps, dtype, centre, residual)
