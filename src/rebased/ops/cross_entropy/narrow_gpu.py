@@ -18,7 +18,7 @@ from rebased.ops.kernel_launch import launch
 MAX_WIDTH = 128
 """The largest D. A wider head computes more in a tile than it would read and write."""
 
-ROWS, TOKENS = 128, 128  # of a tile of logits
+ROWS, TOKENS = 64, 128  # of a tile of logits
 SPLITS_FOR = 256  # programs that the gradient of weight is spread over: two for each multiprocessor
 IGNORE_ = tl.constexpr(IGNORE)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -116,7 +116,7 @@ def loss_and_gradients(
         "ROWS": ROWS,
         "TOKENS": TOKENS,
         "SHIFT": 14 if dtype == torch.float16 else 0,
-        "num_warps": 8,
+        "num_warps": 4,
         "num_stages": 3,
     }
     launch(

@@ -113,24 +113,24 @@ def _(x, weight, bias, eps, dtype, centre, residual):
 @torch.library.custom_op("rebased::norm_backward", mutates_args=())
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, centre: bool, residual: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
+    """dx, and dweight and dbias as one tensor [2, N]."""
     M, N, sizes = _sizes(x)
     tiles = triton.cdiv(M, sizes["ROWS"])
     programs = min(tiles, PROGRAMS)
     dx = torch.empty_like(x)
-    dweight, dbias = (x.new_empty(programs, N, dtype=torch.float32) for _ in "wb")
+    shares = x.new_empty(2, programs, N, dtype=torch.float32)
     launch(
         backward_kernel, (programs,),
-        x, weight, dy, dx, dweight, dbias, M, N, eps, tiles,
+        x, weight, dy, dx, *shares, M, N, eps, tiles,
         CENTRE=centre, RESIDUAL=residual, HAS_WEIGHT=weight is not None, **sizes,
     )  # fmt: skip
-    return dx, dweight.sum(0), dbias.sum(0)
+    return dx, shares.sum(1)
 
 
 @_backward.register_fake
 def _(dy, x, weight, eps, centre, residual):
-    of_features = x.new_empty(x.shape[-1], dtype=torch.float32)
-    return torch.empty_like(x), of_features, torch.empty_like(of_features)
+    return torch.empty_like(x), x.new_empty(2, x.shape[-1], dtype=torch.float32)
 
 
 def _setup(ctx, inputs, output):
@@ -141,7 +141,7 @@ def _setup(ctx, inputs, output):
 
 def _autograd(ctx, dy):
     x, weight = ctx.saved_tensors
-    dx, dweight, dbias = _backward(dy.contiguous(), x, weight, ctx.eps, ctx.centre, ctx.residual)
+    dx, (dweight, dbias) = _backward(dy.contiguous(), x, weight, ctx.eps, ctx.centre, ctx.residual)
     return dx, None if weight is None else dweight, dbias if ctx.has_bias else None, None, None, None, None
 
 

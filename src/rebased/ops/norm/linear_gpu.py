@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
 """A narrow projection and the norm of its output in one kernel, so that the output is written once and never read.
 
-The backward projects again: where x has a few dozen features and its projection a few hundred, that is less work than
-to read the projection. Its programs loop over rows, and keep their share of the gradients of the weights in registers.
-The shares are then added in a fixed order.
+The backward needs no projection: what it wants of one, per row, are sums that x and the D x D matrix W^T W give. Its
+programs loop over rows, and keep their share of the sums over rows in registers. The shares are then added in a fixed
+order.
 """
 
 import torch
@@ -19,7 +19,8 @@ MAX_FEATURES = 64
 MAX_WIDTH = 256
 """The largest N: a row of the projection stays in registers."""
 
-ROWS, BACKWARD_ROWS, WIDE_BACKWARD_ROWS = 32, 32, 16  # of a tile; the last where D is above 32
+ROWS, BACKWARD_ROWS = 32, 32  # of a tile
+PART = tl.constexpr(64)  # columns of dy that the backward takes at a time
 PROGRAMS = 264  # at most: two for each multiprocessor
 
 
@@ -32,11 +33,12 @@ def _load(x, tile, M, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def linear_norm_kernel(
-    x, projection, weight, bias, y, M, eps, tiles,
+    x, projection, weight, bias, y, scales, M, eps, tiles,
     D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """y [M, N], the norm of x projection^T; x [M, D], projection [N, D], weight and bias [N]."""
+    """y [M, N], the norm of x projection^T, and scales [M] = 1 / deviation; x [M, D], projection [N, D], weight and
+    bias [N]."""
     matrix = _load(projection, 0, N, D, BLOCK_D, WIDTH)
     columns = tl.arange(0, WIDTH)[None, :]
     gain = tl.full([1, WIDTH], 1.0, tl.float32)
@@ -49,105 +51,209 @@ def linear_norm_kernel(
         given = _load(x, tile, M, D, BLOCK_D, ROWS)
         projected = tl.dot(given, tl.trans(matrix), input_precision="tf32")
         at, inside, _ = _locate(tile, M, N, ROWS, WIDTH)
-        standard, _ = _standardise(projected, inside, N, eps, True)
+        standard, scale = _standardise(projected, inside, N, eps, True)
         tl.store(y + at, (standard * gain + shift).to(y.dtype.element_ty), mask=inside)
+        row = tile * ROWS + tl.arange(0, ROWS)
+        tl.store(scales + row, tl.reshape(scale, [ROWS]), mask=row < M)
+
+
+@triton.jit
+def _load_part(x, part, row, in_row, stride: tl.constexpr, N: tl.constexpr):
+    """Columns part * PART ... of rows [R] of a matrix with N columns: [R, PART], with zeros outside."""
+    n = part * PART + tl.arange(0, PART)
+    return tl.load(x + row[:, None] * stride + n[None, :], mask=in_row[:, None] & (n < N)[None, :], other=0.0)
+
+
+@triton.jit
+def _load_centred(projection, mean, part, D: tl.constexpr, BLOCK_D: tl.constexpr, N: tl.constexpr):
+    """Rows part * PART ... of the projection less their mean over all rows: [PART, BLOCK_D] in fp32."""
+    n = part * PART + tl.arange(0, PART)
+    d = tl.arange(0, BLOCK_D)
+    inside = (n < N)[:, None] & (d < D)[None, :]
+    w = tl.load(projection + n[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.where(inside, w - mean[None, :], 0.0)
+
+
+@triton.jit
+def _back_through_part(
+    u, share, shift, part, projection, weight, mean, dy, row, in_row, xs,
+    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """For one part of the columns of dy: u [R, D] plus dy (gain W), share [PART, D] plus dy^T xs, shift [PART] plus its
+    sums."""
+    w = _load_centred(projection, mean, part, D, BLOCK_D, N)
+    n = part * PART + tl.arange(0, PART)
+    if HAS_WEIGHT:
+        w *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    out = _load_part(dy, part, row, in_row, N, N)
+    u = tl.dot(out, w.to(out.dtype), u, input_precision="tf32")
+    # Loaded again, transposed: Triton 3.4 to 3.7 miscompile a transposed operand in registers.
+    across = tl.load(dy + row[None, :] * N + n[:, None], mask=in_row[None, :] & (n < N)[:, None], other=0.0)
+    share = tl.dot(across, xs.to(across.dtype), share, input_precision="tf32")
+    shift += tl.sum(across.to(tl.float32), 1)
+    return u, share, shift
+
+
+@triton.jit
+def _store_part(to, share, shift, part, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr):
+    n = part * PART + tl.arange(0, PART)
+    d = tl.arange(0, BLOCK_D)
+    tl.store(to + n[:, None] * D + d[None, :], share, mask=(n < N)[:, None] & (d < D)[None, :])
+    tl.store(to + N * D + n, shift, mask=n < N)
 
 
 @triton.jit
 def linear_norm_backward_kernel(
-    x, projection, weight, dy, dx, dprojection, dweight, dbias, M, eps, tiles,
-    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
+    x, projection, weight, scales, dy, dx, shares, M, tiles,
+    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """dx [M, D], and each program's share of dprojection [programs, D, N], dweight and dbias [programs, N]."""
-    matrix = _load(projection, 0, N, D, BLOCK_D, WIDTH)
-    columns = tl.arange(0, WIDTH)[None, :]
-    gain = tl.full([1, WIDTH], 1.0, tl.float32)
-    if HAS_WEIGHT:
-        gain = tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)
-    gains = tl.zeros([1, WIDTH], tl.float32)
-    shifts = tl.zeros([1, WIDTH], tl.float32)
-    matrices = tl.zeros([BLOCK_D, WIDTH], tl.float32)
+    """dx [M, D], and this program's share [N D + N + D D] of three sums over rows (see `_backward`).
+
+    With W the centred projection, C = W^T W and s the scale of a row, the norm is y = gain s (x W^T) + bias. So
+    u = dy (gain W), a = s (x . u) / N, and dx = s (u - a s x C): no tensor is as wide as N but dy, which is read once.
+    """
+    d = tl.arange(0, BLOCK_D)
+    PARTS: tl.constexpr = (N + PART - 1) // PART
+    zero = tl.zeros([BLOCK_D], tl.float32)
+    mean = zero
+    for part in tl.static_range(PARTS):
+        mean += tl.sum(_load_centred(projection, zero, part, D, BLOCK_D, N), 0)
+    mean /= N
+    gram = tl.zeros([BLOCK_D, BLOCK_D], tl.float32)
+    for part in tl.static_range(PARTS):
+        w = _load_centred(projection, mean, part, D, BLOCK_D, N)
+        n = part * PART + tl.arange(0, PART)
+        filled = (n < N)[None, :] & (d < D)[:, None]
+        w_across = tl.load(projection + n[None, :] * D + d[:, None], mask=filled, other=0.0).to(tl.float32)
+        w_across = tl.where(filled, w_across - mean[:, None], 0.0)
+        gram = tl.dot(w_across, w, gram, input_precision="tf32")
+    share0 = tl.zeros([PART, BLOCK_D], tl.float32)
+    share1 = share0
+    share2 = share0
+    share3 = share0
+    shift0 = tl.zeros([PART], tl.float32)
+    shift1 = shift0
+    shift2 = shift0
+    shift3 = shift0
+    moments = tl.zeros([BLOCK_D, BLOCK_D], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        given = _load(x, tile, M, D, BLOCK_D, ROWS)
-        projected = tl.dot(given, tl.trans(matrix), input_precision="tf32")
-        at, inside, _ = _locate(tile, M, N, ROWS, WIDTH)
-        out = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        standard, scale = _standardise(projected, inside, N, eps, True)
-        gains += tl.sum(out * standard, 0)[None, :]
-        shifts += tl.sum(out, 0)[None, :]
-        inner = out * gain
-        into = inner - standard * (tl.sum(inner * standard, 1) / N)[:, None] - (tl.sum(inner, 1) / N)[:, None]
-        into = tl.where(inside, into * scale, 0.0).to(given.dtype)
-        back = tl.dot(into, matrix, input_precision="tf32")
-        x_at, x_inside, _ = _locate(tile, M, D, ROWS, BLOCK_D)
-        tl.store(dx + x_at, back.to(dx.dtype.element_ty), mask=x_inside)
-        matrices = tl.dot(tl.trans(given), into, matrices, input_precision="tf32")
-    place, within, _ = _locate(0, D, N, BLOCK_D, WIDTH)
-    tl.store(dprojection + tl.program_id(0) * (D * N) + place, matrices, mask=within)
-    share = tl.program_id(0) * N + columns
-    tl.store(dweight + share, gains, mask=columns < N)
-    tl.store(dbias + share, shifts, mask=columns < N)
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        in_row = row < M
+        at = row[:, None] * D + d[None, :]
+        inside = in_row[:, None] & (d < D)[None, :]
+        given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row, mask=in_row, other=0.0)
+        xs = given * scale[:, None]
+        u = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        u, share0, shift0 = _back_through_part(
+            u, share0, shift0, 0, projection, weight, mean, dy, row, in_row, xs, D, N, BLOCK_D, HAS_WEIGHT
+        )
+        if PARTS > 1:
+            u, share1, shift1 = _back_through_part(
+                u, share1, shift1, 1, projection, weight, mean, dy, row, in_row, xs, D, N, BLOCK_D, HAS_WEIGHT
+            )
+        if PARTS > 2:
+            u, share2, shift2 = _back_through_part(
+                u, share2, shift2, 2, projection, weight, mean, dy, row, in_row, xs, D, N, BLOCK_D, HAS_WEIGHT
+            )
+        if PARTS > 3:
+            u, share3, shift3 = _back_through_part(
+                u, share3, shift3, 3, projection, weight, mean, dy, row, in_row, xs, D, N, BLOCK_D, HAS_WEIGHT
+            )
+        a = scale * tl.sum(given * u, 1) / N
+        back = scale[:, None] * tl.dot(xs * -a[:, None], gram, u, input_precision="tf32")
+        tl.store(dx + at, back.to(dx.dtype.element_ty), mask=inside)
+        across = tl.load(x + row[None, :] * D + d[:, None], mask=in_row[None, :] & (d < D)[:, None], other=0.0)
+        weighted = across.to(tl.float32) * (a * scale * scale)[None, :]
+        moments = tl.dot(weighted, given, moments, input_precision="tf32")
+    shares += tl.program_id(0) * (N * D + N + D * D)
+    _store_part(shares, share0, shift0, 0, D, N, BLOCK_D)
+    if PARTS > 1:
+        _store_part(shares, share1, shift1, 1, D, N, BLOCK_D)
+    if PARTS > 2:
+        _store_part(shares, share2, shift2, 2, D, N, BLOCK_D)
+    if PARTS > 3:
+        _store_part(shares, share3, shift3, 3, D, N, BLOCK_D)
+    square = (d < D)[:, None] & (d < D)[None, :]
+    tl.store(shares + N * D + N + d[:, None] * D + d[None, :], moments, mask=square)
 
 
-def _sizes(x: Tensor, projection: Tensor, rows: int) -> tuple[int, int, dict[str, int]]:
-    """The number of rows M, of tiles, and the constants of a kernel."""
+def _sizes(x: Tensor, projection: Tensor) -> tuple[int, dict[str, int]]:
+    """The number of rows M, and the widths as constants of a kernel."""
     N, D = projection.shape
-    M = x.numel() // D
-    widths = {"BLOCK_D": max(16, triton.next_power_of_2(D)), "WIDTH": max(16, triton.next_power_of_2(N))}
-    return M, triton.cdiv(M, rows), {"D": D, "N": N, **widths, "ROWS": rows, "num_warps": 8, "num_stages": 2}
+    return x.numel() // D, {"D": D, "N": N, "BLOCK_D": max(16, triton.next_power_of_2(D))}
 
 
 @torch.library.custom_op("rebased::linear_norm", mutates_args=())
-def _forward(x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    M, tiles, sizes = _sizes(x, projection, ROWS)
-    y = x.new_empty(*x.shape[:-1], len(projection))
+def _forward(
+    x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    M, widths = _sizes(x, projection)
+    y, scales = x.new_empty(*x.shape[:-1], len(projection)), x.new_empty(M, dtype=torch.float32)
+    tiles = triton.cdiv(M, ROWS)
     launch(
         linear_norm_kernel, (min(tiles, PROGRAMS),),
-        x, projection, weight, bias, y, M, eps, tiles,
-        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, **sizes,
+        x, projection, weight, bias, y, scales, M, eps, tiles,
+        **widths, WIDTH=max(16, triton.next_power_of_2(len(projection))), ROWS=ROWS,
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, num_warps=8, num_stages=2,
     )  # fmt: skip
-    return y
+    return y, scales
 
 
 @_forward.register_fake
 def _(x, projection, weight, bias, eps):
-    return x.new_empty(*x.shape[:-1], projection.shape[0])
+    rows = x.shape[:-1]
+    return x.new_empty(*rows, projection.shape[0]), x.new_empty(rows.numel(), dtype=torch.float32)
 
 
 @torch.library.custom_op("rebased::linear_norm_backward", mutates_args=())
 def _backward(
-    dy: Tensor, x: Tensor, projection: Tensor, weight: Tensor | None, eps: float
+    dy: Tensor, x: Tensor, projection: Tensor, weight: Tensor | None, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx, dprojection, dweight, dbias, the last three in fp32.
+
+    The kernel sums over rows: G = dy^T (s x) [N, D], the columns of dy [N], and A = sum of a s^2 x x^T [D, D]. Then
+    dweight = W . G, row by row, and dprojection is gain G - W A, centred; W is the centred projection.
+    """
+    M, widths = _sizes(x, projection)
     N, D = projection.shape
-    M, tiles, sizes = _sizes(x, projection, BACKWARD_ROWS if D <= 32 else WIDE_BACKWARD_ROWS)
+    tiles = triton.cdiv(M, BACKWARD_ROWS)
     programs = min(tiles, PROGRAMS)
     dx = torch.empty_like(x)
-    dprojection, dweight, dbias = (x.new_empty(programs, *shape, dtype=torch.float32) for shape in ((D, N), (N,), (N,)))
+    shares = x.new_empty(programs, N * D + N + D * D, dtype=torch.float32)
     launch(
         linear_norm_backward_kernel, (programs,),
-        x, projection, weight, dy, dx, dprojection, dweight, dbias, M, eps, tiles,
-        HAS_WEIGHT=weight is not None, **sizes,
+        x, projection, weight, scales, dy, dx, shares, M, tiles,
+        **widths, ROWS=BACKWARD_ROWS, HAS_WEIGHT=weight is not None, num_warps=4 if D <= 32 else 8, num_stages=1,
     )  # fmt: skip
-    return dx, dprojection.sum(0).t().contiguous(), dweight.sum(0), dbias.sum(0)
+    total = shares.sum(0)
+    G, dbias, A = total[: N * D].view(N, D), total[N * D : N * D + N].clone(), total[N * D + N :].view(D, D)
+    wide = projection.float()
+    W = wide - wide.mean(0)
+    gain = G if weight is None else G * weight.float().unsqueeze(1)
+    dW = gain - W @ A
+    return dx, dW - dW.mean(0), (W * G).sum(1), dbias
 
 
 @_backward.register_fake
-def _(dy, x, projection, weight, eps):
+def _(dy, x, projection, weight, scales):
     of_features = x.new_empty(projection.shape[0], dtype=torch.float32)
     matrix = torch.empty_like(projection, dtype=torch.float32, memory_format=torch.contiguous_format)
     return torch.empty_like(x), matrix, of_features, torch.empty_like(of_features)
 
 
 def _setup(ctx, inputs, output):
-    x, projection, weight, bias, ctx.eps = inputs
+    x, projection, weight, bias, _ = inputs
     ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, projection, weight)
+    ctx.save_for_backward(x, projection, weight, output[1])
+    ctx.set_materialize_grads(False)
 
 
-def _autograd(ctx, dy):
-    x, projection, weight = ctx.saved_tensors
-    dx, dprojection, dweight, dbias = _backward(dy.contiguous(), x, projection, weight, ctx.eps)
+def _autograd(ctx, dy, _):
+    if dy is None:
+        return None, None, None, None, None
+    x, projection, weight, scales = ctx.saved_tensors
+    dx, dprojection, dweight, dbias = _backward(dy.contiguous(), x, projection, weight, scales)
     dprojection = dprojection.to(projection.dtype)
     return dx, dprojection, None if weight is None else dweight, dbias if ctx.has_bias else None, None
 
@@ -160,4 +266,5 @@ def linear_norm(x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tens
 
     Products of fp32 are in TF32. D is at most MAX_FEATURES and N at most MAX_WIDTH.
     """
-    return _forward(x.contiguous(), projection.contiguous(), weight, bias, eps)
+    y, _ = _forward(x.contiguous(), projection.contiguous(), weight, bias, eps)
+    return y
