@@ -44,7 +44,7 @@ from rebased.train.world import World
 
 TOKENS = 32_768
 LENGTHS = (4096, 16_384, 65_536, 1024, 8192, 2048, 32_768)  # the ones with a target first
-WARM_UP, ROUNDS = 3, 5
+WARM_UP, ROUNDS = 5, 5  # a step is captured the fourth time
 KERNELS = {  # what a kernel is for, by a part of its name; the first that fits counts
     "norms, GELU, casts (compiled)": ("triton_",),
     "polynomial attention, backward": ("query_grad", "key_grad"),
@@ -80,6 +80,7 @@ class Case(NamedTuple):
     tokens: int
     compile: str
     device: str
+    capture: bool = False
 
     @property
     def batch(self) -> int:
@@ -97,7 +98,8 @@ def ready_step(case: Case) -> Callable[[], None]:
     """A model, its optimiser and a batch in the host's memory; each call is one step of training."""
     torch.manual_seed(0)
     shape, device = shape_of(case), torch.device(case.device)
-    train = LMTrainConfig(batch_size=case.batch, compile=case.compile, device=case.device)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"compile": case.compile, "device": case.device, "capture": case.capture}
+    train = LMTrainConfig(batch_size=case.batch, **settings)
     with torch.device(device):  # to draw weights on the host would take longer than all else
         model = LanguageModel(shape)
     step = LMStep(model, train, World(0, 1, device))
@@ -140,6 +142,7 @@ def warm(case: Case) -> Iterator[Callable[[], None]]:
 
 def measure(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"model": case.model, "T": case.T, "batch": case.batch, "compile": case.compile}
+    row["capture"] = case.capture
     start = time.perf_counter()
     try:
         with warm(case) as run:
@@ -216,6 +219,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="T")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a step")
     parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
+    parser.add_argument("--capture", action="store_true", help="replay each step as a CUDA graph")
     parser.add_argument("--profile", action="store_true", help="also say where the time of a step goes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after so many")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -243,14 +247,16 @@ def main(words: Sequence[str] | None = None) -> Path:
         if time.monotonic() - start > 60 * args.minutes:
             record["left_out"].append({"model": model, "T": T, "reason": "the time was over"})
             continue
-        row = measure(Case(model, T, args.tokens, args.compile, args.device))
+        row = measure(Case(model, T, args.tokens, args.compile, args.device, args.capture))
         record["steps"].append(row)
         save(record, path)
         say(row, time.monotonic() - start)
         let_go(args.device)
     for row in record["steps"] if args.profile else ():  # at the end, so that no time has a profiler behind it
         if "failed" not in row and time.monotonic() - start <= 60 * args.minutes:
-            row["profile"] = profile_of(Case(row["model"], row["T"], args.tokens, args.compile, args.device))
+            row["profile"] = profile_of(
+                Case(row["model"], row["T"], args.tokens, args.compile, args.device, args.capture)
+            )
             save(record, path)
             let_go(args.device)
     record["ratios"] = ratios(record["steps"])
