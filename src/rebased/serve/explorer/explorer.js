@@ -1,0 +1,495 @@
+"use strict";
+// The page of `rebased explore`. All text is put in as text, never as markup.
+const at = id => document.getElementById(id);
+const SIDES = ["left", "right"];
+const SAMPLE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.";
+const all = { models: [], unit: 1000 };
+const panels = {};
+const curvePoints = new Map(); // "model|T|pairs" to what the server answered
+let seed = 0, position = 0, loading = null, curveRound = 0;
+
+function element(tag, className = "", text = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== "") made.textContent = text;
+  return made;
+}
+
+function drawn(tag, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const count = number => number.toLocaleString("en");
+const percent = share => (100 * share).toFixed(share > 0.0005 && share < 0.9995 ? 1 : 0) + " %";
+
+function say(text, bad = false) {
+  at("status").textContent = text;
+  at("status").classList.toggle("bad", bad);
+}
+
+async function ask(path, body, signal) {
+  const response = await fetch("api/" + path, {
+    method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal,
+  });
+  if (response.ok) return response.json();
+  let message = response.status + " " + response.statusText;
+  try { message = (await response.json()).error.message; } catch { /* not ours: the status says it */ }
+  throw new Error(message);
+}
+
+// ---- the models ----
+
+const model = side => all.models.find(each => each.name === at(side).value);
+const shownSides = () => SIDES.filter(side => model(side));
+const fits = (a, b) => a.kind === b.kind && (a.kind === "text" || a.vocab_size === b.vocab_size);
+
+function fillPickers(left, right) {
+  at("left").replaceChildren(...all.models.map(each => new Option(each.name, each.name)));
+  at("left").value = left;
+  const others = all.models.filter(each => fits(each, model("left")));
+  at("right").replaceChildren(new Option("nothing", ""), ...others.map(each => new Option(each.name, each.name)));
+  at("right").value = others.some(each => each.name === right) ? right : "";
+}
+
+function chooseModels(left, right) {
+  fillPickers(left, right);
+  const kind = model("left").kind;
+  at("recall").hidden = kind !== "recall";
+  at("writing").hidden = kind !== "text";
+  at("panels").replaceChildren();
+  for (const side of SIDES) delete panels[side];
+  for (const side of shownSides()) panels[side] = new Panel(side, model(side));
+  if (kind === "recall") {
+    const both = shownSides().map(model), longest = Math.min(...both.map(each => each.longest));
+    at("length").max = longest;
+    at("length").value = Math.min(longest, Number(at("length").value) || Math.max(...both.map(each => each.seq_len)));
+    const {first_value, vocab_size} = both[0];
+    at("tokens-hint").textContent = `Token numbers with spaces between them. 0 is the filler, 1 to ${first_value - 1} are keys, `
+      + `${first_value} to ${vocab_size - 1} values. A key with a value after it is a pair; a key that comes again alone is a question.`;
+    limitPairs();
+    return drawSequence();
+  }
+  if (!at("text").value) at("text").value = SAMPLE;
+  return readText();
+}
+
+// ---- loading: what is under way is given up when something else is asked for ----
+
+async function load(work) {
+  loading?.abort();
+  const mine = loading = new AbortController();
+  document.body.dataset.busy = "yes";
+  try {
+    await work(mine.signal);
+    if (loading === mine) say("");
+  } catch (error) {
+    if (error.name !== "AbortError" && loading === mine) say(error.message, true);
+  } finally {
+    if (loading === mine) document.body.dataset.busy = "no";
+  }
+}
+
+function limitPairs() {
+  const most = Math.max(1, Math.floor(Number(at("length").value) / 4));
+  at("pairs").max = most;
+  if (!at("pairs").dataset.set) at("pairs").value = Math.min(most, model("left").trained_pairs[1]);
+  at("pairs").dataset.set = "yes";
+  at("pairs-shown").textContent = at("pairs").value;
+}
+
+function drawSequence() {
+  const pairs = Number(at("pairs").value), seq_len = Number(at("length").value);
+  at("pairs-shown").textContent = pairs;
+  drawCurve();
+  return load(async signal => {
+    const {tokens} = await ask("sequence", {model: at("left").value, pairs, seq_len, seed}, signal);
+    await readSequence(tokens, signal);
+    loadCurve();
+  });
+}
+
+async function readSequence(tokens, signal) {
+  at("tokens").value = tokens.join(" ");
+  const answers = await Promise.all(shownSides().map(side => ask("recall", {model: at(side).value, tokens}, signal)));
+  shownSides().forEach((side, i) => panels[side].show(answers[i]));
+  const first = answers[0].questions[0];
+  await select(first ? first.position : answers[0].tokens.length - 1, signal);
+}
+
+function useTokens() {
+  const words = at("tokens").value.split(/[\s,]+/).filter(word => word);
+  const wrong = words.find(word => !/^\d{1,9}$/.test(word));
+  if (wrong !== undefined) return say(`“${wrong.slice(0, 40)}” is no token number; write whole numbers with spaces between them`, true);
+  if (!words.length) return say("The sequence is empty; write at least one token number", true);
+  return load(signal => readSequence(words.map(Number), signal));
+}
+
+function readText() {
+  const text = at("text").value;
+  if (!text) return say("The text is empty; type something", true);
+  return load(async signal => {
+    const answers = await Promise.all(shownSides().map(side => ask("text", {model: at(side).value, text}, signal)));
+    shownSides().forEach((side, i) => panels[side].show(answers[i]));
+    await select(answers[0].tokens.length - 1, signal);
+  });
+}
+
+/** Select a position in both panels. The other panel may have other tokens of the same text. */
+async function select(wanted, signal, from) {
+  position = wanted;
+  const sides = shownSides();
+  const same = sides.every(side => panels[side].answer?.tokens.length === panels[sides[0]].answer?.tokens.length);
+  const chosen = sides.filter(side => same || !from || from === side);
+  for (const side of chosen) panels[side].select(Math.min(wanted, panels[side].answer.tokens.length - 1));
+  await Promise.all(chosen.map(side => panels[side].loadAttention(signal)));
+}
+
+// ---- recall against the number of pairs ----
+
+function curvePairs() {
+  const most = Number(at("pairs").max), step = Math.max(1, Math.round(most / 8));
+  const found = new Set([1, Number(at("pairs").value), most]);
+  for (let pairs = step; pairs < most; pairs += step) found.add(pairs);
+  return [...found].sort((a, b) => a - b);
+}
+
+const pointOf = (side, pairs) => curvePoints.get(`${at(side).value}|${at("length").value}|${pairs}`);
+
+async function loadCurve() {
+  const round = ++curveRound, seq_len = Number(at("length").value), now = Number(at("pairs").value);
+  const wanted = curvePairs().sort((a, b) => Math.abs(a - now) - Math.abs(b - now));
+  try {
+    for (const pairs of wanted)
+      for (const side of shownSides()) {
+        if (round !== curveRound) return;
+        const name = at(side).value, key = `${name}|${seq_len}|${pairs}`;
+        if (!curvePoints.has(key)) curvePoints.set(key, await ask("curve", {model: name, pairs, seq_len}));
+        if (round === curveRound) drawCurve();
+      }
+    document.body.dataset.curve = String(round);
+  } catch (error) { if (round === curveRound) say(error.message, true); }
+}
+
+function drawCurve() {
+  const most = Number(at("pairs").max), now = Number(at("pairs").value);
+  const [x0, x1, y0, y1] = [46, 628, 184, 12];
+  const x = pairs => x0 + (x1 - x0) * (most > 1 ? (pairs - 1) / (most - 1) : 0.5), y = share => y0 + (y1 - y0) * share;
+  const parts = [], [low, high] = model("left").trained_pairs;
+  if (low <= most) parts.push(drawn("rect", {class: "trained", x: x(low), y: y1, width: Math.max(2, x(Math.min(high, most)) - x(low)), height: y0 - y1}));
+  for (const share of [0, 0.5, 1]) {
+    parts.push(drawn("line", {class: "axis", x1: x0, x2: x1, y1: y(share), y2: y(share)}));
+    parts.push(drawn("text", {x: x0 - 6, y: y(share) + 4, "text-anchor": "end"}, 100 * share + " %"));
+  }
+  const ticks = [...new Set([1, Math.round(most / 4), Math.round(most / 2), Math.round(3 * most / 4), most])].filter(each => each > 0);
+  for (const pairs of ticks) parts.push(drawn("text", {x: x(pairs), y: y0 + 18, "text-anchor": "middle"}, pairs));
+  parts.push(drawn("text", {x: (x0 + x1) / 2, y: y0 + 33, "text-anchor": "middle"}, "pairs (shaded: those of training)"));
+  parts.push(drawn("line", {class: "now", x1: x(now), x2: x(now), y1: y0, y2: y1}));
+  const said = [];
+  for (const [i, side] of shownSides().entries()) {
+    const points = [];
+    for (let pairs = 1; pairs <= most; pairs++) if (pointOf(side, pairs)) points.push(pointOf(side, pairs));
+    for (const each of points) parts.push(drawn("line", {class: side + " whisker", x1: x(each.pairs), x2: x(each.pairs), y1: y(each.low), y2: y(each.high)}));
+    parts.push(drawn("polyline", {class: side, points: points.map(each => `${x(each.pairs)},${y(each.accuracy)}`).join(" ")}));
+    for (const each of points) parts.push(drawn("circle", {class: side, cx: x(each.pairs), cy: y(each.accuracy), r: each.pairs === now ? 5 : 2.5}));
+    parts.push(drawn("text", {class: side, x: x0 + 10, y: y0 - 26 + 16 * i}, at(side).value));
+    const here = pointOf(side, now);
+    if (here) said.push(`${at(side).value} ${percent(here.accuracy)} (${percent(here.low)} to ${percent(here.high)})`);
+  }
+  at("curve").replaceChildren(...parts);
+  at("curve-text").textContent = said.length
+    ? `At ${now} ${now === 1 ? "pair" : "pairs"} in ${at("length").value} tokens, over 64 sequences: ${said.join(", ")}.` : "Measuring …";
+}
+
+// ---- one model ----
+
+class Panel {
+  constructor(side, about) {
+    this.side = side;
+    this.about = about;
+    this.root = at("panel").content.firstElementChild.cloneNode(true);
+    this.root.classList.add(side);
+    this.find = query => this.root.querySelector(query);
+    this.find("h2").textContent = about.name;
+    this.find(".strip").setAttribute("aria-label", `Tokens that ${about.name} reads`);
+    this.find(".strip").addEventListener("keydown", event => this.onKey(event, this.answer.tokens.length));
+    this.find(".layer").append(...about.layers.map((each, i) => new Option(`${each.layer + 1}: ${each.mixer}`, i)));
+    this.find(".layer").value = about.layers.length - 1;
+    this.find(".layer").addEventListener("change", () => { this.fillHeads(); load(signal => this.loadAttention(signal)); });
+    this.find(".head").addEventListener("change", () => load(signal => this.loadAttention(signal)));
+    this.fillHeads();
+    const matrix = this.find(".matrix"), grid = this.find(".grid");
+    matrix.addEventListener("pointermove", event => this.pickRow(event));
+    matrix.addEventListener("pointerdown", event => this.pickRow(event));
+    matrix.addEventListener("keydown", event => this.onKey(event, this.answer.tokens.length));
+    grid.addEventListener("pointermove", event => this.pickCell(event));
+    grid.addEventListener("pointerdown", event => this.pickCell(event));
+    grid.addEventListener("keydown", event => this.moveCell(event));
+    at("panels").append(this.root);
+  }
+
+  fillHeads() {
+    const layer = this.about.layers[this.find(".layer").value];
+    const heads = Array.from({length: layer?.heads ?? 0}, (_, i) => new Option(String(i + 1), i));
+    this.find(".head").replaceChildren(...(heads.length > 1 ? [new Option("mean of all", "")] : []), ...heads);
+    this.find(".attention .controls").classList.toggle("none", !layer);
+    for (const each of this.root.querySelectorAll(".attention label, .matrix")) each.hidden = !layer;
+    this.find(".attention .hint").textContent = layer
+      ? "Row: the selected token. Darker: it looks there more. The shades above are the same row."
+      : `No layer of this model has an attention matrix: its mixers are ${this.about.mixers.join(", ")}.`;
+  }
+
+  show(answer) {
+    this.answer = answer;
+    this.rows = null;
+    this.cell = null;
+    const {state, tokens} = answer, about = this.about;
+    let held = "its mixers have no state to go on from";
+    if (state) held = `state of ${count(state.bytes)} bytes ` + (state.grows ? `after ${tokens.length} tokens, and growing` : "however long the sequence is");
+    this.find(".facts").textContent = `${about.mixer}, ${count(about.parameters)} parameters; ${held}.`;
+    if (about.kind === "text") this.showText(); else this.showRecall();
+    this.find(".readout").hidden = about.kind === "text";
+  }
+
+  showRecall() {
+    const {tokens, pairs, questions, predictions} = this.answer;
+    const kinds = new Map();
+    for (const pair of pairs) { kinds.set(pair.position - 1, "key"); kinds.set(pair.position, "value"); }
+    this.asked = new Map(questions.map(question => [question.position, question]));
+    let right = 0;
+    for (const {position, answer} of questions) {
+      const good = predictions[position].top[0][0] === answer;
+      right += good;
+      kinds.set(position, good ? "key asked" : "key asked wrong");
+    }
+    this.find(".score").textContent = questions.length ? `${right} of ${questions.length} questions answered` : "The sequence asks nothing.";
+    this.fillStrip(tokens.map((token, i) => [token === 0 ? "·" : String(token), kinds.get(i) ?? (token ? "other" : "filler")]));
+    this.kinds = kinds;
+    const {readout} = this.answer;
+    this.find(".grid").hidden = this.find(".readout .cell").hidden = Boolean(readout.why) || !readout.keys.length || !readout.after.length;
+    if (readout.why) this.find(".readout .hint").textContent = readout.why;
+    else if (!readout.keys.length) this.find(".readout .hint").textContent = "No pair was read.";
+    else {
+      const last = readout.rank.at(-1) ?? [], held = last.filter(rank => rank === 0).length;
+      this.find(".readout .hint").textContent = `After each second token every key is put to a copy of the state. Down: the keys as they `
+        + `were read. Right: time. Darker: the right value is more probable. At the end ${held} of ${readout.keys.length} keys can be read.`;
+      this.find(".grid").setAttribute("aria-label", this.find(".readout .hint").textContent);
+      this.find(".readout .cell").textContent = "";
+    }
+    this.drawGrid();
+  }
+
+  showText() {
+    const {texts, predictions, loss} = this.answer;
+    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token, ${(loss / Math.LN2).toFixed(3)} bits`;
+    this.fillStrip(texts.map(text => [visible(text), "word"]));
+    for (const [i, option] of [...this.find(".strip").children].entries())
+      if (i) option.style.setProperty("--known", Math.round(100 * predictions[i - 1].probability) + "%");
+  }
+
+  fillStrip(tokens) {
+    this.find(".strip").replaceChildren(...tokens.map(([text, kind], i) => {
+      const option = element("span", kind, text);
+      option.setAttribute("role", "option");
+      option.setAttribute("aria-selected", "false");
+      option.tabIndex = -1;
+      option.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") select(i, undefined, this.side); });
+      option.addEventListener("click", () => { option.focus(); select(i, undefined, this.side); });
+      return option;
+    }));
+  }
+
+  onKey(event, n) {
+    const here = this.position ?? 0;
+    const to = {ArrowRight: here + 1, ArrowDown: here + 1, ArrowLeft: here - 1, ArrowUp: here - 1, Home: 0, End: n - 1}[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    select(Math.max(0, Math.min(n - 1, to)), undefined, this.side);
+    if (event.currentTarget === this.find(".strip")) this.find(".strip").children[this.position].focus();
+  }
+
+  select(i) {
+    const options = this.find(".strip").children;
+    if (this.position !== undefined && options[this.position]) {
+      options[this.position].setAttribute("aria-selected", "false");
+      options[this.position].tabIndex = -1;
+    }
+    this.position = i;
+    options[i].setAttribute("aria-selected", "true");
+    options[i].tabIndex = 0;
+    this.describe();
+    this.shade();
+  }
+
+  describe() {
+    const {tokens, texts, predictions} = this.answer, i = this.position, row = predictions[i];
+    const name = token => texts ? "" : String(token);
+    let head = `Token ${i + 1} of ${tokens.length}: ${texts ? "“" + visible(texts[i]) + "”" : tokens[i]}. `;
+    let wanted = null;
+    if (texts) {
+      wanted = i + 1 < tokens.length ? tokens[i + 1] : null;
+      head += wanted === null ? "It is the last; what would come next:"
+        : `Next comes “${visible(texts[i + 1])}”: probability ${percent(row.probability)}, loss ${(-Math.log(Math.max(row.probability, 1e-30))).toFixed(2)} nats.`;
+    } else if (this.asked.has(i)) {
+      wanted = this.asked.get(i).answer;
+      head += `The key is asked for; its value is ${wanted}, probability ${percent(row.probability)}, rank ${row.rank + 1}.`;
+    } else {
+      const kind = this.kinds.get(i);
+      head += kind ? `A ${kind}. Nothing is asked here; the model would say:` : "Nothing is asked here; the model would say:";
+    }
+    const list = element("dl");
+    row.top.forEach(([token, share], n) => {
+      const right = token === wanted ? "right-one" : "";
+      const bar = element("div", "bar");
+      bar.style.width = 100 * share + "%";
+      const middle = element("dd");
+      middle.append(bar);
+      list.append(element("dt", right, texts ? visible(row.texts[n]) : name(token)), middle, element("dd", right, percent(share)));
+    });
+    this.find(".detail").replaceChildren(element("p", "", head), list);
+  }
+
+  // ---- attention ----
+
+  async loadAttention(signal) {
+    const layer = this.about.layers[this.find(".layer").value];
+    if (!layer || !this.answer) return;
+    const chosen = this.find(".head").value, head = chosen === "" ? null : Number(chosen);
+    const key = `${layer.layer}|${head}`, answer = this.answer;
+    if (this.rows?.key === key) return;
+    const {rows} = await ask("attention", {model: this.about.name, tokens: answer.tokens, layer: layer.layer, head}, signal);
+    if (this.answer !== answer) return;
+    this.rows = rows;
+    this.rows.key = key;
+    this.drawMatrix();
+    this.shade();
+  }
+
+  shade() {
+    const row = this.rows?.[this.position], answer = this.asked?.get(this.position)?.answer_position;
+    for (const [i, option] of [...this.find(".strip").children].entries()) {
+      const weight = (row?.[i] ?? 0) / all.unit;
+      option.style.setProperty("--look", Math.round(60 * Math.sqrt(weight)) + "%");
+      option.classList.toggle("answer", i === answer);
+    }
+    this.drawMatrix();
+  }
+
+  drawMatrix() {
+    if (!this.rows) return;
+    const canvas = this.find(".matrix"), n = this.rows.length, pen = canvas.getContext("2d");
+    canvas.width = canvas.height = n;
+    pen.fillStyle = colour("--own", this.root);
+    this.rows.forEach((row, i) => row.forEach((weight, j) => {
+      if (!weight) return;
+      pen.globalAlpha = Math.sqrt(weight / all.unit);
+      pen.fillRect(j, i, 1, 1);
+    }));
+    pen.globalAlpha = 0.25;
+    pen.fillStyle = colour("--text");
+    pen.fillRect(0, this.position, n, 1);
+    const row = this.rows[this.position] ?? [], best = row.indexOf(Math.max(...row));
+    const where = this.answer.texts ? `“${visible(this.answer.texts[best])}”` : this.answer.tokens[best];
+    canvas.setAttribute("aria-label", `Attention of ${n} tokens. Token ${this.position + 1} looks most at token ${best + 1}, ${where}: ${percent(row[best] / all.unit)}.`);
+    canvas.title = canvas.getAttribute("aria-label");
+  }
+
+  pickRow(event) {
+    const {top, height} = event.currentTarget.getBoundingClientRect(), n = this.answer.tokens.length;
+    select(Math.max(0, Math.min(n - 1, Math.floor((event.clientY - top) / height * n))), undefined, this.side);
+  }
+
+  // ---- the state ----
+
+  drawGrid() {
+    const canvas = this.find(".grid"), {readout} = this.answer;
+    if (canvas.hidden) return;
+    const size = 8, columns = readout.after.length, rows = readout.keys.length, pen = canvas.getContext("2d");
+    canvas.width = columns * size;
+    canvas.height = rows * size;
+    const own = colour("--own", this.root), line = colour("--line"), bad = colour("--bad");
+    for (let i = 0; i < columns; i++)
+      for (let k = 0; k < rows; k++) {
+        const rank = readout.rank[i][k];
+        if (rank < 0) continue;
+        pen.globalAlpha = 1;
+        pen.fillStyle = line;
+        pen.fillRect(i * size, k * size, size - 1, size - 1);
+        pen.globalAlpha = readout.probability[i][k];
+        pen.fillStyle = own;
+        pen.fillRect(i * size, k * size, size - 1, size - 1);
+        if (rank > 0) { // not only by colour: a mark where another token is likelier
+          pen.globalAlpha = 1;
+          pen.fillStyle = bad;
+          pen.fillRect(i * size + 2, k * size + 2, 3, 3);
+        }
+      }
+    if (this.cell) {
+      pen.globalAlpha = 1;
+      pen.strokeStyle = colour("--text");
+      pen.strokeRect(this.cell[0] * size + .5, this.cell[1] * size + .5, size - 2, size - 2);
+    }
+  }
+
+  chooseCell(i, k) {
+    const {readout, pairs} = this.answer;
+    this.cell = [Math.max(0, Math.min(readout.after.length - 1, i)), Math.max(0, Math.min(readout.keys.length - 1, k))];
+    [i, k] = this.cell;
+    const key = readout.keys[k], read = readout.after[i], rank = readout.rank[i][k];
+    const value = pairs.filter(pair => pair.key === key && pair.position < read).at(-1)?.value;
+    this.find(".readout .cell").textContent = `After ${read} tokens, key ${key}: ` + (rank < 0 ? "not read yet."
+      : `value ${value} has probability ${percent(readout.probability[i][k])}, rank ${rank + 1}.`);
+    this.drawGrid();
+  }
+
+  pickCell(event) {
+    const {left, top, width, height} = event.currentTarget.getBoundingClientRect(), {readout} = this.answer;
+    this.chooseCell(Math.floor((event.clientX - left) / width * readout.after.length), Math.floor((event.clientY - top) / height * readout.keys.length));
+  }
+
+  moveCell(event) {
+    const [dx, dy] = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]}[event.key] ?? [0, 0];
+    if (!dx && !dy) return;
+    event.preventDefault();
+    const [i, k] = this.cell ?? [this.answer.readout.after.length - 1, 0];
+    if (this.cell) this.chooseCell(i + dx, k + dy); else this.chooseCell(i, k);
+  }
+}
+
+const colour = (name, root = document.body) => getComputedStyle(root).getPropertyValue(name).trim();
+const visible = text => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+
+// ---- what the reader does ----
+
+function later(wait, work) {
+  let timer;
+  return () => { clearTimeout(timer); timer = setTimeout(work, wait); };
+}
+
+const drawSoon = later(120, drawSequence);
+at("pairs").addEventListener("input", () => { at("pairs-shown").textContent = at("pairs").value; drawCurve(); drawSoon(); });
+at("length").addEventListener("change", () => {
+  const {max, value} = at("length"), asked = Math.floor(Number(value) / 2) * 2;
+  at("length").value = Math.max(4, Math.min(Number(max), asked || 4));
+  limitPairs();
+  drawSequence();
+});
+at("another").addEventListener("click", () => { seed = (seed + 1) % 2 ** 31; drawSequence(); });
+at("use").addEventListener("click", useTokens);
+at("read").addEventListener("click", readText);
+at("text").addEventListener("input", later(500, readText));
+at("left").addEventListener("change", () => chooseModels(at("left").value, at("right").value));
+at("right").addEventListener("change", () => chooseModels(at("left").value, at("right").value));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const side of shownSides()) { panels[side].drawMatrix(); if (panels[side].answer?.readout) panels[side].drawGrid(); }
+});
+
+(async () => {
+  try {
+    const response = await fetch("api/models");
+    Object.assign(all, await response.json());
+    await chooseModels(all.left, all.right ?? "");
+  } catch { say("The server does not answer.", true); }
+})();
