@@ -77,7 +77,8 @@ def explore(
             for name, path in shipped_models().items():
                 if name not in models:
                     models[name] = open_model(path, device=where)
-        left, right = (*shown, None)[:2] if shown else DEFAULT
+        left, *others = shown or DEFAULT
+        right = others[0] if others else None
         if right is not None:
             check_comparable(left, right, models)
         app = build_explorer(Workbench(models, left, right))

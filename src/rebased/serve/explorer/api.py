@@ -62,6 +62,7 @@ def build_explorer(workbench: Workbench) -> FastAPI:
 
     answer("/api/sequence", SequenceBody, workbench.draw)
     answer("/api/recall", RecallBody, workbench.recall)
+    answer("/api/readout", RecallBody, workbench.readout)
     answer("/api/curve", CurveBody, workbench.curve)
     answer("/api/text", TextBody, workbench.text)
     answer("/api/attention", AttentionBody, workbench.attention)

@@ -3,10 +3,11 @@
 const at = id => document.getElementById(id);
 const SIDES = ["left", "right"];
 const SAMPLE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.";
+const NEWLINE = "⏎";
 const all = { models: [], unit: 1000 };
 const panels = {};
 const curvePoints = new Map(); // "model|T|pairs" to what the server answered
-let seed = 0, position = 0, loading = null, curveRound = 0;
+let seed = 0, composed = null, loading = null, curveRound = 0;
 
 function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
@@ -70,7 +71,7 @@ function chooseModels(left, right) {
     at("tokens-hint").textContent = `Token numbers with spaces between them. 0 is the filler, 1 to ${first_value - 1} are keys, `
       + `${first_value} to ${vocab_size - 1} values. A key with a value after it is a pair; a key that comes again alone is a question.`;
     limitPairs();
-    return drawSequence();
+    return composed ? load(signal => readSequence(composed, signal)) : drawSequence();
   }
   if (!at("text").value) at("text").value = SAMPLE;
   return readText();
@@ -95,7 +96,7 @@ async function load(work) {
 function limitPairs() {
   const most = Math.max(1, Math.floor(Number(at("length").value) / 4));
   at("pairs").max = most;
-  if (!at("pairs").dataset.set) at("pairs").value = Math.min(most, model("left").trained_pairs[1]);
+  if (!at("pairs").dataset.set) at("pairs").value = Math.min(most, Math.round(1.5 * model("left").trained_pairs[1]));
   at("pairs").dataset.set = "yes";
   at("pairs-shown").textContent = at("pairs").value;
 }
@@ -103,6 +104,7 @@ function limitPairs() {
 function drawSequence() {
   const pairs = Number(at("pairs").value), seq_len = Number(at("length").value);
   at("pairs-shown").textContent = pairs;
+  composed = null;
   drawCurve();
   return load(async signal => {
     const {tokens} = await ask("sequence", {model: at("left").value, pairs, seq_len, seed}, signal);
@@ -116,7 +118,9 @@ async function readSequence(tokens, signal) {
   const answers = await Promise.all(shownSides().map(side => ask("recall", {model: at(side).value, tokens}, signal)));
   shownSides().forEach((side, i) => panels[side].show(answers[i]));
   const first = answers[0].questions[0];
-  await select(first ? first.position : answers[0].tokens.length - 1, signal);
+  select(first ? first.position : tokens.length - 1);
+  await Promise.all(shownSides().map(side => panels[side].loadAttention(signal)));
+  for (const side of shownSides()) await panels[side].loadReadout(signal);
 }
 
 function useTokens() {
@@ -124,7 +128,8 @@ function useTokens() {
   const wrong = words.find(word => !/^\d{1,9}$/.test(word));
   if (wrong !== undefined) return say(`“${wrong.slice(0, 40)}” is no token number; write whole numbers with spaces between them`, true);
   if (!words.length) return say("The sequence is empty; write at least one token number", true);
-  return load(signal => readSequence(words.map(Number), signal));
+  composed = words.map(Number);
+  return load(signal => readSequence(composed, signal));
 }
 
 function readText() {
@@ -133,18 +138,16 @@ function readText() {
   return load(async signal => {
     const answers = await Promise.all(shownSides().map(side => ask("text", {model: at(side).value, text}, signal)));
     shownSides().forEach((side, i) => panels[side].show(answers[i]));
-    await select(answers[0].tokens.length - 1, signal);
+    for (const side of shownSides()) panels[side].select(panels[side].answer.tokens.length - 1);
+    await Promise.all(shownSides().map(side => panels[side].loadAttention(signal)));
   });
 }
 
-/** Select a position in both panels. The other panel may have other tokens of the same text. */
-async function select(wanted, signal, from) {
-  position = wanted;
-  const sides = shownSides();
-  const same = sides.every(side => panels[side].answer?.tokens.length === panels[sides[0]].answer?.tokens.length);
-  const chosen = sides.filter(side => same || !from || from === side);
-  for (const side of chosen) panels[side].select(Math.min(wanted, panels[side].answer.tokens.length - 1));
-  await Promise.all(chosen.map(side => panels[side].loadAttention(signal)));
+/** Select a position: in both panels if their tokens are the same, else in the panel `from` alone. */
+function select(wanted, from) {
+  const sides = shownSides(), of = side => String(panels[side].answer?.tokens);
+  const chosen = sides.every(side => of(side) === of(sides[0])) ? sides : sides.filter(side => side === from);
+  for (const side of chosen) panels[side].select(wanted);
 }
 
 // ---- recall against the number of pairs ----
@@ -175,7 +178,9 @@ async function loadCurve() {
 
 function drawCurve() {
   const most = Number(at("pairs").max), now = Number(at("pairs").value);
-  const [x0, x1, y0, y1] = [46, 628, 184, 12];
+  const width = Math.max(300, Math.min(640, at("curve").clientWidth || 640)); // letters keep their size on a phone
+  at("curve").setAttribute("viewBox", `0 0 ${width} 220`);
+  const [x0, x1, y0, y1] = [46, width - 12, 184, 12];
   const x = pairs => x0 + (x1 - x0) * (most > 1 ? (pairs - 1) / (most - 1) : 0.5), y = share => y0 + (y1 - y0) * share;
   const parts = [], [low, high] = model("left").trained_pairs;
   if (low <= most) parts.push(drawn("rect", {class: "trained", x: x(low), y: y1, width: Math.max(2, x(Math.min(high, most)) - x(low)), height: y0 - y1}));
@@ -267,38 +272,51 @@ class Panel {
     this.find(".score").textContent = questions.length ? `${right} of ${questions.length} questions answered` : "The sequence asks nothing.";
     this.fillStrip(tokens.map((token, i) => [token === 0 ? "·" : String(token), kinds.get(i) ?? (token ? "other" : "filler")]));
     this.kinds = kinds;
-    const {readout} = this.answer;
-    this.find(".grid").hidden = this.find(".readout .cell").hidden = Boolean(readout.why) || !readout.keys.length || !readout.after.length;
-    if (readout.why) this.find(".readout .hint").textContent = readout.why;
-    else if (!readout.keys.length) this.find(".readout .hint").textContent = "No pair was read.";
-    else {
-      const last = readout.rank.at(-1) ?? [], held = last.filter(rank => rank === 0).length;
-      this.find(".readout .hint").textContent = `After each second token every key is put to a copy of the state. Down: the keys as they `
-        + `were read. Right: time. Darker: the right value is more probable. At the end ${held} of ${readout.keys.length} keys can be read.`;
-      this.find(".grid").setAttribute("aria-label", this.find(".readout .hint").textContent);
-      this.find(".readout .cell").textContent = "";
+    this.find(".grid").hidden = this.find(".readout .cell").hidden = true;
+    this.find(".readout .hint").textContent = this.answer.state ? "Reading …"
+      : `This model cannot be asked: its mixers (${this.about.mixers.join(", ")}) have no state.`;
+  }
+
+  async loadReadout(signal) {
+    const answer = this.answer;
+    if (this.about.kind === "text" || !answer.state) return;
+    const readout = await ask("readout", {model: this.about.name, tokens: answer.tokens}, signal);
+    if (this.answer !== answer) return;
+    answer.readout = readout;
+    const seen = readout.keys.length && readout.after.length;
+    this.find(".grid").hidden = this.find(".readout .cell").hidden = !seen;
+    let said = "No pair was read.";
+    if (seen) {
+      const last = readout.rank.at(-1), held = last.filter(rank => rank === 0).length;
+      said = "After every second token each key is put to a copy of the state. Down: the keys in the order of reading. Across: time. Darker: "
+        + `the right value is more probable; a dot: another token is likelier. At the end ${held} of ${readout.keys.length} keys can be read.`;
     }
+    this.find(".readout .hint").textContent = said;
+    this.find(".grid").setAttribute("aria-label", said);
+    this.find(".readout .cell").textContent = "";
     this.drawGrid();
   }
 
   showText() {
     const {texts, predictions, loss} = this.answer;
-    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token, ${(loss / Math.LN2).toFixed(3)} bits`;
+    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token (${(loss / Math.LN2).toFixed(3)} bits). Underlined: tokens that were expected.`;
     this.fillStrip(texts.map(text => [visible(text), "word"]));
-    for (const [i, option] of [...this.find(".strip").children].entries())
+    for (const [i, option] of this.options.entries())
       if (i) option.style.setProperty("--known", Math.round(100 * predictions[i - 1].probability) + "%");
   }
 
   fillStrip(tokens) {
-    this.find(".strip").replaceChildren(...tokens.map(([text, kind], i) => {
+    this.options = tokens.map(([text, kind], i) => {
       const option = element("span", kind, text);
       option.setAttribute("role", "option");
       option.setAttribute("aria-selected", "false");
       option.tabIndex = -1;
-      option.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") select(i, undefined, this.side); });
-      option.addEventListener("click", () => { option.focus(); select(i, undefined, this.side); });
+      option.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") select(i, this.side); });
+      option.addEventListener("click", () => { option.focus(); select(i, this.side); });
       return option;
-    }));
+    });
+    const lines = this.options.flatMap(option => option.textContent === NEWLINE ? [option, lineBreak()] : [option]);
+    this.find(".strip").replaceChildren(...lines);
   }
 
   onKey(event, n) {
@@ -306,12 +324,12 @@ class Panel {
     const to = {ArrowRight: here + 1, ArrowDown: here + 1, ArrowLeft: here - 1, ArrowUp: here - 1, Home: 0, End: n - 1}[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    select(Math.max(0, Math.min(n - 1, to)), undefined, this.side);
-    if (event.currentTarget === this.find(".strip")) this.find(".strip").children[this.position].focus();
+    select(Math.max(0, Math.min(n - 1, to)), this.side);
+    if (event.currentTarget === this.find(".strip")) this.options[this.position].focus();
   }
 
   select(i) {
-    const options = this.find(".strip").children;
+    const options = this.options;
     if (this.position !== undefined && options[this.position]) {
       options[this.position].setAttribute("aria-selected", "false");
       options[this.position].tabIndex = -1;
@@ -363,13 +381,13 @@ class Panel {
     if (this.answer !== answer) return;
     this.rows = rows;
     this.rows.key = key;
-    this.drawMatrix();
+    this.paint();
     this.shade();
   }
 
   shade() {
     const row = this.rows?.[this.position], answer = this.asked?.get(this.position)?.answer_position;
-    for (const [i, option] of [...this.find(".strip").children].entries()) {
+    for (const [i, option] of this.options.entries()) {
       const weight = (row?.[i] ?? 0) / all.unit;
       option.style.setProperty("--look", Math.round(60 * Math.sqrt(weight)) + "%");
       option.classList.toggle("answer", i === answer);
@@ -377,16 +395,24 @@ class Panel {
     this.drawMatrix();
   }
 
+  /** Paint the whole matrix once. Which row is selected is drawn over it. */
+  paint() {
+    if (!this.rows) return;
+    this.picture = document.createElement("canvas");
+    this.picture.width = this.picture.height = this.rows.length;
+    const pen = this.picture.getContext("2d");
+    pen.fillStyle = colour("--own", this.root);
+    this.rows.forEach((row, i) => row.forEach((weight, j) => {
+      pen.globalAlpha = Math.sqrt(weight / all.unit);
+      if (weight) pen.fillRect(j, i, 1, 1);
+    }));
+  }
+
   drawMatrix() {
     if (!this.rows) return;
     const canvas = this.find(".matrix"), n = this.rows.length, pen = canvas.getContext("2d");
     canvas.width = canvas.height = n;
-    pen.fillStyle = colour("--own", this.root);
-    this.rows.forEach((row, i) => row.forEach((weight, j) => {
-      if (!weight) return;
-      pen.globalAlpha = Math.sqrt(weight / all.unit);
-      pen.fillRect(j, i, 1, 1);
-    }));
+    pen.drawImage(this.picture, 0, 0);
     pen.globalAlpha = 0.25;
     pen.fillStyle = colour("--text");
     pen.fillRect(0, this.position, n, 1);
@@ -398,14 +424,14 @@ class Panel {
 
   pickRow(event) {
     const {top, height} = event.currentTarget.getBoundingClientRect(), n = this.answer.tokens.length;
-    select(Math.max(0, Math.min(n - 1, Math.floor((event.clientY - top) / height * n))), undefined, this.side);
+    select(Math.max(0, Math.min(n - 1, Math.floor((event.clientY - top) / height * n))), this.side);
   }
 
   // ---- the state ----
 
   drawGrid() {
     const canvas = this.find(".grid"), {readout} = this.answer;
-    if (canvas.hidden) return;
+    if (canvas.hidden || !readout) return;
     const size = 8, columns = readout.after.length, rows = readout.keys.length, pen = canvas.getContext("2d");
     canvas.width = columns * size;
     canvas.height = rows * size;
@@ -458,8 +484,14 @@ class Panel {
   }
 }
 
+function lineBreak() {
+  const made = element("span", "break");
+  made.setAttribute("role", "presentation");
+  return made;
+}
+
 const colour = (name, root = document.body) => getComputedStyle(root).getPropertyValue(name).trim();
-const visible = text => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+const visible = text => text.replaceAll("\n", NEWLINE).replaceAll("\t", "⇥").replaceAll(" ", "␣");
 
 // ---- what the reader does ----
 
@@ -482,8 +514,13 @@ at("read").addEventListener("click", readText);
 at("text").addEventListener("input", later(500, readText));
 at("left").addEventListener("change", () => chooseModels(at("left").value, at("right").value));
 at("right").addEventListener("change", () => chooseModels(at("left").value, at("right").value));
+addEventListener("resize", later(100, () => { if (!at("recall").hidden && model("left")) drawCurve(); }));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const side of shownSides()) { panels[side].drawMatrix(); if (panels[side].answer?.readout) panels[side].drawGrid(); }
+  for (const side of shownSides()) {
+    panels[side].paint();
+    panels[side].drawMatrix();
+    panels[side].drawGrid();
+  }
 });
 
 (async () => {

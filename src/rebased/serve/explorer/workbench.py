@@ -34,6 +34,8 @@ EXAMPLES = 64
 """Sequences that recall is measured on, the same for every model."""
 CURVE_SEED = 1
 TOP = 5
+MAX_MOMENTS = 64
+"""Moments at which keys are read out of a state."""
 
 Explorable = RecallModel | TextModel
 
@@ -57,7 +59,7 @@ class Workbench:
         return {"tokens": task.build(1, body.seed, split="test").inputs[0].tolist()}
 
     def recall(self, body: RecallBody) -> dict[str, Any]:
-        """Return the pairs and questions of a sequence, what is predicted at each token, and what the state holds."""
+        """Return the pairs and questions of a sequence, and what is predicted at each token."""
         opened, tokens = self._recall(body.model), body.tokens
         model = opened.model
         _check_tokens(model, tokens)
@@ -65,25 +67,34 @@ class Workbench:
         labels = [IGNORE] * len(tokens)
         for question in found.questions:
             labels[question.position] = question.answer
-        limit = model.config.length_limit
-        moments = [n for n in range(2, len(tokens) + 1, 2) if limit is None or n < limit]
-        try:
-            out = read_out(model, tokens, found.pairs, moments)
-            readout = {
-                "after": out.after,
-                "keys": out.keys,
-                "probability": _rounded(out.probability),
-                "rank": out.rank.tolist(),
-            }
-        except ValueError as error:  # a mixer without a state
-            readout = {"why": str(error)}
         return {
             "tokens": tokens,
             "pairs": [pair._asdict() for pair in found.pairs],
             "questions": [question._asdict() for question in found.questions],
             "predictions": _predictions(predict_next(model, tokens, labels, TOP)),
-            "readout": readout,
             "state": _state(model, len(tokens)),
+        }
+
+    def readout(self, body: RecallBody) -> dict[str, Any]:
+        """Return how well each key can be read out of the state after every second token, or a few of those moments.
+
+        Every second, because pairs are two tokens long: between them a key would follow a key.
+        """
+        opened, tokens = self._recall(body.model), body.tokens
+        _check_tokens(opened.model, tokens)
+        limit = opened.model.config.length_limit or len(tokens) + 1  # a question needs one more position
+        moments = list(range(2, min(len(tokens) + 1, limit), 2))
+        step = -(-len(moments) // MAX_MOMENTS)
+        pairs = read_pairs(tokens, first_value(opened)).pairs
+        try:
+            found = read_out(opened.model, tokens, pairs, moments[::-1][:: step or 1][::-1])
+        except ValueError as error:  # a mixer without a state
+            raise ApiError(400, str(error), param="model") from error
+        return {
+            "after": found.after,
+            "keys": found.keys,
+            "probability": _rounded(found.probability),
+            "rank": found.rank.tolist(),
         }
 
     def curve(self, body: CurveBody) -> dict[str, Any]:
