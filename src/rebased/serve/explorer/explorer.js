@@ -239,8 +239,8 @@ class Panel {
     const layer = this.about.layers[this.find(".layer").value];
     const heads = Array.from({length: layer?.heads ?? 0}, (_, i) => new Option(String(i + 1), i));
     this.find(".head").replaceChildren(...(heads.length > 1 ? [new Option("mean of all", "")] : []), ...heads);
-    this.find(".attention .controls").classList.toggle("none", !layer);
     for (const each of this.root.querySelectorAll(".attention label, .matrix")) each.hidden = !layer;
+    this.find(".head").parentElement.hidden = heads.length < 2;
     this.find(".attention .hint").textContent = layer
       ? "Row: the selected token. Darker: it looks there more. The shades above are the same row."
       : `No layer of this model has an attention matrix: its mixers are ${this.about.mixers.join(", ")}.`;
@@ -343,7 +343,6 @@ class Panel {
 
   describe() {
     const {tokens, texts, predictions} = this.answer, i = this.position, row = predictions[i];
-    const name = token => texts ? "" : String(token);
     let head = `Token ${i + 1} of ${tokens.length}: ${texts ? "“" + visible(texts[i]) + "”" : tokens[i]}. `;
     let wanted = null;
     if (texts) {
@@ -364,7 +363,7 @@ class Panel {
       bar.style.width = 100 * share + "%";
       const middle = element("dd");
       middle.append(bar);
-      list.append(element("dt", right, texts ? visible(row.texts[n]) : name(token)), middle, element("dd", right, percent(share)));
+      list.append(element("dt", right, texts ? visible(row.texts[n]) : token), middle, element("dd", right, percent(share)));
     });
     this.find(".detail").replaceChildren(element("p", "", head), list);
   }
