@@ -61,7 +61,9 @@ def explore(
         from rebased.serve.explorer.workbench import Workbench, check_comparable
         from rebased.serve.server import open_socket, serve
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is not installed; exploring needs it: pip install 'rebased[serve]'") from error
+        raise ImportError(
+            f"{error.name} is not installed; exploring needs it: pip install 'rebased[serve,lab]'"
+        ) from error
     for each in imports:
         import_user_code(each)
     where, console = choose_device(device), to.console()

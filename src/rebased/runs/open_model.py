@@ -65,10 +65,18 @@ def open_model(
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The config of the run that a model is from; empty where nothing beside the weights says."""
+    """The config of the run that a model is from; empty where nothing beside the weights says.
+
+    Raises ValueError if the record there says that the run has not ended, or diverged.
+    """
     if not path.is_dir():
         path = path.parent
     if (path / RECORD).is_file():
         lines = read_record(path)
-        return dict(lines[0].get("config", {})) if lines else {}
+        end = lines[-1] if lines else {}
+        if end.get("type") != "end":
+            raise ValueError(f"{path} has not ended, so it has no trained model yet; finish it with --resume")
+        if end.get("status") != "done":
+            raise ValueError(f"{path} {end.get('status')} and left no trained model; give another run")
+        return dict(lines[0].get("config", {}))
     return dict(read_json(path / ABOUT).get("config", {})) if (path / ABOUT).is_file() else {}
