@@ -1,5 +1,7 @@
 """The explorer's HTTP interface: what it answers about the shipped models, and what it refuses."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +14,37 @@ pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'reba
 pytest.importorskip("httpx", reason="serving needs it: pip install openai httpx")
 
 import httpx
+import torch
 
 from live_explorer import live_explorer
 from rebased.runs.open_model import RecallModel, open_model, shipped_models
-from rebased.serve.explorer.schema import BODY_BYTES, MAX_TOKENS
+from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.serve.errors import ApiError
+from rebased.serve.explorer.api import MAX_WAITING, Turns
+from rebased.serve.explorer.schema import BODY_BYTES, MAX_TOKENS, RecallBody
 from rebased.serve.explorer.workbench import Workbench, check_comparable
 from rebased.train import train
 from tiny_run import tiny
 
+FORGETTING = {"seq_len": 24, "kv_pairs": 4, "updates": 2, "examples": 16}
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The shipped models, and two of a tiny run each: one with positions, and one without matrix."""
+    """The shipped models, and those of tiny runs: with positions, without a matrix, and on another task."""
     folder = tmp_path_factory.mktemp("runs")
     found = {name: open_model(path) for name, path in shipped_models().items()}
     mixers = {"short": ["short_conv", {"name": "rebased", "n_heads": 2, "key_width": 4}], "mamba": ["mamba", "mamba"]}
     for name, pattern in mixers.items():
         train(tiny({"model": {"mixers": pattern}, "train": {"epochs": 1}}), folder / name)
         found[name] = open_model(folder / name)
+    task = {"name": "forgetting_mqar", "vocab_size": 32, "train": [FORGETTING], "test": [FORGETTING]}
+    settings = tiny({"train": {"epochs": 1}}).model_dump() | {
+        "task": task,
+        "model": {"d_model": 8, "mixers": mixers["short"]},
+    }
+    train(SyntheticRunConfig.model_validate(settings), folder / "forgetting")
+    found["forgetting"] = open_model(folder / "forgetting")
     return found
 
 
@@ -200,10 +215,39 @@ def test_a_mixer_without_a_matrix_still_recalls(http: httpx.Client) -> None:
     assert (refused.status_code, "has no attention matrix" in refused.text) == (400, True)
 
 
+def test_a_run_on_forgetting_mqar(http: httpx.Client) -> None:
+    tokens = [3, 20, 5, 21, 3, 22, 3, 0]
+    found = http.post("/api/recall", json={"model": "forgetting", "tokens": tokens}).json()
+    assert [question["answer"] for question in found["questions"]] == [22]  # the new value
+    assert len(draw(http, "forgetting", 4, 24)) == 24
+
+
 def test_positions_leave_no_room_for_a_question_after_the_last_token(http: httpx.Client) -> None:
     tokens = draw(http, "short", 4, 16)
     readout = http.post("/api/readout", json={"model": "short", "tokens": tokens}).json()
     assert readout["after"] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_weights_that_give_nan_are_said_so(models: dict[str, Any]) -> None:
+    broken = open_model(shipped_models()["mqar/rebased"])
+    with torch.no_grad():
+        broken.model.embedding.weight.fill_(torch.nan)
+    with pytest.raises(ApiError, match="the model predicts NaN here"):
+        Workbench({"broken": broken}, "broken", None).recall(RecallBody(model="broken", tokens=[3, 90, 3]))
+
+
+def test_requests_wait_for_their_turn_but_not_too_many() -> None:
+    async def fill() -> list[Any]:
+        turns, go_on = Turns(), threading.Event()
+        waiting = [asyncio.create_task(turns.run(go_on.wait)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="too many requests"):
+            await turns.run(go_on.wait)
+        go_on.set()
+        done = await asyncio.gather(*waiting)
+        return [*done, await turns.run(lambda: "again")]
+
+    assert asyncio.run(fill()) == [True] * MAX_WAITING + ["again"]
 
 
 def test_which_models_stand_side_by_side(models: dict[str, Any], tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ class Panel {
     if (seen) {
       const last = readout.rank.at(-1), held = last.filter(rank => rank === 0).length;
       said = "After every second token each key is put to a copy of the state. Down: the keys in the order of reading. Across: time. Darker: "
-        + `the right value is more probable; a dot: another token is likelier. At the end ${held} of ${readout.keys.length} keys can be read.`;
+        + `the right value is more probable; a dot: another token is likelier. Framed: the key that is asked for. At the end ${held} of ${readout.keys.length} keys can be read.`;
     }
     this.find(".readout .hint").textContent = said;
     this.find(".grid").setAttribute("aria-label", said);
@@ -337,8 +337,11 @@ class Panel {
     this.position = i;
     options[i].setAttribute("aria-selected", "true");
     options[i].tabIndex = 0;
+    const strip = this.find(".strip"), box = strip.getBoundingClientRect(), own = options[i].getBoundingClientRect();
+    if (own.top < box.top || own.bottom > box.bottom) strip.scrollTop += own.top - box.top - box.height / 2;
     this.describe();
     this.shade();
+    this.drawGrid();
   }
 
   describe() {
@@ -451,9 +454,11 @@ class Panel {
           pen.fillRect(i * size + 2, k * size + 2, 3, 3);
         }
       }
+    pen.globalAlpha = 1;
+    pen.strokeStyle = colour("--text");
+    const row = readout.keys.indexOf(this.asked?.get(this.position)?.key); // the key that the selected token asks for
+    if (row >= 0) pen.strokeRect(.5, row * size - .5, canvas.width - 1, size);
     if (this.cell) {
-      pen.globalAlpha = 1;
-      pen.strokeStyle = colour("--text");
       pen.strokeRect(this.cell[0] * size + .5, this.cell[1] * size + .5, size - 2, size - 2);
     }
   }

@@ -251,6 +251,8 @@ def _state(model: LanguageModel, seq_len: int) -> dict[str, Any] | None:
 
 def _predictions(found: Predictions, names: TokenNames | None = None) -> list[dict[str, Any]]:
     """One per position: the likeliest tokens with their probabilities, and how likely the right one is."""
+    if found.probabilities.isnan().any():
+        raise ApiError(400, "the model predicts NaN here: its weights are damaged, or overflow on these tokens")
     rows = []
     for tokens, likely, target, rank in zip(
         found.tokens.tolist(), _rounded(found.probabilities), found.target.tolist(), found.rank.tolist(), strict=True
