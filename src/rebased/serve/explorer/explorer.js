@@ -3,6 +3,7 @@
 const at = id => document.getElementById(id);
 const SIDES = ["left", "right"];
 const SAMPLE = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.";
+const PAUSE = 120; // milliseconds
 const NEWLINE = "⏎";
 const all = { models: [], unit: 1000 };
 const panels = {};
@@ -108,8 +109,8 @@ function drawSequence() {
   drawCurve();
   return load(async signal => {
     const {tokens} = await ask("sequence", {model: at("left").value, pairs, seq_len, seed}, signal);
-    await readSequence(tokens, signal);
     loadCurve();
+    await readSequence(tokens, signal);
   });
 }
 
@@ -120,6 +121,7 @@ async function readSequence(tokens, signal) {
   const first = answers[0].questions[0];
   select(first ? first.position : tokens.length - 1);
   await Promise.all(shownSides().map(side => panels[side].loadAttention(signal)));
+  await new Promise(go => setTimeout(go, PAUSE)); // the slider may still move, and to read out takes longest
   for (const side of shownSides()) await panels[side].loadReadout(signal);
 }
 
@@ -222,8 +224,8 @@ class Panel {
     this.find(".strip").addEventListener("keydown", event => this.onKey(event, this.answer.tokens.length));
     this.find(".layer").append(...about.layers.map((each, i) => new Option(`${each.layer + 1}: ${each.mixer}`, i)));
     this.find(".layer").value = about.layers.length - 1;
-    this.find(".layer").addEventListener("change", () => { this.fillHeads(); load(signal => this.loadAttention(signal)); });
-    this.find(".head").addEventListener("change", () => load(signal => this.loadAttention(signal)));
+    this.find(".layer").addEventListener("change", () => { this.fillHeads(); this.changeAttention(); });
+    this.find(".head").addEventListener("change", () => this.changeAttention());
     this.fillHeads();
     const matrix = this.find(".matrix"), grid = this.find(".grid");
     matrix.addEventListener("pointermove", event => this.pickRow(event));
@@ -242,7 +244,7 @@ class Panel {
     for (const each of this.root.querySelectorAll(".attention label, .matrix")) each.hidden = !layer;
     this.find(".head").parentElement.hidden = heads.length < 2;
     this.find(".attention .hint").textContent = layer
-      ? "Row: the selected token. Darker: it looks there more. The shades above are the same row."
+      ? "Row: the selected token. The stronger the colour, the more it looks there. The shades above are the same row."
       : `No layer of this model has an attention matrix: its mixers are ${this.about.mixers.join(", ")}.`;
   }
 
@@ -272,28 +274,30 @@ class Panel {
     this.find(".score").textContent = questions.length ? `${right} of ${questions.length} questions answered` : "The sequence asks nothing.";
     this.fillStrip(tokens.map((token, i) => [token === 0 ? "·" : String(token), kinds.get(i) ?? (token ? "other" : "filler")]));
     this.kinds = kinds;
-    this.find(".grid").hidden = this.find(".readout .cell").hidden = true;
-    this.find(".readout .hint").textContent = this.answer.state ? "Reading …"
-      : `This model cannot be asked: its mixers (${this.about.mixers.join(", ")}) have no state.`;
+    this.find(".readout").classList.add("stale"); // the former picture stays until the new one is there
+    this.find(".readout .cell").textContent = "";
+    if (this.answer.state) return;
+    this.find(".grid").hidden = true;
+    this.find(".readout .hint").textContent = `This model cannot be asked: its mixers (${this.about.mixers.join(", ")}) have no state.`;
   }
 
   async loadReadout(signal) {
     const answer = this.answer;
-    if (this.about.kind === "text" || !answer.state) return;
+    if (this.about.kind === "text" || !answer.state || answer.readout) return;
     const readout = await ask("readout", {model: this.about.name, tokens: answer.tokens}, signal);
     if (this.answer !== answer) return;
     answer.readout = readout;
     const seen = readout.keys.length && readout.after.length;
-    this.find(".grid").hidden = this.find(".readout .cell").hidden = !seen;
+    this.find(".readout").classList.remove("stale");
+    this.find(".grid").hidden = !seen;
     let said = "No pair was read.";
     if (seen) {
       const last = readout.rank.at(-1), held = last.filter(rank => rank === 0).length;
-      said = "After every second token each key is put to a copy of the state. Down: the keys in the order of reading. Across: time. Darker: "
-        + `the right value is more probable; a dot: another token is likelier. Framed: the key that is asked for. At the end ${held} of ${readout.keys.length} keys can be read.`;
+      said = "After every second token each key is put to a copy of the state. Down: the keys in the order of reading. Across: time. The stronger the colour, the "
+        + `more probable the right value; a dot: another token is likelier. Framed: the key that is asked for. At the end ${held} of ${readout.keys.length} keys can be read.`;
     }
     this.find(".readout .hint").textContent = said;
     this.find(".grid").setAttribute("aria-label", said);
-    this.find(".readout .cell").textContent = "";
     this.drawGrid();
   }
 
@@ -373,6 +377,13 @@ class Panel {
 
   // ---- attention ----
 
+  changeAttention() {
+    return load(async signal => {
+      await this.loadAttention(signal);
+      for (const side of shownSides()) await panels[side].loadReadout(signal); // where that was given up for this
+    });
+  }
+
   async loadAttention(signal) {
     const layer = this.about.layers[this.find(".layer").value];
     if (!layer || !this.answer) return;
@@ -425,6 +436,7 @@ class Panel {
   }
 
   pickRow(event) {
+    if (!this.rows) return;
     const {top, height} = event.currentTarget.getBoundingClientRect(), n = this.answer.tokens.length;
     select(Math.max(0, Math.min(n - 1, Math.floor((event.clientY - top) / height * n))), this.side);
   }
@@ -475,13 +487,14 @@ class Panel {
   }
 
   pickCell(event) {
+    if (!this.answer?.readout) return;
     const {left, top, width, height} = event.currentTarget.getBoundingClientRect(), {readout} = this.answer;
     this.chooseCell(Math.floor((event.clientX - left) / width * readout.after.length), Math.floor((event.clientY - top) / height * readout.keys.length));
   }
 
   moveCell(event) {
     const [dx, dy] = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1]}[event.key] ?? [0, 0];
-    if (!dx && !dy) return;
+    if ((!dx && !dy) || !this.answer.readout) return;
     event.preventDefault();
     const [i, k] = this.cell ?? [this.answer.readout.after.length - 1, 0];
     if (this.cell) this.chooseCell(i + dx, k + dy); else this.chooseCell(i, k);
@@ -504,7 +517,7 @@ function later(wait, work) {
   return () => { clearTimeout(timer); timer = setTimeout(work, wait); };
 }
 
-const drawSoon = later(120, drawSequence);
+const drawSoon = later(PAUSE, drawSequence);
 at("pairs").addEventListener("input", () => { at("pairs-shown").textContent = at("pairs").value; drawCurve(); drawSoon(); });
 at("length").addEventListener("change", () => {
   const {max, value} = at("length"), asked = Math.floor(Number(value) / 2) * 2;
