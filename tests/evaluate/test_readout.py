@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rebased.evaluate import readout
 from rebased.evaluate.attention_layers import attention_of
 from rebased.evaluate.predictions import predict_next
 from rebased.evaluate.readout import UNREAD, Pair, Question, measure_recall, read_out, read_pairs
@@ -75,6 +76,17 @@ def test_a_fork_answers_as_the_model_does_when_it_is_asked(mixers: tuple[str, st
                 likely = model(torch.tensor([[*tokens[:n], key]]))[0, -1].softmax(-1)
             assert found.probability[i, k] == pytest.approx(float(likely[value]), rel=1e-4)
             assert found.rank[i, k] == int((likely > likely[value]).sum())
+
+
+def test_states_whose_first_axis_is_not_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cannot be forked into rows, so every row is read."""
+    model, tokens = build("short_conv", "rebased"), [3, 20, 5, 13, 0, 0, 3, 21, 0, 0]
+    pairs = read_pairs(tokens, FIRST_VALUE).pairs
+    forked = read_out(model, tokens, pairs, [2, 7, 10])
+    monkeypatch.setattr(readout, "has_rows", lambda mixer: False)
+    read = read_out(model, tokens, pairs, [2, 7, 10])
+    torch.testing.assert_close(read.probability, forked.probability)
+    assert torch.equal(read.rank, forked.rank)
 
 
 def test_nothing_to_read_out() -> None:

@@ -1,6 +1,7 @@
 """What a model's state holds of the pairs it has read: each key is put to a fork of the state, after any token."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from rebased.analysis.intervals import wilson
 from rebased.evaluate.accuracy import count_correct, predict
-from rebased.models import LanguageModel
+from rebased.mixers import has_rows, map_tensors
+from rebased.models import LanguageModel, LMState
 from rebased.tasks import MQAR, find_questions
 
 UNREAD = -1
@@ -82,14 +84,18 @@ def read_out(model: LanguageModel, tokens: Sequence[int], pairs: Sequence[Pair],
     if not keys or not after:
         return Readout(list(after), keys, torch.zeros(len(after), len(keys)), torch.zeros(len(after), len(keys)).long())
     device = model.embedding.weight.device
-    text = torch.tensor(tokens, device=device).expand(len(keys), -1)  # [n,T]: one row per key
-    asked = torch.tensor(keys, device=device).unsqueeze(1)  # [n,1]
-    state, read = model.init_state(len(keys)), 0
+    state = model.init_state(1)
+    alike = all(has_rows(block.mixer) for block in model.blocks)  # then one row is read, and forked into n
+    if not alike:
+        state = model.init_state(len(keys))
+    text = torch.tensor(tokens, device=device).expand(1 if alike else len(keys), -1)  # [1,T], or [n,T]
+    asked, read = torch.tensor(keys, device=device).unsqueeze(1), 0  # [n,1]
     probabilities, ranks = [], []
     for moment in after:
         _, state = model.extend(text[:, read:moment], state)
         read = moment
-        hidden, _ = model.extend(asked, state)  # the fork: `state` itself is not changed
+        fork = LMState(state.position, map_tensors(partial(_expand, rows=len(keys)), state.layers)) if alike else state
+        hidden, _ = model.extend(asked, fork)  # `state` itself is not changed
         likely = model.logits(hidden[:, 0]).float().softmax(-1)  # [n,vocab]
         last = {pair.key: pair.value for pair in pairs if pair.position < moment}
         known = torch.tensor([key in last for key in keys], device=device)
@@ -98,6 +104,10 @@ def read_out(model: LanguageModel, tokens: Sequence[int], pairs: Sequence[Pair],
         probabilities.append(torch.where(known, found[:, 0], 0.0))
         ranks.append(torch.where(known, (likely > found).sum(1), UNREAD))
     return Readout(list(after), keys, torch.stack(probabilities).cpu(), torch.stack(ranks).cpu())
+
+
+def _expand(tensor: Tensor, rows: int) -> Tensor:
+    return tensor.expand(rows, *tensor.shape[1:])
 
 
 class Recalled(NamedTuple):

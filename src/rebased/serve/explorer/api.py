@@ -22,6 +22,7 @@ MAX_WAITING = 32
 SECURITY = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:"
 FILES = {
     "/": ("page.html", "text/html"),
+    "/panel.js": ("panel.js", "text/javascript"),
     "/explorer.js": ("explorer.js", "text/javascript"),
     "/explorer.css": ("explorer.css", "text/css"),
 }

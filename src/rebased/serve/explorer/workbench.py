@@ -34,8 +34,8 @@ EXAMPLES = 64
 """Sequences that recall is measured on, the same for every model."""
 CURVE_SEED = 1
 TOP = 5
-MAX_MOMENTS = 64
-"""Moments at which keys are read out of a state."""
+MAX_READ = 2048
+"""Questions that are put to states: keys times moments."""
 
 Explorable = RecallModel | TextModel
 
@@ -84,10 +84,10 @@ class Workbench:
         _check_tokens(opened.model, tokens)
         limit = opened.model.config.length_limit or len(tokens) + 1  # a question needs one more position
         moments = list(range(2, min(len(tokens) + 1, limit), 2))
-        step = -(-len(moments) // MAX_MOMENTS)
         pairs = read_pairs(tokens, first_value(opened)).pairs
+        step = max(1, -(-len(moments) * len(pairs) // MAX_READ))
         try:
-            found = read_out(opened.model, tokens, pairs, moments[::-1][:: step or 1][::-1])
+            found = read_out(opened.model, tokens, pairs, moments[::-1][::step][::-1])
         except ValueError as error:  # a mixer without a state
             raise ApiError(400, str(error), param="model") from error
         return {
