@@ -142,6 +142,7 @@ def test_a_text(http: httpx.Client) -> None:
     assert "bytes:\\xc3" in found["texts"]
     assert len(found["predictions"]) == len(found["tokens"])
     assert found["predictions"][5]["texts"][0] == "t"  # impor-
+    assert not any("token_id" in text for row in found["predictions"] for text in row["texts"])
     assert "probability" not in found["predictions"][-1]  # nothing comes after it
     assert 0 < found["loss"] < 8
     matrices = [

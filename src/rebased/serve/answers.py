@@ -9,6 +9,8 @@ from rebased.data.tokenizer import ByteTokenizer, Tokenizer
 from rebased.models import FinishReason
 from rebased.serve.job import Made, PromptRead, Scored
 
+END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
+
 
 class TokenNames:
     """The text of single tokens, for log-probabilities."""

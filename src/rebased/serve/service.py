@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Sampling
 from rebased.models.generation import read_prompts
-from rebased.serve.answers import Answer, TokenNames
+from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
@@ -31,7 +31,6 @@ from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeReque
 _log = logging.getLogger("rebased")
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
-END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
 SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
 
 

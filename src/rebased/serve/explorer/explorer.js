@@ -55,6 +55,7 @@ function chooseModels(left, right) {
     at("tokens-hint").textContent = `Token numbers with spaces between them. 0 is the filler, 1 to ${first_value - 1} are keys, `
       + `${first_value} to ${vocab_size - 1} values. A key with a value after it is a pair; a key that comes again alone is a question.`;
     limitPairs();
+    if (composed?.some(token => token >= vocab_size)) composed = null;
     return composed ? load(signal => readSequence(composed, signal)) : drawSequence();
   }
   if (!at("text").value) at("text").value = SAMPLE;

@@ -260,7 +260,7 @@ class Panel {
   // ---- the state ----
 
   drawGrid() {
-    const canvas = this.find(".grid"), {readout} = this.answer;
+    const canvas = this.find(".grid"), readout = this.answer?.readout;
     if (canvas.hidden || !readout) return;
     const size = 8, columns = readout.after.length, rows = readout.keys.length, pen = canvas.getContext("2d");
     canvas.width = columns * size;
@@ -286,9 +286,7 @@ class Panel {
     pen.strokeStyle = colour("--text");
     const row = readout.keys.indexOf(this.asked?.get(this.position)?.key); // the key that the selected token asks for
     if (row >= 0) pen.strokeRect(.5, row * size - .5, canvas.width - 1, size);
-    if (this.cell) {
-      pen.strokeRect(this.cell[0] * size + .5, this.cell[1] * size + .5, size - 2, size - 2);
-    }
+    if (this.cell) pen.strokeRect(this.cell[0] * size + .5, this.cell[1] * size + .5, size - 2, size - 2);
   }
 
   chooseCell(i, k) {

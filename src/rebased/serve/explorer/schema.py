@@ -19,7 +19,7 @@ class ModelBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str = Field(max_length=1000)
+    model: str = Field(max_length=5000)
 
 
 class SequenceBody(ModelBody):

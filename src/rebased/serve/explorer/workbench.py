@@ -1,7 +1,7 @@
 """The workbench: the models that an explorer shows, and the answers to its questions about them, as JSON."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,12 +13,12 @@ from rebased.config import did_you_mean, explain
 from rebased.evaluate.attention_layers import attention_of
 from rebased.evaluate.predictions import Predictions, predict_next
 from rebased.evaluate.readout import measure_recall, read_out, read_pairs
-from rebased.mixers import has_attention_map, mixer_name
+from rebased.mixers import can_extend, has_attention_map, mixer_name
 from rebased.models import IGNORE, LanguageModel
 from rebased.runs.load import TextModel
 from rebased.runs.open_model import RecallModel
 from rebased.runs.run_names import kind_of
-from rebased.serve.answers import TokenNames
+from rebased.serve.answers import END, TokenNames
 from rebased.serve.errors import ApiError
 from rebased.serve.explorer.schema import (
     MAX_TOKENS,
@@ -119,13 +119,14 @@ class Workbench:
         _check_tokens(opened.model, tokens, "the text")
         found = predict_next(opened.model, tokens, [*tokens[1:], IGNORE], TOP)
         losses = [-math.log(max(p, 1e-30)) for p in found.target[:-1].tolist()]
-        texts = [names[token] for token in tokens]
-        if tokenizer.end_of_text is not None:
-            texts[0] = "<|endoftext|>"
+
+        def name(token: int) -> str:
+            return END if token == tokenizer.end_of_text else names[token]
+
         return {
             "tokens": tokens,
-            "texts": texts,
-            "predictions": _predictions(found, names),
+            "texts": [name(token) for token in tokens],
+            "predictions": _predictions(found, name),
             "loss": sum(losses) / len(losses) if losses else None,
             "state": _state(opened.model, len(tokens)),
         }
@@ -168,8 +169,8 @@ def check_comparable(left: str, right: str, models: Mapping[str, Explorable]) ->
     if type(a) is not type(b):
         text, other = (left, right) if isinstance(a, TextModel) else (right, left)
         raise ValueError(f"{text} was trained on text and {other} to recall; give two runs of one kind")
-    if isinstance(a, RecallModel) and a.task.vocab_size != b.task.vocab_size:  # type: ignore[union-attr]
-        sizes = f"{a.task.vocab_size:,} and {b.task.vocab_size:,}"  # type: ignore[union-attr]
+    if isinstance(a, RecallModel) and isinstance(b, RecallModel) and a.task.vocab_size != b.task.vocab_size:
+        sizes = f"{a.task.vocab_size:,} and {b.task.vocab_size:,}"
         raise ValueError(f"{left} and {right} have {sizes} tokens, so no sequence is for both; give one of them")
 
 
@@ -242,14 +243,13 @@ def _describe(name: str, opened: Explorable) -> dict[str, Any]:
 
 def _state(model: LanguageModel, seq_len: int) -> dict[str, Any] | None:
     """The bytes of the state after so many tokens, and whether more tokens need more; None without a state."""
-    try:
-        now, later = model.state_size(seq_len), model.state_size(2 * seq_len)
-    except AttributeError:
+    if not all(can_extend(block.mixer) for block in model.blocks):
         return None
+    now, later = model.state_size(seq_len), model.state_size(2 * seq_len)
     return {"bytes": now * model.embedding.weight.element_size(), "grows": later > now}
 
 
-def _predictions(found: Predictions, names: TokenNames | None = None) -> list[dict[str, Any]]:
+def _predictions(found: Predictions, name: Callable[[int], str] | None = None) -> list[dict[str, Any]]:
     """One per position: the likeliest tokens with their probabilities, and how likely the right one is."""
     if found.probabilities.isnan().any():
         raise ApiError(400, "the model predicts NaN here: its weights are damaged, or overflow on these tokens")
@@ -258,8 +258,8 @@ def _predictions(found: Predictions, names: TokenNames | None = None) -> list[di
         found.tokens.tolist(), _rounded(found.probabilities), found.target.tolist(), found.rank.tolist(), strict=True
     ):
         row: dict[str, Any] = {"top": [list(each) for each in zip(tokens, likely, strict=True)]}
-        if names is not None:
-            row["texts"] = [names[token] for token in tokens]
+        if name is not None:
+            row["texts"] = [name(token) for token in tokens]
         if rank >= 0:
             row |= {"probability": round(target, 6), "rank": rank}
         rows.append(row)
