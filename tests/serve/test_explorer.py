@@ -17,13 +17,16 @@ import httpx
 import torch
 
 from live_explorer import live_explorer
+from rebased.data.tokenizer import ByteTokenizer
+from rebased.runs.load import TextModel
 from rebased.runs.open_model import RecallModel, open_model, shipped_models
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.serve.errors import ApiError
 from rebased.serve.explorer.api import MAX_WAITING, Turns
-from rebased.serve.explorer.schema import BODY_BYTES, MAX_TOKENS, RecallBody
+from rebased.serve.explorer.schema import BODY_BYTES, MAX_TOKENS, RecallBody, TextBody
 from rebased.serve.explorer.workbench import Workbench, check_comparable
 from rebased.train import train
+from served_model import SMALL, small_model
 from tiny_run import tiny
 
 FORGETTING = {"seq_len": 24, "kv_pairs": 4, "updates": 2, "examples": 16}
@@ -235,6 +238,24 @@ def test_weights_that_give_nan_are_said_so(models: dict[str, Any]) -> None:
         broken.model.embedding.weight.fill_(torch.nan)
     with pytest.raises(ApiError, match="the model predicts NaN here"):
         Workbench({"broken": broken}, "broken", None).recall(RecallBody(model="broken", tokens=[3, 90, 3]))
+
+
+def test_a_mixer_without_a_state(models: dict[str, Any]) -> None:
+    """One that can be trained and measured, but not continued: `forward` alone is enough for a mixer."""
+    opened = open_model(shipped_models()["mqar/rebased"])
+    opened.model.blocks[0].mixer = torch.nn.Identity()
+    workbench, body = Workbench({"own": opened}, "own", None), RecallBody(model="own", tokens=[3, 90, 3])
+    assert workbench.recall(body)["state"] is None
+    with pytest.raises(ApiError, match="mixer 'Identity' has no init_state"):
+        workbench.readout(body)
+
+
+def test_a_text_beyond_the_positions() -> None:
+    config = SMALL.model_copy(update={"positions": "learned", "max_len": 16})
+    workbench = Workbench({"tiny": TextModel(small_model(config), ByteTokenizer())}, "tiny", None)
+    assert len(workbench.text(TextBody(model="tiny", text="x" * 15))["tokens"]) == 16
+    with pytest.raises(ApiError, match="the text has 17 tokens, more than the model's 16 positions; shorten it"):
+        workbench.text(TextBody(model="tiny", text="x" * 16))
 
 
 def test_requests_wait_for_their_turn_but_not_too_many() -> None:

@@ -169,7 +169,8 @@ function drawCurve() {
   const [x0, x1, y0, y1] = [46, width - 12, 184, 12];
   const x = pairs => x0 + (x1 - x0) * (most > 1 ? (pairs - 1) / (most - 1) : 0.5), y = share => y0 + (y1 - y0) * share;
   const parts = [], [low, high] = model("left").trained_pairs;
-  if (low <= most) parts.push(drawn("rect", {class: "trained", x: x(low), y: y1, width: Math.max(2, x(Math.min(high, most)) - x(low)), height: y0 - y1}));
+  const [from, to] = [Math.max(1, low - .5), Math.min(most, high + .5)].map(x);
+  if (from < to) parts.push(drawn("rect", {class: "trained", x: from, y: y1, width: to - from, height: y0 - y1}));
   for (const share of [0, 0.5, 1]) {
     parts.push(drawn("line", {class: "axis", x1: x0, x2: x1, y1: y(share), y2: y(share)}));
     parts.push(drawn("text", {x: x0 - 6, y: y(share) + 4, "text-anchor": "end"}, 100 * share + " %"));

@@ -119,7 +119,7 @@ class Panel {
 
   showText() {
     const {texts, predictions, loss} = this.answer;
-    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token (${(loss / Math.LN2).toFixed(3)} bits). Underlined: tokens that were expected.`;
+    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token (${(loss / Math.LN2).toFixed(3)} bits)`;
     this.fillStrip(texts.map(text => [visible(text), "word"]));
     for (const [i, option] of this.options.entries())
       if (i) option.style.setProperty("--known", Math.round(100 * predictions[i - 1].probability) + "%");
@@ -265,6 +265,7 @@ class Panel {
     const size = 8, columns = readout.after.length, rows = readout.keys.length, pen = canvas.getContext("2d");
     canvas.width = columns * size;
     canvas.height = rows * size;
+    canvas.style.width = `min(100%, ${2 * canvas.width}px)`;
     const own = colour("--own", this.root), line = colour("--line"), bad = colour("--bad");
     for (let i = 0; i < columns; i++)
       for (let k = 0; k < rows; k++) {
