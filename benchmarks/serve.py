@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +107,8 @@ def be_server(args: argparse.Namespace) -> None:
             "parameters": model.num_parameters(),
             "state_bytes": engine.decoder.state_bytes,
         }
-        serve(app, engine, sock, on_ready=lambda: print(json.dumps(about), flush=True))
+        with closing(engine):
+            serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), on_signal=engine.drain)
 
 
 @contextmanager

@@ -1,13 +1,7 @@
 """The server's page in a real browser: it completes and chats, fetches from its own server alone, fits a phone."""
 
-import html
-import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +12,12 @@ pytest.importorskip("prometheus_client", reason="serving needs it: pip install '
 
 from fastapi.responses import HTMLResponse
 
+from browser import NEEDS_BROWSER, browse
 from live_server import live_server
 from rebased.data.tokenizer import ByteTokenizer
 from served_model import small_model
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser; none of {', '.join(BROWSERS)} was found")
+pytestmark = NEEDS_BROWSER
 
 PHONE = 375  # pixels
 KEY = "secret"
@@ -69,19 +62,6 @@ document.getElementById("frame").addEventListener("load", async event => {{
   document.getElementById("seen").textContent = JSON.stringify(seen);
 }});
 </script>"""
-
-
-def browse(url: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """What the script beside the page has seen, and what the console was told."""
-    words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
-    words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
-    words += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}"]
-    words += ["--virtual-time-budget=60000", "--dump-dom", url]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
-    assert seen is not None, answer.stderr[-2000:]
-    console = [line for line in answer.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(html.unescape(seen[1]) or "{}"), console
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ COMMANDS = {
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state, from bundles."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks, beside the answers."),
+    "explore": ("rebased.cli.explore:explore", "See inside two models on a page: predictions, attention, state."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -155,7 +156,8 @@ def lm_serve(
             to.emit({"model": service.name, "address": address, "slots": engine.slots, "context": engine.context})
             sys.stdout.flush()
 
-        serve(app, engine, sock, grace_seconds=grace, on_ready=say_ready)
+        with closing(engine):
+            serve(app, sock, grace_seconds=grace, on_ready=say_ready, on_signal=engine.drain)
     say(console, "ended")
     return 0
 

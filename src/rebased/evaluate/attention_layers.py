@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from rebased.mixers import has_attention_map, mixer_name
+from rebased.mixers import attention_map, has_attention_map, mixer_name
 from rebased.models import LanguageModel
 
 MOST_CELLS = 2**29
@@ -44,6 +45,21 @@ def captured_inputs(model: LanguageModel) -> Iterator[dict[int, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@torch.no_grad()
+def attention_of(model: LanguageModel, tokens: Tensor, layer: int) -> Tensor:
+    """Return the attention matrices [H,T,T] of one layer (from 0) for one sequence, tokens [T].
+
+    Raises ValueError if there is no such layer, if its mixer has no attention matrix, or if the sequence is too long.
+    """
+    if not 0 <= layer < len(model.blocks):
+        raise ValueError(f"there is no layer {layer}: the model's are 0 to {len(model.blocks) - 1}")
+    mixer = model.blocks[layer].mixer
+    sequences_at_once({layer: mixer}, len(tokens), "give fewer tokens")
+    with captured_inputs(model) as inputs:
+        model.hidden(tokens.unsqueeze(0).to(model.embedding.weight.device))
+    return attention_map(mixer, inputs[layer])[0].cpu()
 
 
 def sequences_at_once(mixers: dict[int, Any], seq_len: int, remedy: str) -> int:

@@ -27,7 +27,7 @@ from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
-from rebased.mixers.slots import HasSlots, Slots, init_slots, map_tensors, tensors_of
+from rebased.mixers.slots import HasSlots, Slots, has_rows, init_slots, map_tensors, tensors_of
 
 __all__ = [
     "CONTEXT",
@@ -67,6 +67,7 @@ __all__ = [
     "find_residual_projections",
     "forward_documents",
     "has_attention_map",
+    "has_rows",
     "init_slots",
     "map_tensors",
     "mixer_class",

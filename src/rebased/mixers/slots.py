@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebased.mixers.checks import check_extended
 
@@ -57,7 +57,7 @@ def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
     """
     if isinstance(mixer, HasSlots):
         return mixer.init_slots(count, capacity)
-    if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and _has_rows(mixer):
+    if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and has_rows(mixer):
         return FixedSlots(mixer, count)
     return SeparateSlots(mixer, count)
 
@@ -168,9 +168,9 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _has_rows(mixer: nn.Module) -> bool:
+def has_rows(mixer: Any) -> bool:
     """Return True if the first axis of every tensor of a state is the batch, and a state is made of tensors alone."""
-    leaves = list(_leaves(mixer.init_state(2)))  # type: ignore[operator]
+    leaves = list(_leaves(mixer.init_state(2)))
     return all(isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == 2 for leaf in leaves)
 
 

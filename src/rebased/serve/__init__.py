@@ -1,1 +1,1 @@
-"""Serving: a trained language model behind an OpenAI-compatible HTTP interface."""
+"""Serving: a trained language model behind an OpenAI-compatible HTTP interface, and the explorer of any two models."""

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shape: whole ones, chunks of a stream, log-probabilities, usage and errors."""
+"""Answers in OpenAI's shape: whole ones, chunks of a stream, log-probabilities and usage."""
 
 import time
 import uuid
@@ -9,27 +9,7 @@ from rebased.data.tokenizer import ByteTokenizer, Tokenizer
 from rebased.models import FinishReason
 from rebased.serve.job import Made, PromptRead, Scored
 
-
-class ApiError(Exception):
-    """An error with an HTTP status, in OpenAI's shape."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: Any = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = error_body(message, kind, param, code)
-
-
-def error_body(message: str, kind: str, param: str | None = None, code: Any = None) -> dict[str, Any]:
-    """Return the body of an error."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
 
 
 class TokenNames:

@@ -8,9 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from starlette.exceptions import HTTPException
 
-from rebased.serve.answers import ApiError, error_body
+from rebased.serve.errors import add_error_handlers
 from rebased.serve.metrics import Measured
 from rebased.serve.service import Service
 
@@ -87,20 +86,7 @@ def build_app(service: Service) -> FastAPI:
     async def index() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY})
 
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        headers = {"Retry-After": "1"} if error.status in (429, 503) else None
-        return JSONResponse(error.body, status_code=error.status, headers=headers)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return JSONResponse(error_body(message, "invalid_request_error"), status_code=error.status_code)
-
-    @app.exception_handler(Exception)
-    async def our_error(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body("an error inside the server", "server_error"), status_code=500)
-
+    add_error_handlers(app)
     return app
 
 

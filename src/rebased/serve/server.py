@@ -12,8 +12,6 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from rebased.serve.engine import Engine
-
 SWITCH_SECONDS = (
     0.0005  # after which the event loop lets the engine's thread go on: a step may take less than the usual 5 ms
 )
@@ -38,9 +36,16 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with the engine told when it is time to end."""
+    """uvicorn, with calls when it is ready and when it is told to end."""
 
-    def __init__(self, app: FastAPI, engine: Engine, *, grace_seconds: float, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        grace_seconds: float,
+        on_ready: Callable[[], None],
+        on_signal: Callable[[], None] = lambda: None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -49,7 +54,7 @@ class Server(uvicorn.Server):
             lifespan="on",
         )
         super().__init__(config)
-        self._engine, self._on_ready = engine, on_ready
+        self._on_ready, self._on_signal = on_ready, on_signal
         AppStatus.disable_automatic_graceful_drain()  # otherwise streams are cut off at once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -60,20 +65,20 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let running requests end and refuse new ones; a second signal ends at once."""
-        self._engine.drain()
+        self._on_signal()
         super().handle_exit(sig, frame)
 
 
 def serve(
     app: FastAPI,
-    engine: Engine,
     sock: socket.socket,
     *,
     grace_seconds: float = 30.0,
     on_ready: Callable[[], None] = lambda: None,
+    on_signal: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve on a socket until a signal comes (SIGINT, SIGTERM)."""
-    server = Server(app, engine, grace_seconds=grace_seconds, on_ready=on_ready)
+    """Serve on a socket until a signal comes (SIGINT, SIGTERM), and call `on_signal` then; running requests end."""
+    server = Server(app, grace_seconds=grace_seconds, on_ready=on_ready, on_signal=on_signal)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
     before = {}
@@ -83,7 +88,6 @@ def serve(
     try:
         server.run(sockets=[sock])
     finally:
-        engine.close()
         sys.setswitchinterval(interval)
         for each, handler in before.items():
             signal.signal(each, handler)

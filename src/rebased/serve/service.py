@@ -8,32 +8,29 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ValidationError
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Sampling
 from rebased.models.generation import read_prompts
-from rebased.serve.answers import Answer, ApiError, TokenNames
+from rebased.serve.answers import END, Answer, TokenNames
+from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
+from rebased.serve.errors import ApiError
 from rebased.serve.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.metrics import Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
 _log = logging.getLogger("rebased")
 
-Body = TypeVar("Body", bound=BaseModel)
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
-END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
-BODY_SECONDS = 30.0  # in which a body must arrive
 SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
 
 
@@ -86,7 +83,7 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """Answer a request to /v1/completions."""
-        body = await self._read(request, CompletionRequest)
+        body = await read_body(request, CompletionRequest, self.limits.body_bytes)
         prompts = await asyncio.to_thread(self._prompt_tokens, body)
         tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if tokens == 0 and not body.echo:
@@ -105,7 +102,7 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer a request to /v1/chat/completions."""
-        body = await self._read(request, ChatRequest)
+        body = await read_body(request, ChatRequest, self.limits.body_bytes)
         tokens, marks = await asyncio.to_thread(render, body.messages, self.tokenizer)
         self._check_length(tokens, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -119,7 +116,7 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer a request to /tokenize. END alone is the end-of-text token."""
-        body = await self._read(request, TokenizeRequest)
+        body = await read_body(request, TokenizeRequest, self.limits.body_bytes)
         end = self.tokenizer.end_of_text
         is_end = body.prompt == END and end is not None
         tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
@@ -127,7 +124,7 @@ class Service:
 
     async def detokenize(self, request: Request) -> Response:
         """Answer a request to /detokenize."""
-        body = await self._read(request, DetokenizeRequest)
+        body = await read_body(request, DetokenizeRequest, self.limits.body_bytes)
         size = self.engine.model.config.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
@@ -198,37 +195,6 @@ class Service:
             ignore_end_of_text=bool(body.ignore_eos),
             deadline=time.monotonic() + self.limits.seconds,
         )
-
-    async def _read(self, request: Request, schema: type[Body]) -> Body:
-        """Return the body of a request, checked."""
-        if not request.headers.get("content-type", "application/json").lower().startswith("application/json"):
-            raise ApiError(415, "the body must be JSON; send the header Content-Type: application/json")
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                content = await self._read_bytes(request)
-        except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
-        except ClientDisconnect:
-            raise ApiError(499, "the client left before its body had arrived") from None  # nobody reads it
-        try:
-            return schema.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"][:3])
-            message = first["msg"].removeprefix("Value error, ")
-            raise ApiError(400, f"{where}: {message}" if where else message, param=where or None) from error
-
-    async def _read_bytes(self, request: Request) -> bytes:
-        limit, content = self.limits.body_bytes, bytearray()
-        too_large = ApiError(413, f"the body is larger than {limit:,} bytes")
-        length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
-            raise too_large
-        async for piece in request.stream():
-            content += piece
-            if len(content) > limit:
-                raise too_large
-        return bytes(content)
 
     async def _respond(self, request: Request, body: Settings, job: Job, answer: Answer) -> Response:
         """Submit the job and return its answer: at once as a stream, or when it is whole."""

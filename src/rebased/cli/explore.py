@@ -1,0 +1,109 @@
+"""rebased explore: a page that shows what two trained models predict, where they look, and what their states hold."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.ops.backend import choose_device
+from rebased.runs.open_model import find_model, open_model, shipped_models
+
+HOST = "127.0.0.1"
+DEFAULT = ("mqar/rebased", "mqar/based")
+GRACE_SECONDS = 5.0
+
+
+def explore(
+    runs: tuple[Path, ...] = (),
+    /,
+    *,
+    port: int = 8010,
+    list_models: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
+    tokenizer: str | None = None,
+    data: Path | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "cpu",
+    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    to: Output = TO_TERMINAL,
+) -> int:
+    """Open a page on this machine that shows one or two trained models from the inside.
+
+    Of a model that recalls (MQAR): its answers, its attention, which keys can be read out of its state, and how recall
+    fails as the pairs become more. Of a language model: its predictions and its attention in a text that you type.
+
+    Parameters
+    ----------
+    runs
+        One or two runs on mqar or forgetting_mqar, or of `rebased lm train`; or names of models that come with the
+        package. Default: mqar/rebased and mqar/based.
+    port
+        Port to listen on; 0 for any free one.
+    list_models
+        List the models that come with the package, and end.
+    tokenizer
+        Of language models: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's own.
+    data
+        Of language models: a folder that `rebased data prepare` wrote, for its tokenizer.
+    device
+        Where to compute.
+    imports
+        Python file or module with your own mixers or tasks. Can be given several times.
+    """
+    to.check()
+    if list_models:
+        return show_models(to)
+    if len(runs) > 2:
+        raise ValueError(f"two models stand side by side, and {len(runs)} runs were given; give one or two")
+    try:
+        from rebased.serve.explorer.api import build_explorer
+        from rebased.serve.explorer.workbench import Workbench, check_comparable
+        from rebased.serve.server import open_socket, serve
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{error.name} is not installed; exploring needs it: pip install 'rebased[serve,lab]'"
+        ) from error
+    for each in imports:
+        import_user_code(each)
+    where, console = choose_device(device), to.console()
+    with open_socket(HOST, port) as sock:  # first: to load models takes longer
+        shown: list[str] = []
+        models: dict[str, Any] = {}
+        with console.status("loading models"):
+            for run in runs:
+                path = find_model(run)
+                name = next((known for known, at in shipped_models().items() if at == path), None) or str(run)
+                models[name] = open_model(path, tokenizer, data, where)
+                shown.append(name)
+            for name, path in shipped_models().items():
+                if name not in models:
+                    models[name] = open_model(path, device=where)
+        left, *others = shown or DEFAULT
+        right = others[0] if others else None
+        if right is not None:
+            check_comparable(left, right, models)
+        app = build_explorer(Workbench(models, left, right))
+        address = f"http://{HOST}:{sock.getsockname()[1]}/"
+
+        def say_ready() -> None:
+            say(console, f"{left} beside {right}" if right else left)
+            say(console, f"page {address}   Ctrl-C ends")
+            to.emit({"address": address, "left": left, "right": right, "models": list(models)})
+            sys.stdout.flush()
+
+        serve(app, sock, grace_seconds=GRACE_SECONDS, on_ready=say_ready)
+    say(console, "ended")
+    return 0
+
+
+def show_models(to: Output) -> int:
+    """List the models that come with the package."""
+    found = []
+    for name, path in shipped_models().items():
+        opened = open_model(path)
+        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in opened.model.config.mixers))
+        found.append({"name": name, "mixers": mixers, "parameters": opened.model.num_parameters(), "card": str(path)})
+        say(to.result_console(), f"{name:16} {mixers}, {opened.model.num_parameters():,} parameters")
+    to.emit({"models": found})
+    return 0
