@@ -66,6 +66,53 @@ def test_decoding_is_teacher_forcing(mixer: dict[str, Any], dtype: torch.dtype) 
         assert_near(got[slot], want[slot, start : start + 10], *SUMS, condition=8.0, name=f"slot {slot}")
 
 
+ABLATIONS = [
+    {"name": "rebased", "n_heads": 3, "key_width": 4, **changes}
+    for changes in (
+        *({"qk_transform": each} for each in ("none", "norm", "scale", "affine")),
+        {"norm": "rms"},
+        {"norm": "l2"},
+        {"norm": "rms", "norm_axis": "each_head"},
+        {"norm_axis": "each_head"},
+        {"norm_axis": "per_head"},
+        {"kernel": "fourth"},
+        {"kernel": "learned"},
+    )
+]
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, *ABLATIONS], ids=str)
+def test_fused_steps_are_the_steps(mixer: dict[str, Any]) -> None:
+    """The same text in a ragged batch, a slot of which is full of NaN; and what the sequences leave in their slots."""
+    model = build("short_conv", mixer, dtype=torch.float32)
+    logits, states = [], []
+    for fusion in ("none", "kernels"):
+        decoder = Decoder(model, slots=4, capacity=32, fusion=fusion)  # type: ignore[arg-type]
+        if not hasattr(model.blocks[1].mixer, "spreads_nan"):
+            for tensor in (tensor for layer in decoder.layers for tensor in layer.tensors()):
+                tensor[3] = torch.nan
+        logits.append(read(decoder, [3, 0, 17], steps=6)[:3])
+        states.append([tensor for slot in range(3) for tensor in tensors_of(decoder.get(slot).layers)])
+    assert_near(*reversed(logits), *SUMS, condition=8.0)
+    for ours, theirs in zip(*reversed(states), strict=True):
+        assert_near(ours, theirs, *SUMS, condition=8.0)
+
+
+def test_fusion_sees_what_was_changed() -> None:
+    """Hooks and subclasses of a layer count: such a layer is called, not read."""
+    model = build("short_conv", {"name": "rebased", "n_heads": 3}, "attention", dtype=torch.float32)
+    called: list[str] = []
+    for name in ("blocks.0.mixer.projection", "blocks.1.mixer.proj_v", "blocks.2.mixer.qkv", "blocks.1.mlp.fc1"):
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+    decoder = Decoder(model, slots=1, fusion="kernels")
+    decoder.put(0, [1], decoder.prefill([]), GREEDY)
+    decoder.step()
+    assert called == ["blocks.0.mixer.projection", "blocks.1.mixer.proj_v", "blocks.1.mlp.fc1", "blocks.2.mixer.qkv"]
+    with pytest.raises(ValueError, match="take bf16, fp16 or fp32, one dtype for all weights"):
+        Decoder(build("short_conv"), slots=1, fusion="kernels")
+    assert Decoder(model, slots=1).fusion == "none"  # on a CPU plain torch is as fast
+
+
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
 def test_a_slot_gives_what_the_sequence_gives_alone(mixer: dict[str, Any]) -> None:
     model, starts = build(mixer), [3, 0, 17, 1]

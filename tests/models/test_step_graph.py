@@ -7,6 +7,7 @@ import torch
 
 from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, Stepped, preset
 from rebased.models.step_graph import WARM_UP, StepGraphs
+from tolerances import assert_near
 
 
 class FakeGraph:
@@ -61,6 +62,34 @@ def test_a_graph_needs_a_gpu() -> None:
     model = LanguageModel(LMConfig(d_model=8, mixers=("short_conv",))).eval()
     with pytest.raises(ValueError, match="CUDA graphs need a GPU; the model is on cpu: leave out capture"):
         Decoder(model, 1, capture=True)
+
+
+SUMS = (96, 96, 40, 136, 96, 384) * 4 + (96, 96)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slots", [1, 3, 64, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["lm-paper-text-rebased", "lm-paper-text-based", "lm-attention"])
+def test_fused_steps_are_the_steps(name: str, dtype: torch.dtype, slots: int) -> None:
+    """Captured and fused against neither, where both are made to read the same text; one slot in three is empty."""
+    torch.manual_seed(0)
+    config = preset(name, d_model=96, vocab_size=200, max_len=64).model_copy(update={"n_layers": 4})
+    model = LanguageModel(config).to("cuda", dtype).eval()
+    logits = []
+    for fusion in ("none", "kernels"):
+        decoder = Decoder(model, slots, capacity=64, capture=fusion == "kernels", fusion=fusion)  # type: ignore[arg-type]
+        used = [slot for slot in range(slots) if slot % 3 != 1]
+        for slot in used:
+            prompt = [(7 * slot + i) % 200 for i in range(1 + slot % 20)]
+            decoder.put(slot, prompt, decoder.prefill(prompt[:-1]), Sampling(temperature=0.0))
+        made = []
+        for step in range(10):
+            decoder.step()
+            made.append(decoder.logits[used].clone())
+            decoder.tokens.copy_((torch.arange(slots, device="cuda") * 11 + step) % 200)
+        logits.append(torch.stack(made))
+    assert_near(logits[1], logits[0], *SUMS, condition=8.0, roundings=24)
 
 
 @pytest.mark.gpu

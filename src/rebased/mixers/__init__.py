@@ -27,7 +27,7 @@ from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
-from rebased.mixers.slots import HasSlots, Slots, init_slots, map_tensors, tensors_of
+from rebased.mixers.slots import FusedSlots, HasSlots, Slots, init_slots, map_tensors, tensors_of
 
 __all__ = [
     "CONTEXT",
@@ -35,6 +35,7 @@ __all__ = [
     "RWKV",
     "Based",
     "Extendable",
+    "FusedSlots",
     "GatherEarlier",
     "HasAttentionMap",
     "HasSimilarity",

@@ -85,6 +85,14 @@ def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
+def is_plain_linear(*layers: nn.Module | None) -> bool:
+    """Return True if calling each of these layers is nothing but torch.nn.Linear: no subclass, no hook.
+
+    Only then may fused code read its weight and bias instead.
+    """
+    return all(type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks) for layer in layers)
+
+
 def check_torch_func(mixer: nn.Module, x: Tensor, backend: Backend | None = None) -> None:
     """Raise a ValueError inside a transform of torch.func, for a mixer whose operator these cannot pass through.
 

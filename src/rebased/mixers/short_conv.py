@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_input, check_torch_func
+from rebased.mixers.checks import check_input, check_torch_func, is_plain_linear
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
-from rebased.ops import short_conv, short_conv_extend
+from rebased.mixers.slots import FixedSlots
+from rebased.ops import Norm, gated_conv_step_, short_conv, short_conv_extend
 
 
 @register_mixer("short_conv")
@@ -84,6 +85,11 @@ class ShortConv(nn.Module):
         y, state = short_conv_extend(x, self.conv.weight.squeeze(1), self.conv.bias, state)
         return self._gate(y, x), state
 
+    @property
+    def slots_class(self) -> type[FixedSlots]:
+        """Slots whose steps are fused, unless something was changed that they would not see (mixers/slots.py)."""
+        return ShortConvSlots if type(self) is ShortConv and is_plain_linear(self.projection) else FixedSlots
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: (width - 1) D, whatever seq_len is."""
         return (self.width - 1) * self.d_model
@@ -97,3 +103,12 @@ class ShortConv(nn.Module):
 
     def _gate(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.addcmul(x, y, self.projection(x))  # one pass over memory, not two
+
+
+class ShortConvSlots(FixedSlots):
+    """Slots whose step is one kernel with the norm before the mixer and the residual."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states."""
+        gate, conv = self._mixer.projection, self._mixer.conv
+        return gated_conv_step_(x, norm, gate.weight, gate.bias, conv.weight.squeeze(1), conv.bias, self._state)

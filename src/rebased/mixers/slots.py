@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.checks import check_extended
+from rebased.ops import Norm
 
 
 class Slots(Protocol):
@@ -40,6 +41,17 @@ class Slots(Protocol):
 
 
 @runtime_checkable
+class FusedSlots(Protocol):
+    """Slots that compute the norm before the mixer and the residual after it too, in few kernels (rebased.ops)."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states.
+
+        x may be overwritten too. `lengths` and `longest` as in `step`.
+        """
+
+
+@runtime_checkable
 class HasSlots(Protocol):
     """A mixer with its own way to keep many states, because they grow with the sequence. Others get `FixedSlots`."""
 
@@ -58,7 +70,7 @@ def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
     if isinstance(mixer, HasSlots):
         return mixer.init_slots(count, capacity)
     if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and _has_rows(mixer):
-        return FixedSlots(mixer, count)
+        return getattr(mixer, "slots_class", FixedSlots)(mixer, count)
     return SeparateSlots(mixer, count)
 
 
@@ -66,7 +78,7 @@ class FixedSlots:
     """Slots of a mixer whose state does not grow: its state for a batch of `count` sequences.
 
     A mixer may have a method extend_(x, state) -> y, which overwrites the state. Otherwise `extend` is called and its
-    state copied.
+    state copied. Its attribute `slots_class` may name a subclass whose steps are fused (FusedSlots).
     """
 
     grows = False

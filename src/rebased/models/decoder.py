@@ -8,13 +8,21 @@ needed. What a step reads and writes stays where it is, and it never waits for t
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from rebased.mixers import init_slots
+from rebased.models.fused_step import can_fuse, fused_step_, fuses_by_default
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.sampling import Mode, Sampling, SamplingSlots
 from rebased.models.step_graph import StepGraphs, Stepped
+from rebased.ops import advance_slots_, best_tokens
+
+Fusion = Literal["auto", "none", "kernels", "compile"]
+"""How the operations of a step are joined: "none": as the model is written. "kernels": by our kernels
+(models/fused_step.py). "compile": by torch.compile. "auto": "kernels" on a GPU where they fit, else "none"."""
 
 PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
@@ -30,6 +38,7 @@ class Decoder:
             and Hyena. Default 1,024. ReBased, Based and other mixers of constant state need none.
         grows: whether a full cache is replaced by one twice as large (default). Otherwise it is an error.
         capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
+        fusion: how operations of a step are joined (Fusion). Default "auto".
 
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
@@ -52,12 +61,20 @@ class Decoder:
         capacity: int = FIRST_CAPACITY,
         grows: bool = True,
         capture: bool = False,
+        fusion: Fusion = "auto",
     ) -> None:
         if model.training:
             raise ValueError("the model is in training mode, where dropout is random; call model.eval() first")
         if slots < 1 or capacity < 1:
             raise ValueError(f"{slots} slots of {capacity} tokens hold nothing; give at least 1 of each")
         self.model, self.slots = model, slots
+        if fusion == "kernels" and not can_fuse(model):
+            raise ValueError(
+                "the kernels of a step take bf16, fp16 or fp32, one dtype for all weights, and the model's own blocks; "
+                "convert the model, or leave out fusion"
+            )
+        self.fusion: Fusion = ("kernels" if fuses_by_default(model) else "none") if fusion == "auto" else fusion
+        self._read: Any = torch.compile(self._plain_logits, dynamic=False) if fusion == "compile" else None
         limit, device = model.config.length_limit, model.embedding.weight.device
         self.capacity, self.grows = min(capacity, limit or sys.maxsize), grows
         model.init_state(1)  # an error that names a mixer without states
@@ -156,15 +173,33 @@ class Decoder:
 
         `longest` is how many tokens of a cache are read, `mode` what choosing needs at most (SamplingSlots.mode).
         """
-        model = self.model
-        lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
-        self.logits.copy_(model.logits(model.step(self.tokens, self.layers, lengths, longest)))
+        if self.fusion == "kernels" and not torch.is_autocast_enabled(self.tokens.device.type):
+            return self._compute_fused(longest, mode)
+        self.logits.copy_((self._read or self._plain_logits)(longest))
         scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
         chosen = self.sampling.choose(scores, mode)
         logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
         self.tokens.copy_(torch.where(self.active, chosen, self.tokens))
         self.sampling.advance(chosen, self.active)
         self.lengths.add_(self.active)
+        return Stepped(chosen, logprobs)
+
+    def _plain_logits(self, longest: int) -> Tensor:
+        lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
+        return self.model.logits(self.model.step(self.tokens, self.layers, lengths, longest))
+
+    def _compute_fused(self, longest: int, mode: Mode) -> Stepped:
+        """`compute` with what is around the model in few kernels too."""
+        sampling, lengths = self.sampling, self.lengths
+        if any(layer.grows for layer in self.layers):
+            lengths = lengths.clamp(max=longest - 1)
+        fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
+        chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
+        if mode != "greedy":
+            chosen = sampling.choose(self.logits, mode)
+        logprobs = advance_slots_(
+            chosen, self.logits, log_sums, self.active, self.tokens, self.lengths, sampling.drawn, sampling.seen
+        )
         return Stepped(chosen, logprobs)
 
     @torch.inference_mode(False)
