@@ -149,13 +149,13 @@ class Decoder:
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
         longest = self._advance()
-        if self._graphs is None:
-            return self.compute(longest, self.sampling.mode)
-        if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
-            longest = min(self.capacity, 1 << (longest - 1).bit_length())
-        else:
-            longest = self.capacity
-        return self._graphs.run(longest, self.sampling.mode)
+        if self._graphs is not None or self.fusion == "compile":
+            if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
+                longest = min(self.capacity, 1 << (longest - 1).bit_length())
+            else:
+                longest = self.capacity
+        run = self.compute if self._graphs is None else self._graphs.run
+        return run(longest, self.sampling.mode)
 
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
