@@ -50,6 +50,7 @@ from benchmarks.machine import machine
 from rebased.files import replacing
 from rebased.mixers.attention import FusedKVSlots
 from rebased.models import Decoder, LanguageModel, LMState, Sampling, preset
+from rebased.models.decoder import PREFILL_CHUNK
 from rebased.ops.backend import has_gpu
 
 MODELS = {
@@ -205,6 +206,35 @@ def measure_first(name: str, length: int, device: str) -> dict[str, Any]:
     return {"model": name, "prompt": length, "seconds": seconds, "peak_bytes": peak}
 
 
+@torch.no_grad()
+def measure_prompts(name: str, count: int, longest: int, device: str) -> dict[str, Any]:
+    """Seconds to read `count` prompts of different lengths: one by one, and together in passes of 4,096 tokens."""
+    model = build(name, longest, device)
+    lengths = [max(1, longest // 4 + (n * 7919) % (3 * longest // 4)) for n in range(count)]
+    prompts = [torch.randint(model.config.vocab_size, (length,)).tolist() for length in lengths]
+    decoder = Decoder(model, 1, capacity=longest)
+    passes: list[list[list[int]]] = [[]]
+    for prompt in prompts:
+        if sum(map(len, passes[-1])) + len(prompt) > PREFILL_CHUNK:
+            passes.append([])
+        passes[-1].append(prompt)
+
+    def one_by_one() -> None:
+        for prompt in prompts:
+            decoder.prefill(prompt)
+
+    def together() -> None:
+        for some in passes:
+            decoder.prefill_together(some)
+
+    row: dict[str, Any] = {"model": name, "prompts": count, "shortest": min(lengths), "longest": max(lengths)}
+    row |= {"tokens": sum(lengths)}
+    for run in (one_by_one, together):
+        run()
+        row[run.__name__] = statistics.median(milliseconds(run, 1, device) for _ in range(3)) / 1e3
+    return row
+
+
 def let_go(device: str) -> None:
     gc.collect()
     if device == "cuda":
@@ -333,6 +363,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "command": " ".join(["python benchmarks/generate.py", *spoken]),
         "machine": about,
         "first": [],
+        "prompts": [],
         "steps": [],
         "left_out": [],
     }
@@ -346,6 +377,10 @@ def main(words: Sequence[str] | None = None) -> None:
     for model in dict.fromkeys(name.removesuffix("-full") for name in args.models):
         what = {"model": model, "prompt": args.first}
         firsts.append(("first", lambda model=model: measure_first(model, args.first, args.device), what))
+        count, longest = (3, 16) if args.device == "cpu" else (64, 512)
+        what = {"model": model, "prompts": count, "shortest": 1, "longest": longest}
+        read_many = lambda model=model, some=(count, longest): measure_prompts(model, *some, args.device)  # noqa: E731
+        firsts.append(("prompts", read_many, what))
     of_first_variant = sum(what["variant"] == args.variants[0] for _, _, what in cases)
     run.work([*cases[:of_first_variant], *firsts, *cases[of_first_variant:]], args.device)
 

@@ -171,6 +171,30 @@ def test_prefill_in_chunks_and_after_a_prefix() -> None:
     assert decoder.prefill([], prefix) is prefix
 
 
+@pytest.mark.parametrize("mixer", MIXERS, ids=str)
+def test_prompts_read_together_are_those_read_alone(mixer: dict[str, Any]) -> None:
+    """Of different lengths, one of them empty; from the beginning, and after states of different lengths."""
+    model = build("short_conv", mixer)
+    decoder = Decoder(model, slots=1)
+    prompts = [TEXT[0][:7], TEXT[1][:1], [], TEXT[2][:33]]
+    prefixes = [decoder.prefill(TEXT[3][:length]) for length in (0, 9, 3, 2)]
+    for before in (None, prefixes):
+        together = decoder.prefill_together(prompts, before)
+        for number, prompt in enumerate(prompts):
+            alone = decoder.prefill(prompt, None if before is None else before[number])
+            assert together[number].position == alone.position
+            for ours, theirs in zip(tensors_of(together[number].layers), tensors_of(alone.layers), strict=True):
+                assert_near(ours, theirs, *SUMS, condition=8.0)
+    features, states = model.extend_documents(prompts[:2], prefixes[:2])
+    want, _ = model.extend(torch.tensor([prompts[1]]), prefixes[1])
+    assert_near(features[1], want[0], *SUMS, condition=8.0)
+    assert [state.position for state in states] == [7, 10]
+    with pytest.raises(ValueError, match=r"2 states do not fit documents of \[7\] tokens"):
+        model.extend_documents(prompts[:1], prefixes[:2])
+    with pytest.raises(ValueError, match="72 tokens are more than the 64 learned positions"):
+        model.extend_documents([TEXT[0], [1]], [decoder.prefill(TEXT[1][:32]), prefixes[0]])
+
+
 @pytest.mark.parametrize("linear", ["rebased", "based"])
 def test_memory_is_flat(linear: str) -> None:
     """Neither the states nor what a step allocates grows with the number of tokens."""

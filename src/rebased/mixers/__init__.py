@@ -18,7 +18,12 @@ from rebased.mixers.contract import (
     mixer_names,
     register_mixer,
 )
-from rebased.mixers.documents import forward_documents, positions_in_documents
+from rebased.mixers.documents import (
+    ExtendsDocuments,
+    extend_documents,
+    forward_documents,
+    positions_in_documents,
+)
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import Based, PolynomialAttention, ReBased
@@ -35,6 +40,7 @@ __all__ = [
     "RWKV",
     "Based",
     "Extendable",
+    "ExtendsDocuments",
     "FusedSlots",
     "GatherEarlier",
     "HasAttentionMap",
@@ -65,6 +71,7 @@ __all__ = [
     "check_output",
     "count_numbers",
     "describe_mixer",
+    "extend_documents",
     "find_residual_projections",
     "forward_documents",
     "has_attention_map",

@@ -179,6 +179,12 @@ class PolynomialAttention(nn.Module):
         o, state = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2)), state
 
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: PolyState) -> tuple[Tensor, PolyState]:
+        """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
+        q, k, v = self.project(x)
+        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
+        return self.proj_o(o.flatten(-2)), state
+
     def extend_(self, x: Tensor, state: PolyState) -> Tensor:
         """Return y [B,1,D] of `extend` for one token x [B,1,D], and overwrite the state by the one after it.
 

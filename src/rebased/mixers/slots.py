@@ -5,7 +5,7 @@ into which such values are put. A step reads all slots and overwrites them, so n
 CUDA graph can replay it. Rows never see each other: what stands in a slot that nobody uses does not matter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -174,6 +174,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(map_tensors(function, child) for child in state)
     return state
+
+
+def join_rows(states: Sequence[Any]) -> Any:
+    """The states of several sequences, each at B = 1 and of a fixed size, as one state of that many rows."""
+    columns = [list(tensors_of(state)) for state in states]
+    joined = iter([torch.cat(tensors) for tensors in zip(*columns, strict=True)])
+    return map_tensors(lambda _: next(joined), states[0])
+
+
+def split_rows(state: Any, count: int) -> list[Any]:
+    """The inverse of `join_rows`: `count` states at B = 1, which share their memory."""
+    return [map_tensors(lambda tensor, n=n: tensor[n : n + 1], state) for n in range(count)]  # type: ignore[misc]
 
 
 def _copy(tensor: Tensor) -> Tensor:

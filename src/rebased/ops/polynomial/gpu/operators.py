@@ -42,7 +42,15 @@ def attend(
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a public state, and the state after them. See api.poly_attention_extend."""
     _check(q)
@@ -55,7 +63,7 @@ def extend(
     outputs, states, z = [], [], state.z
     for values, kv in zip(_slices(v), _slices(state.kv), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, *after = _forward(q, k, values, None, *before, *folded, eps, True)
+        o, *after = _forward(q, k, values, cu_seqlens, *before, *folded, eps, True)
         kv, z = canonical(PolyState(*after), values.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
