@@ -57,8 +57,9 @@ def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequ
     """
     if isinstance(mixer, ExtendsDocuments) and len(lengths) > 1:
         cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=x.device)
-        result = mixer.extend_documents(x, cu_seqlens, join_rows(states))
-        y, after = check_extended(mixer, x, result, "extend_documents")
+        own: Any = mixer
+        result = own.extend_documents(x, cu_seqlens, join_rows(states))
+        y, after = check_extended(own, x, result, "extend_documents")
         return y, split_rows(after, len(lengths))
     outputs, found = [], []
     for document, state in zip(x.split(list(lengths), dim=1), states, strict=True):
