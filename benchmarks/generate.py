@@ -19,7 +19,8 @@ Attention has a static KV cache of `context` tokens, which are all there: `atten
 batch needs; `attention-full` reads it without a mask, which lets torch take its fastest kernel and is right only if all
 rows are equally long. ReBased's state does not depend on the context: it is measured at the shortest one.
 
-The time to the first token is that of reading a prompt of --first tokens, one sequence, and one step.
+The time to the first token is that of reading a prompt of --first tokens, one sequence, and one step. Attention reads
+it in one piece, where it is fastest; ReBased in chunks, as `generate` does, and in one piece.
 
 Writes generate-<date>-<device>.json, after each case anew, and the plot beside it. It never takes longer than
 --minutes: a case that is under way then is left out.
@@ -185,11 +186,10 @@ def profile(decoder: Decoder, device: str) -> list[tuple[str, float, float]]:
 
 
 @torch.no_grad()
-def measure_first(name: str, length: int, device: str) -> dict[str, Any]:
-    """Seconds from a prompt of `length` tokens to its first token: the median of three, after one to warm up."""
+def measure_first(name: str, length: int, chunk: int, device: str) -> dict[str, Any]:
+    """Seconds from a prompt of `length` tokens, read in chunks, to its first token: the median of three."""
     model = build(name, length, device)
     prompt = torch.randint(model.config.vocab_size, (length,)).tolist()
-    chunk = length if name.startswith("attention") else 4096  # attention reads a prompt fastest in one piece
     decoder = Decoder(model, 1, capacity=length, grows=False)
 
     def run() -> None:
@@ -203,7 +203,7 @@ def measure_first(name: str, length: int, device: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     seconds = statistics.median(milliseconds(run, 1, device) for _ in range(3)) / 1e3
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return {"model": name, "prompt": length, "seconds": seconds, "peak_bytes": peak}
+    return {"model": name, "prompt": length, "chunk": chunk, "seconds": seconds, "peak_bytes": peak}
 
 
 @torch.no_grad()
@@ -375,8 +375,10 @@ def main(words: Sequence[str] | None = None) -> None:
         cases.append(("steps", lambda case=case: measure(case, args.profile), what))  # type: ignore[misc]
     firsts: list[Any] = []
     for model in dict.fromkeys(name.removesuffix("-full") for name in args.models):
-        what = {"model": model, "prompt": args.first}
-        firsts.append(("first", lambda model=model: measure_first(model, args.first, args.device), what))
+        for chunk in {args.first: None} if model == "attention" else {PREFILL_CHUNK: None, args.first: None}:
+            what = {"model": model, "prompt": args.first, "chunk": chunk}
+            sizes = (args.first, chunk, args.device)
+            firsts.append(("first", lambda model=model, sizes=sizes: measure_first(model, *sizes), what))
         count, longest = (3, 16) if args.device == "cpu" else (64, 512)
         what = {"model": model, "prompts": count, "shortest": 1, "longest": longest}
         read_many = lambda model=model, some=(count, longest): measure_prompts(model, *some, args.device)  # noqa: E731

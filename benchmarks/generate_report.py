@@ -93,7 +93,7 @@ def say(row: Record) -> str:
     if "prompt" in row:
         peak = f", {row['peak_bytes'] / 1e9:.2f} GB at the peak" if row.get("peak_bytes") else ""
         found = row.get("failed") or f"{row['seconds']:.3f} s to the first token{peak}"
-        return f"{row['model']:14} prompt {row['prompt']:6,}  {found}"
+        return f"{row['model']:14} prompt {row['prompt']:6,} in chunks of {row['chunk']:6,}  {found}"
     found = row.get("failed") or f"{row['ms']:8.3f} ms  {row['tokens_per_second']:11,.0f} tokens/s"
     where = f"batch {row['batch']:5,}  context {row['context']:6,}  {row['sampling']:7}"
     return f"{row['model']:14} {row['variant']:12} {where} {found}"
