@@ -35,22 +35,26 @@ class Tile(NamedTuple):
 
 @triton.jit
 def row_statistics(x, rows, inside, eps, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, CENTRE: tl.constexpr):
-    """Mean (0 without CENTRE) and 1 / deviation, [BM] each, of these rows of x [M, K]."""
+    """Mean (0 without CENTRE) and 1 / deviation, [BM] each, of these rows of x [M, K].
+
+    Threads exchange numbers only once per sum, at its end.
+    """
     at = x + rows[:, None] * K
     mean = tl.zeros([BM], tl.float32)
     if CENTRE:
+        total = tl.zeros([BM, BK], tl.float32)
         for start in range(0, K, BK):
             columns = (start + tl.arange(0, BK))[None, :]
-            mean += tl.sum(tl.load(at + columns, mask=inside[:, None] & (columns < K), other=0.0).to(tl.float32), 1)
-        mean = mean / K
-    squares = tl.zeros([BM], tl.float32)
+            total += tl.load(at + columns, mask=inside[:, None] & (columns < K), other=0.0).to(tl.float32)
+        mean = tl.sum(total, 1) / K
+    squares = tl.zeros([BM, BK], tl.float32)
     for start in range(0, K, BK):
         columns = (start + tl.arange(0, BK))[None, :]
         mask = inside[:, None] & (columns < K)
         given = tl.load(at + columns, mask=mask, other=0.0).to(tl.float32)
         given = tl.where(mask, given - mean[:, None], 0.0)
-        squares += tl.sum(given * given, 1)
-    return mean, 1.0 / tl.sqrt(squares / K + eps)
+        squares += given * given
+    return mean, 1.0 / tl.sqrt(tl.sum(squares, 1) / K + eps)
 
 
 @triton.jit
