@@ -14,6 +14,7 @@ from rebased.ops.decoding import (
     embed_step,
     gated_conv_step_,
     linear_step,
+    mlp_step,
     poly_step_,
 )
 from tolerances import FIRST_TOKEN, assert_near
@@ -23,8 +24,7 @@ LINEAR = [  # rows, features, columns, norm, gelu, residual, bias
     (1, 1100, 9, None, False, True, True),
     (3, 48, 40, "layer", True, False, True),
     (3, 300, 17, None, False, True, True),
-    (19, 64, 33, "rms", False, True, False),
-    (64, 96, 48, "layer", False, False, False),
+    (16, 64, 33, "rms", False, True, False),
     (70, 24, 40, "layer", True, False, True),  # by torch
     (70, 24, 40, None, False, True, True),
 ]
@@ -34,12 +34,15 @@ LARGE_LINEAR = [
     (1, 768, 50_304, "layer", False, False, False),
     (1, 3072, 768, None, False, True, True),
     (3, 768, 3072, "layer", True, False, True),
+    (16, 3072, 768, None, False, True, True),
     (64, 768, 3072, "layer", True, False, True),
     (64, 3072, 768, None, False, True, True),
     (64, 768, 1152, "rms", False, False, False),
     (300, 768, 3072, "layer", True, False, True),
     (300, 3072, 768, None, False, True, True),
 ]
+MLP = [(1, 24, 96, "layer"), (3, 40, 33, "rms"), (70, 24, 48, "layer"), (70, 33, 40, "rms")]
+"""Rows, features, hidden features, norm."""
 CONVOLUTION = [(1, 24, 3), (3, 40, 3), (3, 24, 1), (2, 33, 4), (70, 24, 3)]  # rows, features, taps
 POLYNOMIAL: list[tuple[int, int, int, int, Coefficients, NormKind | None, bool, bool]] = [
     # rows, heads, K, V, coefficients, norm, joint, shared
@@ -99,6 +102,23 @@ def check_linear(case: Any, dtype: torch.dtype, device: str, backend: Backend) -
         out = torch.full_like(got, torch.nan)
         assert linear_step(x, weight, norm=norm, out=out, backend=backend) is out
         assert torch.equal(out[kept], got[kept])
+
+
+def check_mlp(case: Any, dtype: torch.dtype, device: str, backend: Backend) -> None:
+    rows, features, hidden, kind = case
+    torch.manual_seed(0)
+    x = 1 + draw(rows, features, dtype=dtype, device=device)
+    sizes = ((hidden, features), (features, hidden))
+    weights = [draw(*size, dtype=dtype, device=device, scale=size[1] ** -0.5) for size in sizes]
+    biases = [draw(size[0], dtype=dtype, device=device) for size in sizes]
+    if rows > 1:
+        x[1] = torch.nan
+    given = (make_norm(kind, features, dtype, device), weights[0], biases[0], weights[1], biases[1])
+    want = mlp_step(double(x), *map(double, given))
+    got = mlp_step(x, *given, backend=backend)  # type: ignore[arg-type]
+    kept = [row for row in range(rows) if row != 1]
+    near(got[kept], want[kept], dtype, features, features, features, hidden, condition=2.0)
+    assert rows == 1 or got[1].isnan().all()
 
 
 def check_convolution(case: Any, dtype: torch.dtype, device: str, backend: Backend) -> None:

@@ -8,7 +8,7 @@ import torch
 from ops import decoding_cases as cases
 from rebased.ops import use_backend
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.decoding.gpu import polynomial, tokens
+from rebased.ops.decoding.gpu import tokens
 from tolerances import assert_near
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -22,15 +22,18 @@ def test_linear(case: Any, dtype: torch.dtype) -> None:
     cases.check_linear(case, dtype, "cpu", "triton")
 
 
+@pytest.mark.parametrize("case", cases.MLP, ids=str)
+def test_mlp(case: Any) -> None:
+    cases.check_mlp(case, torch.float32, "cpu", "triton")
+
+
 @pytest.mark.parametrize("case", cases.CONVOLUTION, ids=str)
 def test_gated_convolution(case: Any) -> None:
     cases.check_convolution(case, torch.float32, "cpu", "triton")
 
 
-@pytest.mark.parametrize("few", [0, 10**6], ids=["loop", "at once"])
 @pytest.mark.parametrize("case", cases.POLYNOMIAL, ids=str)
-def test_polynomial_attention(case: Any, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polynomial, "FEW_PROGRAMS", few)
+def test_polynomial_attention(case: Any) -> None:
     cases.check_polynomial(case, torch.float32, "cpu", "triton")
 
 

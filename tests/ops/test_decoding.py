@@ -12,8 +12,9 @@ from rebased.ops.inspection import compile_launch, record_launches
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by compute capability
 SIZES: list[tuple[str, Any]] = [
     ("linear", (1, 768, 1152, "layer", False, False, False)),
-    ("linear", (64, 768, 3072, "layer", True, False, True)),
-    *(("convolution", (rows, 768, 3)) for rows in (64, 100)),
+    ("linear", (16, 768, 3072, "layer", True, False, True)),
+    ("mlp", (100, 768, 3072, "layer")),
+    *(("convolution", (rows, 768, 3)) for rows in (16, 100)),
     *(("polynomial", (rows, 12, 16, 64, cases.REBASED, "layer", True, False)) for rows in (1, 100)),
     ("tokens", (2, 50_304)),
     ("embedding", None),
@@ -29,7 +30,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 
     launches: list[dict[str, Any]] = []
     kernels = {
-        linear: ["linear_kernel"],
+        linear: ["linear_kernel", "norm_kernel"],
         convolution: ["gated_kernel", "gate_kernel"],
         polynomial: ["poly_kernel"],
         tokens: ["embed_kernel", "scan_kernel", "gather_kernel", "advance_kernel"],
@@ -62,6 +63,13 @@ def test_the_plain_path_takes_what_the_kernels_take() -> None:
 @pytest.mark.parametrize("case", [*cases.LINEAR, *cases.LARGE_LINEAR], ids=str)
 def test_linear_on_a_gpu(case: Any, dtype: torch.dtype) -> None:
     cases.check_linear(case, dtype, "cuda", "triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [*cases.MLP, *((rows, 768, 3072, "layer") for rows in (1, 16, 64, 300))], ids=str)
+def test_mlp_on_a_gpu(case: Any, dtype: torch.dtype) -> None:
+    cases.check_mlp(case, dtype, "cuda", "triton")
 
 
 @pytest.mark.gpu

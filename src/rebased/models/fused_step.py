@@ -15,7 +15,7 @@ from rebased.mixers.checks import is_plain_linear
 from rebased.models.block import MLP, Block
 from rebased.models.language_model import LanguageModel
 from rebased.models.norm import LayerNorm, RMSNorm
-from rebased.ops import Norm, embed_step, linear_step
+from rebased.ops import Norm, embed_step, linear_step, mlp_step
 from rebased.ops.backend import kernel_path
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -60,8 +60,7 @@ def _feed(block: Block, u: Tensor) -> Tensor:
     mlp: Any = block.mlp
     if block.norm2 is None or type(mlp) is not MLP or not is_plain_linear(mlp.fc1, mlp.fc2):
         return block.feed(u)
-    h = linear_step(u, mlp.fc1.weight, mlp.fc1.bias, norm=_norm_of(block.norm2), gelu=True)
-    return linear_step(h, mlp.fc2.weight, mlp.fc2.bias, residual=u)
+    return mlp_step(u, _norm_of(block.norm2), mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias)
 
 
 def _norm_of(norm: nn.Module) -> Norm:

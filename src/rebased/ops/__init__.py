@@ -15,6 +15,7 @@ from rebased.ops.decoding import (
     embed_step,
     gated_conv_step_,
     linear_step,
+    mlp_step,
     poly_step_,
 )
 from rebased.ops.embedding import embed
@@ -62,6 +63,7 @@ __all__ = [
     "linear_step",
     "long_conv",
     "long_conv_extend",
+    "mlp_step",
     "pair_products",
     "poly_attention",
     "poly_attention_extend",

@@ -8,6 +8,7 @@ from rebased.ops.decoding.api import (
     embed_step,
     gated_conv_step_,
     linear_step,
+    mlp_step,
     poly_step_,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "embed_step",
     "gated_conv_step_",
     "linear_step",
+    "mlp_step",
     "poly_step_",
 ]

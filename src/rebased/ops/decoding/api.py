@@ -62,6 +62,36 @@ def linear_step(
     return reference.linear(x, weight, bias, norm, gelu, residual, out)
 
 
+def mlp_step(
+    x: Tensor,
+    norm: Norm,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """x + gelu(norm(x) weight1^T + bias1) weight2^T + bias2: an MLP with its norm and residual.
+
+    Args:
+        x: [S, D], one row per sequence. It may be overwritten: use the result instead.
+        norm: of the layer.
+        weight1, bias1: [N, D] and [N] (or None), in the dtype of x.
+        weight2, bias2: [D, N] and [D] (or None), in the dtype of x.
+        backend: as in linear_step.
+
+    Returns:
+        [S, D] in the dtype of x.
+    """
+    if _on_gpu(backend, x):
+        from rebased.ops.decoding.gpu.linear import mlp
+
+        return mlp(x, norm, weight1, bias1, weight2, bias2)
+    h = reference.linear(x, weight1, bias1, norm, True, None, None)
+    return reference.linear(h, weight2, bias2, None, False, x, None)
+
+
 def gated_conv_step_(
     x: Tensor,
     norm: Norm,

@@ -13,11 +13,11 @@ from rebased.ops.decoding.gpu.linear import (
     constants_of,
     fits,
     grid_of,
+    normalise_and_shift_,
     product,
     read_normalised,
     row_statistics,
 )
-from rebased.ops.decoding.reference import normalise
 from rebased.ops.kernel_launch import launch
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def gated_conv_(
             W=W, HAS_BIAS=bias is not None, HAS_TAPS_BIAS=taps_bias is not None, **constants_of(x, norm, tile),
         )  # fmt: skip
         return out
-    y = normalise(x, norm)
+    y = normalise_and_shift_(x, norm, None)
     launch(
         gate_kernel, (triton.cdiv(K, CHANNELS), triton.cdiv(M, ROWS)),
         x, y, functional.linear(y, weight, bias), taps, taps_bias, state, out, M, K,

@@ -15,11 +15,12 @@ from torch.nn import functional
 
 from rebased.ops.decoding.reference import normalise
 from rebased.ops.kernel_launch import launch
+from rebased.ops.norm.api import MAX_WIDTH
 
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
 
-MAX_ROWS = 64  # beyond, torch's products are faster
+MAX_ROWS = 16  # beyond, torch's products are faster
 MAX_COLUMNS = 8192  # of a product of more than one row; beyond, torch's is as fast
 
 
@@ -141,6 +142,44 @@ def linear_kernel(
     tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def norm_kernel(
+    x, gamma, beta, shift, y, eps,
+    K: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, HAS_GAMMA: tl.constexpr, HAS_BETA: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+):  # fmt: skip
+    """y [M, K] = norm(x), then x [M, K] += shift; one program per row."""
+    columns = tl.arange(0, WIDTH)
+    mask = columns < K
+    at = tl.program_id(0).to(tl.int64) * K + columns
+    given = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_SHIFT:
+        moved = given + tl.load(shift + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(x + at, moved.to(x.dtype.element_ty), mask=mask)
+    if CENTRE:
+        given = tl.where(mask, given - tl.sum(given, 0) / K, 0.0)
+    given = given / tl.sqrt(tl.sum(given * given, 0) / K + eps)
+    given = scaled(given, gamma, beta, columns, mask, HAS_GAMMA, HAS_BETA)
+    tl.store(y + at, given.to(y.dtype.element_ty), mask=mask)
+
+
+def normalise_and_shift_(x: Tensor, norm: "Norm", shift: Tensor | None) -> Tensor:
+    """norm(x) of x [M, K] contiguous; then x becomes x + shift, where `shift` [K] is what a later product will add."""
+    if norm.kind == "none" or x.shape[1] > MAX_WIDTH:
+        y = normalise(x, norm)
+        if shift is not None:
+            x.add_(shift)
+        return y
+    y, width = torch.empty_like(x), triton.next_power_of_2(x.shape[1])
+    launch(
+        norm_kernel, (len(x),),
+        x, norm.weight, norm.bias, shift, y, norm.eps,
+        K=x.shape[1], WIDTH=width, CENTRE=norm.kind == "layer", HAS_GAMMA=norm.weight is not None,
+        HAS_BETA=norm.bias is not None, HAS_SHIFT=shift is not None, num_warps=max(1, min(8, width // 256)),
+    )  # fmt: skip
+    return y
+
+
 def choose_tile(rows: int, columns: int, features: int, itemsize: int) -> Tile:
     """The tile of a product [rows, features] x [features, columns]: some hundred programs, each with much in flight."""
     if rows == 1:
@@ -198,6 +237,17 @@ def linear(
     return y
 
 
+def mlp(
+    x: Tensor, norm: "Norm", weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None
+) -> Tensor:
+    """See api.mlp_step. Where torch multiplies, its product adds to x, to which the norm's kernel adds the bias."""
+    if fits(len(x), len(weight1)) and fits(*x.shape):
+        return linear(linear(x, weight1, bias1, norm, True, None, None), weight2, bias2, None, False, x, None)
+    x = x.contiguous()
+    y = normalise_and_shift_(x, norm, bias2)
+    return x.addmm_(functional.gelu(functional.linear(y, weight1, bias1)), weight2.t())
+
+
 def _by_torch(
     x: Tensor,
     weight: Tensor,
@@ -207,7 +257,7 @@ def _by_torch(
     residual: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    x = normalise(x, norm)
+    x = x if norm is None else normalise_and_shift_(x.contiguous(), norm, None)
     if residual is not None and not gelu and out is None:  # the product adds to what is there: no further kernel
         return (residual if bias is None else residual.add_(bias)).addmm_(x, weight.t())
     if out is not None and bias is None and not gelu and residual is None:

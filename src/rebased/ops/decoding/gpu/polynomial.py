@@ -6,6 +6,7 @@ One program per sequence and head. It reads and writes each number of its state 
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,10 +19,7 @@ from rebased.ops.polynomial.state import Coefficients, PolyState
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
 
-FEW_PROGRAMS = 1024
-AT_ONCE = (
-    16_384  # numbers of a state that a program holds, where there are few programs: all that it reads is on its way
-)
+LOOP = {"BF": 32, "STAGES": 3, "num_warps": 1}  # BF: features that a program reads at a time
 
 
 @triton.jit
@@ -46,16 +44,8 @@ def read_head(
 
 
 @triton.jit
-def pick(x, numbers, K: tl.constexpr, KP: tl.constexpr):
-    """x_n for each n of `numbers` [BF], from x [KP]; x_K means 1."""
-    columns = tl.arange(0, KP)[None, :]
-    found = tl.sum(tl.where(numbers[:, None] == columns, x[None, :], 0.0), 1)
-    return tl.where(numbers == K, 1.0, found)
-
-
-@triton.jit
 def poly_kernel(
-    qkv, kv, z, o, first, second, weights, q_gamma, q_beta, k_gamma, k_beta, H, q_eps, k_eps, eps,
+    qkv, kv, z, o, scratch, first, second, weights, q_gamma, q_beta, k_gamma, k_beta, H, q_eps, k_eps, eps,
     HEADS: tl.constexpr, F: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     N: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, STAGES: tl.constexpr, SHARED: tl.constexpr,
     Q_NORM: tl.constexpr, Q_CENTRE: tl.constexpr, Q_GAMMA: tl.constexpr, Q_BETA: tl.constexpr,
@@ -63,7 +53,8 @@ def poly_kernel(
 ):  # fmt: skip
     """o [S, H, V] of qkv [S, H (2K + V)]; kv [S, H, F, V] and z [S, H, F] become the state after the token.
 
-    Feature f is x_first[f] x_second[f], where x_K means 1; `weights` [F] multiply it on the query side.
+    Feature f is x_first[f] x_second[f], where x_K means 1; `weights` [F] multiply it on the query side. scratch
+    [S, H, 2, KP] is where a program finds single numbers of its q and k again.
     """
     pid = tl.program_id(0)
     s = (pid // H).to(tl.int64)
@@ -73,6 +64,11 @@ def poly_kernel(
     k = read_head(
         qkv + HEADS * K, k_gamma, k_beta, h, k_eps, K, KP, N, BN, SHARED, K_NORM, K_CENTRE, K_GAMMA, K_BETA
     )  # fmt: skip
+    q_at = scratch + pid.to(tl.int64) * 2 * KP
+    k_at = q_at + KP
+    tl.store(q_at + tl.arange(0, KP), q)
+    tl.store(k_at + tl.arange(0, KP), k)
+    tl.debug_barrier()
     columns = tl.arange(0, VP)
     inside = columns < V
     value = tl.load(qkv + 2 * HEADS * K + h * V + columns, mask=inside, other=0.0).to(tl.float32)
@@ -82,20 +78,21 @@ def poly_kernel(
     for start in tl.range(0, F, BF, num_stages=STAGES):
         f = start + tl.arange(0, BF)
         known = f < F
-        i = tl.load(first + f, mask=known, other=0)
-        j = tl.load(second + f, mask=known, other=0)
+        i = tl.load(first + f, mask=known, other=K)
+        j = tl.load(second + f, mask=known, other=K)
         at = (here + f)[:, None] * V + columns[None, :]
         mask = known[:, None] & inside[None, :]
         before = tl.load(kv + at, mask=mask, other=0.0)
         sums = tl.load(z + here + f, mask=known, other=0.0)
-        phi_k = pick(k, i, K, KP) * pick(k, j, K, KP)
-        phi_q = pick(q, i, K, KP) * pick(q, j, K, KP) * tl.load(weights + f, mask=known, other=0.0)
+        phi_k = tl.load(k_at + i, mask=i < K, other=1.0) * tl.load(k_at + j, mask=j < K, other=1.0)
+        phi_q = tl.load(q_at + i, mask=i < K, other=1.0) * tl.load(q_at + j, mask=j < K, other=1.0)
+        phi_q *= tl.load(weights + f, mask=known, other=0.0)
         state = before + phi_k[:, None] * value[None, :]
         tl.store(kv + at, state, mask=mask)
-        acc += tl.sum(tl.where(mask, phi_q[:, None] * state, 0.0), 0)
+        acc += tl.sum(phi_q[:, None] * state, 0)
         sums += phi_k
         tl.store(z + here + f, sums, mask=known)
-        total += tl.where(known, phi_q * sums, 0.0)
+        total += phi_q * sums
     out = acc / (tl.sum(total, 0) + eps)
     tl.store(o + pid.to(tl.int64) * V + columns, out.to(o.dtype.element_ty), mask=inside)
 
@@ -117,21 +114,19 @@ def poly_(
     VP, programs = max(16, triton.next_power_of_2(V)), len(qkv) * heads
     first, second, weights = monomials(key_width, coefficients, scale, qkv.device)
     normalised = heads * key_width if joint else key_width
-    sizes = {"BF": 32, "STAGES": 3, "num_warps": 1}  # many programs: each may be slow
-    if programs < FEW_PROGRAMS:
-        at_once = max(16, min(triton.next_power_of_2(F), AT_ONCE // VP))
-        sizes = {"BF": at_once, "STAGES": 1 if at_once >= F else 2, "num_warps": 8}
+    KP = max(16, triton.next_power_of_2(key_width))
+    scratch = torch.empty(programs, 2, KP, device=qkv.device, dtype=torch.float32)
     widths = {len(norm.weight) for norm in (q_norm, k_norm) if norm is not None and norm.weight is not None}
     o = qkv.new_empty(S, heads * V)
     launch(
         poly_kernel, (programs,),
-        qkv.contiguous(), *state, o, first, second, weights,
+        qkv.contiguous(), *state, o, scratch, first, second, weights,
         *_numbers(q_norm), *_numbers(k_norm), heads, *(1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)),
         eps,
-        HEADS=heads, F=F, K=key_width, KP=max(16, triton.next_power_of_2(key_width)), V=V, VP=VP,
+        HEADS=heads, F=F, K=key_width, KP=KP, V=V, VP=VP,
         N=normalised, BN=min(1024, triton.next_power_of_2(normalised)),
         SHARED=widths == {key_width},
-        **_flags("Q", q_norm), **_flags("K", k_norm), **sizes,
+        **_flags("Q", q_norm), **_flags("K", k_norm), **LOOP,
     )  # fmt: skip
     return o
 
