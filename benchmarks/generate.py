@@ -60,7 +60,7 @@ MODELS = {
     "attention-full": "lm-attention",
     "based": "lm-paper-text-based",
 }
-BATCHES, CONTEXTS, FIRST = (1, 64, 1024, 256), (4096, 32_768), 32_768
+BATCHES, CONTEXTS, FIRST = (1, 64, 1024, 256, 16), (4096, 32_768), 32_768
 VARIANTS = {"fused": "kernels", "fused-torch": "kernels", "graph": "none", "compiled": "compile", "eager": "none"}
 FULL_BATCHES = (1, 64)  # of attention at contexts beyond the first, where more rarely fit
 SAMPLINGS = {
@@ -208,14 +208,14 @@ def measure_first(name: str, length: int, chunk: int, device: str) -> dict[str, 
 
 @torch.no_grad()
 def measure_prompts(name: str, count: int, longest: int, device: str) -> dict[str, Any]:
-    """Seconds to read `count` prompts of different lengths: one by one, and together in passes of 4,096 tokens."""
+    """Seconds to read `count` prompts of different lengths: one by one, and together in as few passes as may be."""
     model = build(name, longest, device)
     lengths = [max(1, longest // 4 + (n * 7919) % (3 * longest // 4)) for n in range(count)]
     prompts = [torch.randint(model.config.vocab_size, (length,)).tolist() for length in lengths]
     decoder = Decoder(model, 1, capacity=longest)
     passes: list[list[list[int]]] = [[]]
     for prompt in prompts:
-        if sum(map(len, passes[-1])) + len(prompt) > PREFILL_CHUNK:
+        if sum(map(len, passes[-1])) + len(prompt) > decoder.prefill_chunk:
             passes.append([])
         passes[-1].append(prompt)
 

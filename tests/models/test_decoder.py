@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers import can_extend, mixer_class, mixer_names, register_mixer, tensors_of
-from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
+from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, preset
 from rebased.models.block import build_mixer
 from tolerances import assert_near
 
@@ -169,6 +169,11 @@ def test_prefill_in_chunks_and_after_a_prefix() -> None:
             assert_near(ours, theirs, *SUMS, condition=8.0)
     assert decoder.prefill([]).position == 0
     assert decoder.prefill([], prefix) is prefix
+    assert decoder.prefill_chunk == 4096
+    decoder.model = LanguageModel(preset("lm-paper-text-rebased"), device="meta", dtype=torch.bfloat16)
+    assert decoder.prefill_chunk == 32_768  # where a chunk is many kernels to launch
+    decoder.model = LanguageModel(LMConfig(d_model=8192, mlp_ratio=8, mixers=("short_conv",)), device="meta")
+    assert decoder.prefill_chunk == 4096
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)

@@ -13,7 +13,6 @@ from torch import nn
 
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import Generation, LanguageModel, LMConfig, Sampling, load_generation, save_generation
-from rebased.models.decoder import PREFILL_CHUNK
 from rebased.models.generation import group_prompts
 from tolerances import assert_near
 
@@ -281,12 +280,12 @@ def test_prefill_tells_how_far_it_is(model: LanguageModel) -> None:
 
 
 def test_prompts_are_read_in_groups_that_do_not_depend_on_slots_that_are_free() -> None:
-    short, other, long = [1] * 10, [2] * 10, [3] * PREFILL_CHUNK
+    short, other, long = [1] * 10, [2] * 10, [3] * 100
     prompts = [short, short, other, long, short, other, [4], [5]]
-    assert group_prompts(prompts, slots=2) == [range(3)] * 3 + [range(3, 4)] + [range(4, 6)] * 2 + [range(6, 8)] * 2
-    assert group_prompts(prompts, slots=1)[0] == range(2)
-    assert group_prompts([[0] * (PREFILL_CHUNK // 2)] * 3 + [[1]] * 2, slots=9) == [range(5)] * 5  # one prompt, thrice
-    assert group_prompts([[n] * (PREFILL_CHUNK // 2) for n in range(3)], slots=9)[2] == range(2, 3)
+    assert group_prompts(prompts, 2, 100) == [range(3)] * 3 + [range(3, 4)] + [range(4, 6)] * 2 + [range(6, 8)] * 2
+    assert group_prompts(prompts, 1, 100)[0] == range(2)
+    assert group_prompts([[0] * 50] * 3 + [[1]] * 2, 9, 100) == [range(5)] * 5  # the first is one prompt, thrice
+    assert group_prompts([[n] * 50 for n in range(3)], 9, 100)[2] == range(2, 3)
 
 
 def test_several_prompts_are_one_pass(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ Fusion = Literal["auto", "none", "kernels", "compile"]
 """How the operations of a step are joined: "none": as the model is written. "kernels": by our kernels
 (models/fused_step.py). "compile": by torch.compile. "auto": "kernels" on a GPU where they fit, else "none"."""
 
-PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
+PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
+LONGEST_CHUNK = 32_768  # the same on a GPU, which takes long to launch the kernels of a chunk; less in a wide model:
+CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
 
@@ -95,15 +97,15 @@ class Decoder:
 
     @torch.no_grad()
     def prefill_chunks(
-        self, tokens: Sequence[int], state: LMState | None = None, chunk: int = PREFILL_CHUNK
+        self, tokens: Sequence[int], state: LMState | None = None, chunk: int | None = None
     ) -> Iterator[LMState]:
-        """Yield the state after each chunk of the tokens, so that steps can be made between them.
+        """Yield the state after each chunk of the tokens (default `prefill_chunk`), so that steps can be made between.
 
         States are values: none is changed later, each can be kept and continued several times.
         """
         state = self.model.init_state(1) if state is None else state
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).unsqueeze(0)
-        for piece in ids.split(chunk, dim=1) if len(tokens) else ():
+        for piece in ids.split(chunk or self.prefill_chunk, dim=1) if len(tokens) else ():
             _, state = self.model.extend(piece, state)
             yield state
 
@@ -234,6 +236,15 @@ class Decoder:
             layer.reserve(self.capacity)
         if self._graphs is not None and any(layer.grows for layer in self.layers):
             self._graphs.clear()  # they write to where the caches were
+
+    @property
+    def prefill_chunk(self) -> int:
+        """How many tokens of prompts are read at once: a function of the model and the kind of its device alone."""
+        config, weight = self.model.config, self.model.embedding.weight
+        if weight.device.type == "cpu":
+            return PREFILL_CHUNK
+        widest = max(4, config.mlp_ratio) * config.d_model * weight.element_size()
+        return max(PREFILL_CHUNK, min(LONGEST_CHUNK, CHUNK_BYTES // widest))
 
     @property
     def state_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rebased.data.detokenize import StopStrings, TextStream
 from rebased.data.tokenizer import Tokenizer
-from rebased.models.decoder import FIRST_CAPACITY, PREFILL_CHUNK, Decoder
+from rebased.models.decoder import FIRST_CAPACITY, Decoder
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.prompts import Prompts, read_prompts
 from rebased.models.sampling import Sampling
@@ -108,7 +108,8 @@ class Generation(Iterator[Token]):
         self._limit = model.config.length_limit or math.inf
         self._texts = [TextStream(tokenizer, self.ending.stop) for _ in self.sequences]
         self._ready: deque[Token] = deque()
-        self._group_of = group_prompts([each.prompt for each in self.sequences], snapshot.slots)
+        prompts = [each.prompt for each in self.sequences]
+        self._group_of = group_prompts(prompts, snapshot.slots, self._decoder.prefill_chunk)
         self._last_prefill: tuple[range, dict[int, LMState]] | None = None
         self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
         self._running: dict[int, int] = {}  # slot -> number of the sequence in it
@@ -313,10 +314,10 @@ class Generation(Iterator[Token]):
             )
 
 
-def group_prompts(prompts: Sequence[list[int]], slots: int) -> list[range]:
+def group_prompts(prompts: Sequence[list[int]], slots: int, chunk: int) -> list[range]:
     """Return for each sequence the numbers of those whose prompts are read together with its own, in one pass.
 
-    They are neighbours, with at most `slots` different prompts and PREFILL_CHUNK tokens; a longer prompt is read alone.
+    They are neighbours, with at most `slots` different prompts and `chunk` tokens; a longer prompt is read alone.
     """
     groups: list[range] = []
     begin = 0
@@ -325,7 +326,7 @@ def group_prompts(prompts: Sequence[list[int]], slots: int) -> list[range]:
         while end < len(prompts):
             prompt = tuple(prompts[end])
             if prompt not in different:
-                if different and (len(different) == slots or tokens + len(prompt) > PREFILL_CHUNK):
+                if different and (len(different) == slots or tokens + len(prompt) > chunk):
                     break
                 different.add(prompt)
                 tokens += len(prompt)
