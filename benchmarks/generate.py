@@ -141,9 +141,11 @@ def make_decoder(model: LanguageModel, case: Case) -> Decoder:
 def multiply_rows(case: Case) -> None:
     """Let our kernels multiply as many rows as they do, or one, as the variant says."""
     if case.device == "cuda":
-        from rebased.ops.decoding.gpu import linear
+        from rebased.ops.decoding.gpu import convolution, linear
 
-        linear.MAX_ROWS = 1 if case.variant == "fused-torch" else MAX_ROWS.setdefault("linear", linear.MAX_ROWS)
+        for module in (convolution, linear):
+            usual = MAX_ROWS.setdefault(module.__name__, module.MAX_ROWS)
+            module.MAX_ROWS = 1 if case.variant == "fused-torch" else usual
 
 
 MAX_ROWS: dict[str, int] = {}

@@ -14,7 +14,7 @@ SIZES: list[tuple[str, Any]] = [
     ("linear", (1, 768, 1152, "layer", False, False, False)),
     ("linear", (16, 768, 3072, "layer", True, False, True)),
     ("mlp", (100, 768, 3072, "layer")),
-    *(("convolution", (rows, 768, 3)) for rows in (16, 100)),
+    *(("convolution", (rows, 768, 3)) for rows in (64, 100)),
     *(("polynomial", (rows, 12, 16, 64, cases.REBASED, "layer", True, False)) for rows in (1, 100)),
     ("tokens", (2, 50_304)),
     ("embedding", None),
@@ -24,6 +24,7 @@ SIZES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(90, torch.bfloat16), pytest.param(80, torch.float32, marks=pytest.mark.release)]
 )
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # from CPUs without bf16, which then compute anyway
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.decoding.gpu import convolution, linear, polynomial, tokens

@@ -11,7 +11,6 @@ from torch.nn import functional
 from rebased.ops.decoding.gpu.linear import (
     choose_tile,
     constants_of,
-    fits,
     grid_of,
     normalise_and_shift_,
     product,
@@ -23,6 +22,7 @@ from rebased.ops.kernel_launch import launch
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
 
+MAX_ROWS = 64  # beyond, torch multiplies: three kernels are then faster than one
 ROWS, CHANNELS = 4, 256  # per program, where torch multiplies
 
 
@@ -98,7 +98,7 @@ def gated_conv_(
     """See api.gated_conv_step_."""
     (M, K), W = x.shape, taps.shape[1]
     out, x, taps = x.new_empty(M, K), x.contiguous(), taps.contiguous()
-    if fits(M, K) and norm.kind != "none":
+    if M <= MAX_ROWS and norm.kind != "none":
         tile = choose_tile(M, K, K, x.element_size())
         launch(
             gated_kernel, grid_of(M, K, tile),

@@ -9,7 +9,8 @@ from torch import Tensor
 from rebased.ops.kernel_launch import launch
 
 TILE = 4096  # logits that a program reads at a time
-PROGRAMS = 264  # that share the logits, at least: two per multiprocessor
+PROGRAMS = 1056  # that share the logits, at least: eight per multiprocessor
+STAGES = tl.constexpr(3)  # tiles that are on their way
 LEAST = tl.constexpr(-3e38)  # finite, so that the difference of two is not NaN
 NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -44,7 +45,7 @@ def scan_kernel(
     place = tl.full([TILE], 0, tl.int32)
     top = tl.full([TILE], LEAST, tl.float32)
     total = tl.zeros([TILE], tl.float32)
-    for start in range(begin, end, TILE):
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
         at = start + columns
         mask = at < end
         x = tl.load(logits + row * vocab + at, mask=mask, other=-float("inf")).to(tl.float32)
