@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rebased.mixers import can_extend, mixer_class, mixer_names, register_mixer, tensors_of
 from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, preset
 from rebased.models.block import build_mixer
+from rebased.models.fused_step import can_fuse
 from tolerances import assert_near
 
 VOCAB, D = 29, 24
@@ -108,6 +109,16 @@ def test_fusion_sees_what_was_changed() -> None:
     decoder.put(0, [1], decoder.prefill([]), GREEDY)
     decoder.step()
     assert called == ["blocks.0.mixer.projection", "blocks.1.mixer.proj_v", "blocks.1.mlp.fc1", "blocks.2.mixer.qkv"]
+    model.blocks[0].mlp.register_forward_hook(lambda *_: called.append("mlp"))
+    decoder.step()
+    assert called.count("mlp") == 1
+
+    class Capped(LanguageModel):
+        def logits(self, hidden: Tensor) -> Tensor:
+            return super().logits(hidden).tanh()
+
+    assert can_fuse(model)
+    assert not can_fuse(Capped(model.config))
     with pytest.raises(ValueError, match="take bf16, fp16 or fp32, one dtype for all weights"):
         Decoder(build("short_conv"), slots=1, fusion="kernels")
     assert Decoder(model, slots=1).fusion == "none"  # on a CPU plain torch is as fast
@@ -171,6 +182,8 @@ def test_prefill_in_chunks_and_after_a_prefix() -> None:
     assert decoder.prefill([], prefix) is prefix
     assert decoder.prefill_chunk == 4096
     decoder.model = LanguageModel(preset("lm-paper-text-rebased"), device="meta", dtype=torch.bfloat16)
+    assert decoder.prefill_chunk == 4096  # attention is still there
+    decoder.layers = decoder.layers[:2]
     assert decoder.prefill_chunk == 32_768  # where a chunk is many kernels to launch
     decoder.model = LanguageModel(LMConfig(d_model=8192, mlp_ratio=8, mixers=("short_conv",)), device="meta")
     assert decoder.prefill_chunk == 4096

@@ -25,7 +25,7 @@ Fusion = Literal["auto", "none", "kernels", "compile"]
 (models/fused_step.py). "compile": by torch.compile. "auto": "kernels" on a GPU where they fit, else "none"."""
 
 PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
-LONGEST_CHUNK = 32_768  # the same on a GPU, which takes long to launch the kernels of a chunk; less in a wide model:
+LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a chunk takes long; less in a wide model:
 CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
@@ -239,9 +239,12 @@ class Decoder:
 
     @property
     def prefill_chunk(self) -> int:
-        """How many tokens of prompts are read at once: a function of the model and the kind of its device alone."""
+        """How many tokens of prompts are read at once: a function of the model and the kind of its device alone.
+
+        With a cache that grows, a chunk takes memory for all pairs of its tokens and those before: it stays short.
+        """
         config, weight = self.model.config, self.model.embedding.weight
-        if weight.device.type == "cpu":
+        if weight.device.type == "cpu" or any(layer.grows for layer in self.layers):
             return PREFILL_CHUNK
         widest = max(4, config.mlp_ratio) * config.d_model * weight.element_size()
         return max(PREFILL_CHUNK, min(LONGEST_CHUNK, CHUNK_BYTES // widest))
