@@ -1,24 +1,28 @@
 """Requests per second and latencies of `rebased lm serve`'s server, over ReBased and over softmax attention.
 
-    PYTHONPATH=src python benchmarks/serve.py --minutes 9          on a GPU; needs rebased[serve] and httpx
+    PYTHONPATH=src python benchmarks/serve.py --minutes 8          on a GPU; needs rebased[serve] and httpx
     PYTHONPATH=src python benchmarks/serve.py --clients 64 --prompt-tokens 4096
-    PYTHONPATH=src python benchmarks/serve.py --device cpu --clients 4 --requests 8      the same at a small size
+    PYTHONPATH=src python benchmarks/serve.py --tiny               the same at a small size, on a CPU
+    PYTHONPATH=src python benchmarks/serve.py --plot benchmarks/results/serve-....json      on any machine
 
 For each model a server is started in a process of its own, with random weights of the paper's language models, and
 asked by `clients` clients at a time: streams over HTTP, prompts of random tokens (no two alike, but for the first
 `--shared` tokens), greedy, exactly --max-tokens tokens each. Latency is from the request to its last chunk, first token
 from the request to the first chunk with text. The clients share one process; --requests is per client.
 
-Writes serve-<date>-<device>.json, after each case anew, and prints a table.
+Writes serve-<date>-<device>.json, after each case anew, the plot beside it, and prints a table. It never takes longer
+than --minutes: models share them, and requests that are under way when a model's time is over are cut off.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -43,6 +47,11 @@ MODELS = {
 }
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PERCENTILES = (50, 90, 99)
+ENDING = 15.0  # seconds that are left to save, draw and show
+A_DAY = 86_400.0
+
+
+CHILDREN: list[subprocess.Popen[str]] = []
 
 
 class Words:
@@ -100,13 +109,11 @@ def be_server(args: argparse.Namespace) -> None:
         capture=device.type == "cuda" and args.capture,
     )
     engine.warm_up()
+    about = {"parameters": model.num_parameters(), "state_bytes": engine.decoder.state_bytes}
+    about |= {"fusion": engine.decoder.fusion, "captured": engine._capture}
     app = build_app(Service(args.server, engine, Limits(max_tokens=args.max_tokens, seconds=3600)))
     with open_socket("127.0.0.1", 0) as sock:
-        about = {
-            "port": sock.getsockname()[1],
-            "parameters": model.num_parameters(),
-            "state_bytes": engine.decoder.state_bytes,
-        }
+        about["port"] = sock.getsockname()[1]
         with closing(engine):
             serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), on_signal=engine.drain)
 
@@ -118,12 +125,18 @@ def server(model: str, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
+            CHILDREN.append(process)
             line = process.stdout.readline()
             if not line:
-                raise SystemExit(f"the server of {model} did not start; its messages are above")
+                raise RuntimeError(f"the server of {model} did not start; its messages are above")
             yield json.loads(line)
         finally:
+            CHILDREN.remove(process)
             process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 async def ask(client: Any, prompt: list[int], max_tokens: int) -> tuple[float, float, int]:
@@ -147,8 +160,8 @@ async def ask(client: Any, prompt: list[int], max_tokens: int) -> tuple[float, f
     return first, time.perf_counter() - begin, tokens
 
 
-async def measure(url: str, load: Load, vocab_size: int) -> dict[str, Any]:
-    """Let all clients ask, each one request after the other."""
+async def measure(url: str, load: Load, vocab_size: int, seconds_left: float) -> dict[str, Any]:
+    """Let all clients ask, each one request after the other, until the time is over."""
     import httpx
 
     draw = random.Random(load.clients)
@@ -167,10 +180,15 @@ async def measure(url: str, load: Load, vocab_size: int) -> dict[str, Any]:
                 except (httpx.HTTPError, RuntimeError) as error:
                     failures.append(f"{type(error).__name__}: {error}"[:300])
 
-        await one(10**6, 1)  # kernels for these lengths are compiled
+        end = time.perf_counter() + seconds_left
+        await asyncio.wait([asyncio.ensure_future(one(10**6, 1))], timeout=seconds_left)  # kernels are compiled
         results.clear()
         begin = time.perf_counter()
-        await asyncio.gather(*(one(seed, load.requests) for seed in range(load.clients)))
+        asking = [asyncio.ensure_future(one(seed, load.requests)) for seed in range(load.clients)]
+        _, cut = await asyncio.wait(asking, timeout=max(0.0, end - begin))
+        for task in cut:
+            task.cancel()
+        await asyncio.gather(*cut, return_exceptions=True)
         seconds = time.perf_counter() - begin
     made = sum(tokens for _, _, tokens in results)
     return {
@@ -178,6 +196,7 @@ async def measure(url: str, load: Load, vocab_size: int) -> dict[str, Any]:
         "seconds": seconds,
         "answered": len(results),
         "failed": len(failures),
+        "cut_off": len(cut),
         "failures": failures[:3],
         "requests_per_second": len(results) / seconds,
         "tokens_per_second": made / seconds,
@@ -213,6 +232,7 @@ def show(record: dict[str, Any]) -> None:
         "latency p50, p90, p99 / s",
         "first token / s",
         "failed",
+        "cut off",
     ):
         table.add_column(name, justify="left" if name == "model" else "right")
     for row in record["cases"]:
@@ -221,8 +241,58 @@ def show(record: dict[str, Any]) -> None:
             for key in ("latency", "first_token")
         )
         numbers = (f"{row['clients']:,}", f"{row['requests_per_second']:,.2f}", f"{row['tokens_per_second']:,.0f}")
-        table.add_row(row["model"], *numbers, latency, first, str(row["failed"]))
-    Console().print(table)
+        table.add_row(row["model"], *numbers, latency, first, str(row["failed"]), str(row.get("cut_off", 0)))
+    Console(width=120).print(table)
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Requests per second and latencies against the number of clients, a line per model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from benchmarks.axes import logarithmic
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    rows = [row for row in record["cases"] if row["answered"]]
+    for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        own = sorted((row for row in rows if row["model"] == model), key=lambda row: row["clients"])
+        clients, colour = [row["clients"] for row in own], f"C{number}"
+        axes[0].plot(clients, [row["requests_per_second"] for row in own], marker="o", color=colour, label=model)
+        for p, style in (("p50", "-"), ("p99", "--")):
+            latency = [row["latency"][p] for row in own]
+            axes[1].plot(clients, latency, style, marker="o", color=colour, label=f"{model}, {p}")
+    for axis, name in zip(axes, ("requests per second", "seconds per request"), strict=True):
+        logarithmic(axis)
+        axis.set(xlabel="clients at once", ylabel=name)
+        axis.grid(True, which="both", alpha=0.25)
+        if rows:
+            axis.legend(fontsize="small")
+    figure.suptitle(f"A server asked by several clients, {record['machine']['device']}")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def finish(record: dict[str, Any], path: Path) -> None:
+    save(record, path)
+    draw(record, path.with_suffix(".svg"))
+    show(record)
+    sys.stdout.flush()
+
+
+def end_in_time(record: dict[str, Any], path: Path, minutes: float) -> None:
+    """End the process, and the servers that it has started, after so many minutes: something hangs."""
+
+    def stop() -> None:
+        for child in CHILDREN:
+            child.kill()
+        finish(record | {"cut_off": True}, path)
+        os._exit(0)
+
+    if minutes != float("inf"):
+        timer = threading.Timer(60 * minutes - ENDING / 2, stop)
+        timer.daemon = True
+        timer.start()
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -238,13 +308,22 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache-mb", type=int, default=256)
     parser.add_argument("--precision", choices=DTYPES, default="bf16")
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True, help="CUDA graphs")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after so many")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="it ends after so many, whatever is left")
+    parser.add_argument("--tiny", action="store_true", help="a CPU, few clients and short prompts")
+    parser.add_argument("--plot", type=Path, metavar="RECORD", help="only show and draw a record, as RECORD.svg")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", metavar="DIR")
     parser.add_argument("--server", choices=MODELS, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
+    if args.plot is not None:
+        record = json.loads(args.plot.read_text())
+        draw(record, args.plot.with_suffix(".svg"))
+        return show(record)
+    if args.tiny:
+        args.device, args.precision, args.clients, args.requests = "cpu", "fp32", [1, 4], 2
+        args.prompt_tokens, args.max_tokens, args.slots = 20, 5, 2
     if args.device == "cuda" and not has_gpu():
-        raise SystemExit("no CUDA device here; --device cpu goes through the same steps at a small size")
+        raise SystemExit("no CUDA device here; --tiny goes through the same steps at a small size")
     if args.server is not None:
         return be_server(args)
     if not 0 <= args.shared < args.prompt_tokens:
@@ -253,7 +332,7 @@ def main(words: Sequence[str] | None = None) -> None:
     spoken = [word for word in given if word not in ("--out", str(args.out))]
     begin, now = time.monotonic(), datetime.now(UTC)
     about = machine(args.device, "fastapi", "uvicorn", "sse-starlette", "httpx", "triton")
-    record: dict[str, Any] = {
+    record = {
         "what": "a server of language models asked by several clients at once: requests per second and latencies",
         "date": now.isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/serve.py", *spoken]),
@@ -266,22 +345,31 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     device = "cpu" if args.device == "cpu" else about["device"].lower().removeprefix("nvidia").strip().replace(" ", "-")
     path = args.out / f"serve-{now:%Y-%m-%d-%H%M%S}-{device}.json"
-    for model in args.models:
+    end_in_time(record, path, args.minutes)
+    seconds = min(60 * args.minutes - ENDING, A_DAY)
+    for number, model in enumerate(args.models):
+        ends, left = begin + seconds * (number + 1) / len(args.models), list(args.clients)
         vocab_size = shape_of(model, 8, args.device).vocab_size
-        with server(model, given) as told:
-            for clients in args.clients:
-                if time.monotonic() - begin > 60 * args.minutes:
-                    record["left_out"].append({"model": model, "clients": clients, "reason": "the time was over"})
-                    continue
-                load = Load(clients, args.requests, args.prompt_tokens, args.shared, args.max_tokens)
-                row = asyncio.run(measure(f"http://127.0.0.1:{told['port']}", load, vocab_size))
-                known = {"model": model, "parameters": told["parameters"], "state_bytes": told["state_bytes"]}
-                record["cases"].append(known | row)
-                save(record, path)
-                said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
-                print(f"{time.monotonic() - begin:6.0f} s  {model:12} {clients:4} clients  {said}", file=sys.stderr)
-    save(record, path)
-    show(record)
+        try:
+            with server(model, given) as told:
+                url = f"http://127.0.0.1:{told.pop('port')}"
+                while left and time.monotonic() < ends:
+                    load = Load(left.pop(0), args.requests, args.prompt_tokens, args.shared, args.max_tokens)
+                    share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
+                    row = asyncio.run(measure(url, load, vocab_size, share))
+                    record["cases"].append({"model": model} | told | row)
+                    save(record, path)
+                    said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
+                    spent = time.monotonic() - begin
+                    print(f"{spent:6.0f} s  {model:12} {load.clients:4} clients  {said}", file=sys.stderr, flush=True)
+            reason = "the time was over"
+        except (RuntimeError, OSError) as error:  # one model's server fails: the other is measured all the same
+            reason = f"{type(error).__name__}: {error}"[:300]
+            print(reason, file=sys.stderr, flush=True)
+        record["left_out"] += [{"model": model, "clients": clients, "reason": reason} for clients in left]
+    finish(record, path)
+    if not record["cases"]:
+        raise SystemExit("nothing was measured; the messages above say why")
 
 
 if __name__ == "__main__":

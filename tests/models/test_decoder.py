@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers import can_extend, mixer_class, mixer_names, register_mixer, tensors_of
-from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
+from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, preset
 from rebased.models.block import build_mixer
+from rebased.models.fused_step import can_fuse
 from tolerances import assert_near
 
 VOCAB, D = 29, 24
@@ -64,6 +65,63 @@ def test_decoding_is_teacher_forcing(mixer: dict[str, Any], dtype: torch.dtype) 
     got = read(Decoder(model, slots=4, capacity=8), starts, steps=10)
     for slot, start in enumerate(starts):
         assert_near(got[slot], want[slot, start : start + 10], *SUMS, condition=8.0, name=f"slot {slot}")
+
+
+ABLATIONS = [
+    {"name": "rebased", "n_heads": 3, "key_width": 4, **changes}
+    for changes in (
+        *({"qk_transform": each} for each in ("none", "norm", "scale", "affine")),
+        {"norm": "rms"},
+        {"norm": "l2"},
+        {"norm": "rms", "norm_axis": "each_head"},
+        {"norm_axis": "each_head"},
+        {"norm_axis": "per_head"},
+        {"kernel": "fourth"},
+        {"kernel": "learned"},
+    )
+]
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, *ABLATIONS], ids=str)
+def test_fused_steps_are_the_steps(mixer: dict[str, Any]) -> None:
+    """The same text in a ragged batch, a slot of which is full of NaN; and what the sequences leave in their slots."""
+    model = build("short_conv", mixer, dtype=torch.float32)
+    logits, states = [], []
+    for fusion in ("none", "kernels"):
+        decoder = Decoder(model, slots=4, capacity=32, fusion=fusion)  # type: ignore[arg-type]
+        if not hasattr(model.blocks[1].mixer, "spreads_nan"):
+            for tensor in (tensor for layer in decoder.layers for tensor in layer.tensors()):
+                tensor[3] = torch.nan
+        logits.append(read(decoder, [3, 0, 17], steps=6)[:3])
+        states.append([tensor for slot in range(3) for tensor in tensors_of(decoder.get(slot).layers)])
+    assert_near(*reversed(logits), *SUMS, condition=8.0)
+    for ours, theirs in zip(*reversed(states), strict=True):
+        assert_near(ours, theirs, *SUMS, condition=8.0)
+
+
+def test_fusion_sees_what_was_changed() -> None:
+    """Hooks and subclasses of a layer count: such a layer is called, not read."""
+    model = build("short_conv", {"name": "rebased", "n_heads": 3}, "attention", dtype=torch.float32)
+    called: list[str] = []
+    for name in ("blocks.0.mixer.projection", "blocks.1.mixer.proj_v", "blocks.2.mixer.qkv", "blocks.1.mlp.fc1"):
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
+    decoder = Decoder(model, slots=1, fusion="kernels")
+    decoder.put(0, [1], decoder.prefill([]), GREEDY)
+    decoder.step()
+    assert called == ["blocks.0.mixer.projection", "blocks.1.mixer.proj_v", "blocks.1.mlp.fc1", "blocks.2.mixer.qkv"]
+    model.blocks[0].mlp.register_forward_hook(lambda *_: called.append("mlp"))
+    decoder.step()
+    assert called.count("mlp") == 1
+
+    class Capped(LanguageModel):
+        def logits(self, hidden: Tensor) -> Tensor:
+            return super().logits(hidden).tanh()
+
+    assert can_fuse(model)
+    assert not can_fuse(Capped(model.config))
+    with pytest.raises(ValueError, match="take bf16, fp16 or fp32, one dtype for all weights"):
+        Decoder(build("short_conv"), slots=1, fusion="kernels")
+    assert Decoder(model, slots=1).fusion == "none"  # on a CPU plain torch is as fast
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
@@ -122,6 +180,37 @@ def test_prefill_in_chunks_and_after_a_prefix() -> None:
             assert_near(ours, theirs, *SUMS, condition=8.0)
     assert decoder.prefill([]).position == 0
     assert decoder.prefill([], prefix) is prefix
+    assert decoder.prefill_chunk == 4096
+    decoder.model = LanguageModel(preset("lm-paper-text-rebased"), device="meta", dtype=torch.bfloat16)
+    assert decoder.prefill_chunk == 4096  # attention is still there
+    decoder.layers = decoder.layers[:2]
+    assert decoder.prefill_chunk == 32_768  # where a chunk is many kernels to launch
+    decoder.model = LanguageModel(LMConfig(d_model=8192, mlp_ratio=8, mixers=("short_conv",)), device="meta")
+    assert decoder.prefill_chunk == 4096
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=str)
+def test_prompts_read_together_are_those_read_alone(mixer: dict[str, Any]) -> None:
+    """Of different lengths, one of them empty; from the beginning, and after states of different lengths."""
+    model = build("short_conv", mixer)
+    decoder = Decoder(model, slots=1)
+    prompts = [TEXT[0][:7], TEXT[1][:1], [], TEXT[2][:33]]
+    prefixes = [decoder.prefill(TEXT[3][:length]) for length in (0, 9, 3, 2)]
+    for before in (None, prefixes):
+        together = decoder.prefill_together(prompts, before)
+        for number, prompt in enumerate(prompts):
+            alone = decoder.prefill(prompt, None if before is None else before[number])
+            assert together[number].position == alone.position
+            for ours, theirs in zip(tensors_of(together[number].layers), tensors_of(alone.layers), strict=True):
+                assert_near(ours, theirs, *SUMS, condition=8.0)
+    features, states = model.extend_documents(prompts[:2], prefixes[:2])
+    want, _ = model.extend(torch.tensor([prompts[1]]), prefixes[1])
+    assert_near(features[1], want[0], *SUMS, condition=8.0)
+    assert [state.position for state in states] == [7, 10]
+    with pytest.raises(ValueError, match=r"2 states do not fit documents of \[7\] tokens"):
+        model.extend_documents(prompts[:1], prefixes[:2])
+    with pytest.raises(ValueError, match="72 tokens are more than the 64 learned positions"):
+        model.extend_documents([TEXT[0], [1]], [decoder.prefill(TEXT[1][:32]), prefixes[0]])
 
 
 @pytest.mark.parametrize("linear", ["rebased", "based"])

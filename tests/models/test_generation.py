@@ -13,6 +13,7 @@ from torch import nn
 
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import Generation, LanguageModel, LMConfig, Sampling, load_generation, save_generation
+from rebased.models.generation import group_prompts
 from tolerances import assert_near
 
 VOCAB, D = 257, 24
@@ -276,3 +277,21 @@ def test_prefill_tells_how_far_it_is(model: LanguageModel) -> None:
     stream = model.stream([[1] * 20], max_tokens=2)
     stream.advance(on_prefill=lambda done, total: told.append((done, total)))
     assert told == [(19, 20)]
+
+
+def test_prompts_are_read_in_groups_that_do_not_depend_on_slots_that_are_free() -> None:
+    short, other, long = [1] * 10, [2] * 10, [3] * 100
+    prompts = [short, short, other, long, short, other, [4], [5]]
+    assert group_prompts(prompts, 2, 100) == [range(3)] * 3 + [range(3, 4)] + [range(4, 6)] * 2 + [range(6, 8)] * 2
+    assert group_prompts(prompts, 1, 100)[0] == range(2)
+    assert group_prompts([[0] * 50] * 3 + [[1]] * 2, 9, 100) == [range(5)] * 5  # the first is one prompt, thrice
+    assert group_prompts([[n] * 50 for n in range(3)], 9, 100)[2] == range(2, 3)
+
+
+def test_several_prompts_are_one_pass(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    extend = model.extend_documents
+    monkeypatch.setattr(model, "extend_documents", lambda some, states: read.append(len(some)) or extend(some, states))
+    model.generate(PROMPTS, temperature=0.0, max_tokens=2, n=2)
+    different = {tuple(prompt) for prompt in PROMPTS if len(prompt) > 1}
+    assert read == [len(different)]

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from rebased.mixers import tensors_of
 from rebased.models import Decoder, LanguageModel, LMConfig, Sampling, Stepped, preset
 from rebased.models.step_graph import WARM_UP, StepGraphs
+from tolerances import assert_near
 
 
 class FakeGraph:
@@ -61,6 +63,55 @@ def test_a_graph_needs_a_gpu() -> None:
     model = LanguageModel(LMConfig(d_model=8, mixers=("short_conv",))).eval()
     with pytest.raises(ValueError, match="CUDA graphs need a GPU; the model is on cpu: leave out capture"):
         Decoder(model, 1, capture=True)
+
+
+SUMS = (96, 96, 40, 136, 96, 384) * 4 + (96, 96)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slots", [1, 3, 64, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["lm-paper-text-rebased", "lm-paper-text-based", "lm-attention"])
+def test_fused_steps_are_the_steps(name: str, dtype: torch.dtype, slots: int) -> None:
+    """Captured and fused against neither, where both are made to read the same text; one slot in three is empty."""
+    torch.manual_seed(0)
+    config = preset(name, d_model=96, vocab_size=200, max_len=64).model_copy(update={"n_layers": 4})
+    model = LanguageModel(config).to("cuda", dtype).eval()
+    logits = []
+    for fusion in ("none", "kernels"):
+        decoder = Decoder(model, slots, capacity=64, capture=fusion == "kernels", fusion=fusion)  # type: ignore[arg-type]
+        used = [slot for slot in range(slots) if slot % 3 != 1]
+        for slot in used:
+            prompt = [(7 * slot + i) % 200 for i in range(1 + slot % 20)]
+            decoder.put(slot, prompt, decoder.prefill(prompt[:-1]), Sampling(temperature=0.0))
+        made = []
+        for step in range(10):
+            decoder.step()
+            made.append(decoder.logits[used].clone())
+            decoder.tokens.copy_((torch.arange(slots, device="cuda") * 11 + step) % 200)
+        logits.append(torch.stack(made))
+    assert_near(logits[1], logits[0], *SUMS, condition=8.0, roundings=24)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["lm-paper-text-rebased", "lm-paper-text-based", "lm-attention", "conv_rwkv"])
+def test_prompts_read_together_are_those_read_alone(name: str, dtype: torch.dtype) -> None:
+    """Of many lengths, one of them empty, some of them after a prefix."""
+    torch.manual_seed(0)
+    config = preset(name, d_model=96, vocab_size=200, max_len=512)
+    model = LanguageModel(config.model_copy(update={"n_layers": 4})).to("cuda", dtype).eval()
+    decoder = Decoder(model, 1, capacity=512)
+    lengths = [0, 1, 2, 63, 64, 65, 130, 300]
+    prompts = [[(7 * n + i) % 200 for i in range(length)] for n, length in enumerate(lengths)]
+    before = [decoder.prefill([3, 1, 4][: n % 4]) for n in range(len(lengths))]
+    for states in (None, before):
+        together = decoder.prefill_together(prompts, states)
+        for number, prompt in enumerate(prompts):
+            alone = decoder.prefill(prompt, None if states is None else states[number])
+            assert together[number].position == alone.position
+            for ours, theirs in zip(tensors_of(together[number].layers), tensors_of(alone.layers), strict=True):
+                assert_near(ours, theirs, *SUMS, 300, condition=8.0, roundings=24, dtype=dtype)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ becomes of a state that is kept."""
 import pytest
 import torch
 
-from ops.polynomial_cases import EVEN, MIXED, STATE_NAMES, Cut, extend, past, tensors
+from ops.polynomial_cases import EVEN, MIXED, STATE_NAMES, Cut, check_packed_extend, extend, past, tensors
 from polynomial_inputs import Shape, inputs
 from rebased.ops import (
     BASED,
@@ -42,6 +42,20 @@ def test_extend_at_any_split(
     got, want = extend(given, start, lengths, coefficients), extend(exact, start, [shape.T], coefficients)
     assert (got[1].dtype, got[2].dtype) == (torch.float32, torch.float32)
     assert_small_error(got, want, STATE_NAMES, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bounds", "coefficients"),
+    [
+        (Shape(B=1, T=140, H=2, K=16, V=10), [0, 1, 3, 70, 140], REBASED),
+        (Shape(B=1, T=70, H=1, K=5, V=16), [0, 64, 70], BASED),
+        (Shape(B=1, T=2, H=1, K=4, V=3), [0, 1, 2], REBASED),
+    ],
+    ids=str,
+)
+def test_packed_documents_follow_states(cut: Cut, shape: Shape, bounds: list[int], coefficients: Coefficients) -> None:
+    cut(64)
+    check_packed_extend(shape, bounds, coefficients, torch.float32, "triton")
 
 
 @pytest.mark.parametrize(

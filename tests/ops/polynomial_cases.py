@@ -1,13 +1,15 @@
 """Inputs and calls of polynomial attention's kernels, and the same of the equation in fp64, to compare."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polynomial_inputs import Shape, inputs
-from rebased.ops import Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
+from rebased.ops import Backend, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
+from tolerances import assert_close, assert_small_error
 
 MIXED: Coefficients = (0.3, -0.2, 0.7)
 EVEN: Coefficients = (1.0, 0.0, 0.5)
@@ -57,3 +59,37 @@ def past(shape: Shape, coefficients: Coefficients) -> PolyState:
     state = init_poly_state(shape.B, shape.H, shape.K, shape.V, coefficients, dtype=torch.float64)
     _, state = poly_attention_extend(q, k, v, state, coefficients=coefficients, backend="reference")
     return PolyState(*(x.detach() for x in state))
+
+
+def check_packed_extend(
+    shape: Shape,
+    bounds: list[int],
+    coefficients: Coefficients,
+    dtype: torch.dtype,
+    backend: Backend,
+    device: str = "cpu",
+) -> None:
+    """Packed documents that follow states, one each, against every document by itself in fp64."""
+    given, exact = tensors(shape, coefficients, dtype)
+    start = past(shape._replace(B=len(bounds) - 1), coefficients)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    results: list[list[Tensor]] = []
+    with torch.no_grad():
+        q, k, v = (x.to(device) for x in given[:3])
+        state = PolyState(*(x.to(device, wide) for x in start))
+        cu_seqlens = torch.tensor(bounds, device=device)
+        o, after = poly_attention_extend(
+            q, k, v, state, coefficients=coefficients, cu_seqlens=cu_seqlens, backend=backend
+        )
+        results.append([x.cpu() for x in (o, *after)])
+        alone = []
+        for n, (i, j) in enumerate(pairwise(bounds)):
+            q, k, v = (x[:, i:j] for x in exact[:3])
+            before = PolyState(start.kv[n : n + 1], start.z[n : n + 1])
+            alone.append(poly_attention_extend(q, k, v, before, coefficients=coefficients, backend="reference"))
+        results.append([torch.cat([o for o, _ in alone], dim=1)])
+        results[1] += [torch.cat(each) for each in zip(*(state for _, state in alone), strict=True)]
+    if dtype == torch.float64:
+        assert_close(*results, ("o", "kv", "z"))
+    else:
+        assert_small_error(*results, ("o", "kv", "z"), dtype)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ops.polynomial_cases import check_packed_extend
 from polynomial_inputs import COEFFICIENTS, Shape, inputs
 from rebased.ops import (
     BASED,
@@ -233,6 +234,18 @@ def test_packed_documents_do_not_see_each_other(backend: Backend) -> None:
     )
     got, want = (torch.autograd.grad(o, (q, k, v), do) for o in (packed, alone))
     assert_close((packed, *got), (alone, *want), NAMES)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+def test_packed_documents_follow_states_of_their_own(backend: Backend) -> None:
+    check_packed_extend(Shape(B=1, T=30, H=2, K=4, V=3), [0, 1, 12, 30], BASED, torch.float64, backend)
+
+
+def test_packed_documents_need_a_state_each() -> None:
+    q, k, v, _ = inputs(Shape(B=1, T=5, H=1, K=2, V=3))
+    state = init_poly_state(1, 1, 2, 3, REBASED, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"these inputs need kv \[2, 1, 3, 3\]"):
+        poly_attention_extend(q, k, v, state, coefficients=REBASED, cu_seqlens=torch.tensor([0, 2, 5]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

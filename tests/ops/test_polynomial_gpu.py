@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ops.polynomial_cases import check_packed_extend
+from polynomial_inputs import Shape
 from rebased.mixers import mixer_class
 from rebased.ops import (
     BASED,
@@ -350,3 +352,10 @@ def test_a_nan_stays_in_its_row_head_and_document(which: int, dtype: torch.dtype
     assert packed[0, :198].isfinite().all()
     assert packed[0, 230:].isfinite().all()
     assert packed[0, :, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bounds", [[0, 1, 3, 70, 400], [0, 2000, 4096], [*range(0, 1025, 16)]], ids=str)
+def test_packed_documents_follow_states(bounds: list[int], dtype: torch.dtype) -> None:
+    shape = Shape(B=1, T=bounds[-1], H=3, K=16, V=64)
+    check_packed_extend(shape, bounds, REBASED, dtype, "triton", device="cuda")

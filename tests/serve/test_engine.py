@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.models import LanguageModel, LMConfig, Sampling
+from rebased.models import LanguageModel, LMConfig, LMState, Sampling
 from rebased.serve.engine import Closed, Engine, Full
 from rebased.serve.job import Job, Made
 from rebased.serve.prefixes import GRID, PrefixStates, state_bytes
@@ -109,6 +109,44 @@ def test_a_shared_beginning_is_read_once(model: LanguageModel) -> None:
     again, heard = job_of(system + "two")
     run(engine, again)
     assert heard.read.cached == len(system + "two") - 1
+
+
+def test_prompts_are_read_together_but_for_those_that_begin_alike(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    extend = model.extend_documents
+    monkeypatch.setattr(model, "extend_documents", lambda some, states: read.append(len(some)) or extend(some, states))
+    for cache_bytes, passes, cached in ((0, [4], 0), (2**20, [2, 2], len("one is on"))):
+        read.clear()
+        engine = make_engine(model, slots=4, cache_bytes=cache_bytes)
+        pairs = [job_of(prompt) for prompt in ("one is one", "two is two", "one is oneself", "three")]
+        run(engine, *(job for job, _ in pairs))
+        for job, heard in pairs:
+            assert is_greedy(model, job.prompts[0], heard.tokens())
+        assert pairs[2][1].read.cached == cached
+        assert read == passes
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = model.extend_documents, model.extend
+
+    def extend(tokens: torch.Tensor, state: LMState) -> tuple[torch.Tensor, LMState]:
+        if tokens[0, 0] == ord("b"):
+            raise RuntimeError("no memory for this")
+        return alone(tokens, state)
+
+    def documents(some: list[list[int]], states: list[LMState]) -> tuple[list[torch.Tensor], list[LMState]]:
+        if any(tokens[0] == ord("b") for tokens in some):
+            raise RuntimeError("no memory for this")
+        return together(some, states)
+
+    monkeypatch.setattr(model, "extend", extend)
+    monkeypatch.setattr(model, "extend_documents", documents)
+    pairs = [job_of(prompt) for prompt in ("a good one", "bad", "another")]
+    run(make_engine(model, slots=4), *(job for job, _ in pairs))
+    assert [len(heard.tokens()) for _, heard in pairs] == [12, 0, 12]
+    assert [heard.failure is None for _, heard in pairs] == [True, False, True]
 
 
 def test_a_beginning_that_nobody_marked_is_kept_the_second_time(model: LanguageModel) -> None:

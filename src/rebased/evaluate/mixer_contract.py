@@ -25,6 +25,7 @@ from rebased.mixers import (
     check_extended,
     check_output,
     count_numbers,
+    extend_documents,
     find_residual_projections,
     forward_documents,
     has_attention_map,
@@ -295,6 +296,22 @@ def documents_are_apart(name: str, dtype: torch.dtype) -> None:
     _require_same_function(mixer, x, packed, whole, "packed documents against each document alone")
 
 
+def prompts_are_apart(name: str, dtype: torch.dtype) -> None:
+    """Check that packed documents that follow states give the outputs and states that each gives alone."""
+    mixer, x, lengths, begins = _build_extendable(name, dtype), _inputs(dtype=dtype), (1, 12, 3), (4, 0, 5)
+    with torch.no_grad():
+        states = [_state_after(mixer, x[row : row + 1, :begin]) for row, begin in enumerate(begins)]
+        pieces = [
+            x[row : row + 1, begin : begin + n] for row, (begin, n) in enumerate(zip(begins, lengths, strict=True))
+        ]
+        packed, after = extend_documents(mixer, torch.cat(pieces, dim=1), lengths, states)
+        alone = [mixer.extend(piece, state) for piece, state in zip(pieces, states, strict=True)]
+    _require_near(packed, torch.cat([y for y, _ in alone], dim=1), "packed prompts against each prompt alone")
+    for number, (ours, (_, theirs)) in enumerate(zip(after, alone, strict=True)):
+        for got, expected in zip(_tensors(ours), _tensors(theirs), strict=True):
+            _require_near(got, expected, f"the state after packed prompt {number} against that of the prompt alone")
+
+
 def rows_are_apart(name: str) -> None:
     """Check that each row of a batch gives what it gives alone."""
     mixer, x = _build(name), _inputs()
@@ -418,6 +435,14 @@ def _list_checks() -> list[Check]:
             f"documents_are_apart[{_short(dtype)}]",
             "a packed document sees another one",
             partial(documents_are_apart, dtype=dtype),
+        )
+        for dtype in floats
+    ]
+    checks += [
+        Check(
+            f"prompts_are_apart[{_short(dtype)}]",
+            "a prompt that is read together with others sees them",
+            partial(prompts_are_apart, dtype=dtype),
         )
         for dtype in floats
     ]

@@ -18,7 +18,12 @@ from rebased.mixers.contract import (
     mixer_names,
     register_mixer,
 )
-from rebased.mixers.documents import forward_documents, positions_in_documents
+from rebased.mixers.documents import (
+    ExtendsDocuments,
+    extend_documents,
+    forward_documents,
+    positions_in_documents,
+)
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import Based, PolynomialAttention, ReBased
@@ -27,7 +32,7 @@ from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
-from rebased.mixers.slots import HasSlots, Slots, has_rows, init_slots, map_tensors, tensors_of
+from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slots, map_tensors, tensors_of
 
 __all__ = [
     "CONTEXT",
@@ -35,6 +40,8 @@ __all__ = [
     "RWKV",
     "Based",
     "Extendable",
+    "ExtendsDocuments",
+    "FusedSlots",
     "GatherEarlier",
     "HasAttentionMap",
     "HasSimilarity",
@@ -64,6 +71,7 @@ __all__ = [
     "check_output",
     "count_numbers",
     "describe_mixer",
+    "extend_documents",
     "find_residual_projections",
     "forward_documents",
     "has_attention_map",

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.attention_maps import softmax_map, weigh
-from rebased.mixers.checks import check_input
+from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 from rebased.mixers.slots import grown
+from rebased.ops import Norm, linear_step
 
 
 class KVCache(NamedTuple):
@@ -126,7 +127,8 @@ class SoftmaxAttention(nn.Module):
         weight = self.out_proj.weight
         shape = (count, self.n_heads, capacity, self.d_model // self.n_heads)
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
-        return KVSlots(self, k, v)
+        fuses = type(self) is SoftmaxAttention and is_plain(nn.Linear, self.qkv, self.out_proj)
+        return (FusedKVSlots if fuses else KVSlots)(self, k, v)
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the attention matrix without dropout: x [B,T,D] -> [B,H,T,T] (mixers/attention_maps.py)."""
@@ -200,13 +202,7 @@ class KVSlots:
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""
         q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
-        self.k[self._rows, :, lengths] = k[:, :, 0].to(self.k.dtype)
-        self.v[self._rows, :, lengths] = v[:, :, 0].to(self.v.dtype)
-        seen = torch.arange(longest, device=x.device) <= lengths.unsqueeze(1)  # [count,longest]
-        o = functional.scaled_dot_product_attention(
-            q, self.k[:, :, :longest], self.v[:, :, :longest], attn_mask=seen[:, None, None]
-        )
-        return self._mixer.out_proj(o.transpose(1, 2).flatten(-2))
+        return self._mixer.out_proj(self._attend(q, k, v, lengths, longest).transpose(1, 2).flatten(-2))
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens."""
@@ -216,3 +212,24 @@ class KVSlots:
     def tensors(self) -> list[Tensor]:
         """Return the caches."""
         return [self.k, self.v]
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Add k and v to the caches; return attention, all [count,H,1,W]."""
+        self.k[self._rows, :, lengths] = k[:, :, 0].to(self.k.dtype)
+        self.v[self._rows, :, lengths] = v[:, :, 0].to(self.v.dtype)
+        seen = torch.arange(longest, device=q.device) <= lengths.unsqueeze(1)  # [count,longest]
+        return functional.scaled_dot_product_attention(
+            q, self.k[:, :, :longest], self.v[:, :, :longest], attn_mask=seen[:, None, None]
+        )
+
+
+class FusedKVSlots(KVSlots):
+    """KV caches whose step computes norm and projections in one kernel, and output projection and residual in one."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and add it to the caches."""
+        qkv, out = self._mixer.qkv, self._mixer.out_proj
+        made = linear_step(x, qkv.weight, qkv.bias, norm=norm).unflatten(-1, (3, self._mixer.n_heads, 1, -1))
+        q, k, v = made.unbind(1)  # [count,H,1,W]
+        o = self._attend(q, k, v, lengths, longest)
+        return linear_step(o.flatten(1), out.weight, out.bias, residual=x)

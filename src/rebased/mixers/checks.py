@@ -57,14 +57,14 @@ def check_output(mixer: nn.Module, x: Tensor, y: Any, method: str = "forward") -
     return y
 
 
-def check_extended(mixer: nn.Module, x: Tensor, result: Any) -> tuple[Tensor, Any]:
+def check_extended(mixer: nn.Module, x: Tensor, result: Any, method: str = "extend") -> tuple[Tensor, Any]:
     """Return (y, state) if that is what `extend` returned for x [B,T,D]; else say whose method is wrong."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise ValueError(
-            f"{describe_mixer(mixer)} returned a {type(result).__name__}; extend must return (y, state), y of x's "
+            f"{describe_mixer(mixer)} returned a {type(result).__name__}; {method} must return (y, state), y of x's "
             f"shape [B, T, D] = {list(x.shape)}"
         )
-    return check_output(mixer, x, result[0], "extend"), result[1]
+    return check_output(mixer, x, result[0], method), result[1]
 
 
 def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
@@ -83,6 +83,17 @@ def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
             changed = _run(mixer, torch.cat([x[:, :cut], other[:, cut:]], dim=1))
             _compare(mixer, y, changed, cut)
     return y
+
+
+def is_plain(kind: type[nn.Module], *modules: nn.Module | None) -> bool:
+    """Return True if calling each of these modules is nothing but what `kind` does: no subclass, no hook.
+
+    Only then may fused code read its weights instead.
+    """
+    return all(
+        type(each) is kind and not (each._forward_hooks or each._forward_pre_hooks or each._backward_hooks)
+        for each in modules
+    )
 
 
 def check_torch_func(mixer: nn.Module, x: Tensor, backend: Backend | None = None) -> None:

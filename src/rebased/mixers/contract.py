@@ -6,8 +6,10 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 - `init_state`, `extend` and `state_size` let a model generate with it (Extendable). Prefill and decoding are the same
   method, with many tokens or with one.
 - `init_slots` keeps the states of many sequences of different lengths for decoding (HasSlots, slots.py). Only a mixer
-  whose state grows needs it. `extend_` overwrites a state of fixed size, to save time.
-- `forward_documents` keeps packed documents apart (Isolating, documents.py).
+  whose state grows needs it. `extend_` overwrites a state of fixed size, to save time; so does `slots_class`, slots
+  whose steps are fused with what is around the mixer.
+- `forward_documents` keeps packed documents apart (Isolating, documents.py). `extend_documents` does so for documents
+  that follow states (ExtendsDocuments, documents.py): several prompts are then read at once.
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
 - `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).

@@ -5,14 +5,17 @@ row begins a document. Two equal numbers are a document without tokens, so that 
 """
 
 import logging
+from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_output
+from rebased.mixers.checks import check_extended, check_output
 from rebased.mixers.contract import Isolating, mixer_name
+from rebased.mixers.slots import join_rows, split_rows
 
 _log = logging.getLogger("rebased")
 
@@ -31,6 +34,39 @@ def forward_documents(mixer: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor
     documents = [tokens[:, i:j] for i, j in pairwise(cu_seqlens.tolist()) if i < j]
     outputs = [check_output(mixer, document, mixer(document)) for document in documents]
     return torch.cat(outputs, dim=1).reshape(x.shape)
+
+
+@runtime_checkable
+class ExtendsDocuments(Protocol):
+    """A mixer with its own way to read several sequences of different lengths at once, each after a state.
+
+    Its state has a fixed size, with one row per sequence. Other mixers read them one by one.
+    """
+
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return (y [1,N,D], state after x) of packed documents x [1,N,D], none of them empty.
+
+        cu_seqlens [n+1] says where documents begin; row i of the state, before and after, is that of document i.
+        """
+
+
+def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+    """Return (y [1,N,D], states after x) of packed documents x [1,N,D] of these lengths, each of which follows a state.
+
+    States are those of `extend` at B = 1. It is mixer.extend() of each document by itself, up to rounding.
+    """
+    if isinstance(mixer, ExtendsDocuments) and len(lengths) > 1:
+        cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=x.device)
+        own: Any = mixer
+        result = own.extend_documents(x, cu_seqlens, join_rows(states))
+        y, after = check_extended(own, x, result, "extend_documents")
+        return y, split_rows(after, len(lengths))
+    outputs, found = [], []
+    for document, state in zip(x.split(list(lengths), dim=1), states, strict=True):
+        y, after = check_extended(mixer, document, mixer.extend(document, state))
+        outputs.append(y)
+        found.append(after)
+    return torch.cat(outputs, dim=1), found
 
 
 def document_numbers(cu_seqlens: Tensor, count: int) -> Tensor:

@@ -1,31 +1,36 @@
 """ReBased and Based: linear attention whose similarity is a second-degree polynomial of q . k."""
 
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from rebased.mixers.attention_maps import weigh
-from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
 from rebased.mixers.context_parallel import GatherEarlier
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.qk_norm import AffineNorm, NormAxis, QKNorm, QKTransform
+from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
     BASED,
     REBASED,
     AnyCoefficients,
     Backend,
     Coefficients,
+    Norm,
     PolyState,
     feature_count,
     init_poly_state,
     linear_layer_norm,
+    linear_step,
     pair_products,
     poly_attention,
     poly_attention_extend,
     poly_attention_extend_,
     poly_attention_map,
     poly_state,
+    poly_step_,
 )
 
 Similarity = Literal["square", "fourth", "learned"]
@@ -179,6 +184,12 @@ class PolynomialAttention(nn.Module):
         o, state = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2)), state
 
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: PolyState) -> tuple[Tensor, PolyState]:
+        """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
+        q, k, v = self.project(x)
+        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
+        return self.proj_o(o.flatten(-2)), state
+
     def extend_(self, x: Tensor, state: PolyState) -> Tensor:
         """Return y [B,1,D] of `extend` for one token x [B,1,D], and overwrite the state by the one after it.
 
@@ -187,6 +198,21 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         o = poly_attention_extend_(q, k, v, state, **self._kernel(), backend=self.backend)
         return self.proj_o(o.flatten(-2))
+
+    @property
+    def slots_class(self) -> type[FixedSlots]:
+        """Slots whose steps are fused, unless something was changed that they would not see (mixers/slots.py)."""
+        return PolynomialSlots if self.fuses_steps() else FixedSlots
+
+    def fuses_steps(self) -> bool:
+        """Return True if `poly_step_` computes this mixer."""
+        layers = (self.proj_q, self.proj_k, self.proj_v, self.proj_o)
+        known = type(self) in (ReBased, Based) and not isinstance(self.operator_coefficients(), Tensor)
+        return known and self.backend in ("auto", "triton") and is_plain(nn.Linear, *layers)
+
+    def qk_norms(self) -> tuple[Norm | None, Norm | None, bool]:
+        """Return the norms of q and k as numbers, and whether all heads are normalised together. Here there is none."""
+        return None, None, True
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the attention matrix, computed again from q and k: x [B,T,D] -> [B,H,T,T] (mixers/attention_maps.py).
@@ -222,9 +248,33 @@ class PolynomialAttention(nn.Module):
         )
 
 
-def _is_plain(module: nn.Module, kind: type) -> bool:
-    """Whether a call of this module does what its class does, and nothing else."""
-    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+class PolynomialSlots(FixedSlots):
+    """Slots whose step is three kernels: norm and projections, the operator with the norms of q and k, the output."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states."""
+        mixer = self._mixer
+        q_norm, k_norm, joint = mixer.qk_norms()
+        o = poly_step_(
+            linear_step(x, self._qkv, norm=norm),
+            self._state,
+            q_norm,
+            k_norm,
+            heads=mixer.n_heads,
+            key_width=mixer.key_width,
+            joint=joint,
+            coefficients=mixer.coefficients,
+            scale=mixer.key_width**-0.5,
+            eps=mixer.eps,
+        )
+        return linear_step(o, mixer.proj_o.weight, residual=x)
+
+    @cached_property
+    def _qkv(self) -> Tensor:
+        """The weights of all three projections [2HK + HV, D], copied once: one product is faster than three."""
+        layers = (self._mixer.proj_q, self._mixer.proj_k, self._mixer.proj_v)
+        with torch.no_grad():
+            return torch.cat([layer.weight for layer in layers])
 
 
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -349,11 +399,19 @@ class ReBased(PolynomialAttention):
         class, or one with hooks, in the place of either.
         """
         pairs = ((self.proj_q, self.ln_q), (self.proj_k, self.ln_k))
-        plain = all(_is_plain(proj, nn.Linear) and _is_plain(norm, AffineNorm) for proj, norm in pairs)
+        plain = all(is_plain(nn.Linear, proj) and is_plain(AffineNorm, norm) for proj, norm in pairs)
         if not plain or not self.ln_q.is_layer_norm or self.norm_axis != "joint" or self.kernel == "fourth":
             return super().project_qk(x)
         q, k = (linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps) for proj, norm in pairs)
         return q, k
+
+    def fuses_steps(self) -> bool:
+        """Return True if `poly_step_` computes this mixer: the square of layer- or rms-normalised q . k."""
+        return super().fuses_steps() and self.kernel == "square" and self.norm in ("layer", "rms")
+
+    def qk_norms(self) -> tuple[Norm | None, Norm | None, bool]:
+        """Return the norms of q and k as numbers, and whether all heads are normalised together."""
+        return self.ln_q.as_norm(), self.ln_k.as_norm(), self.norm_axis == "joint"
 
     def qk_parameters(self) -> dict[str, Tensor]:
         """Return gamma and beta of q and k by name, those that there are: {"q.gamma": [H*K], "q.beta": ..., ...}.

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rebased.ops import layer_norm, rms_norm
+from rebased.ops import Norm, layer_norm, rms_norm
 
 QKTransform = Literal["none", "norm", "scale", "affine", "norm_affine"]
 """What happens to q and k before the squared kernel: the rows of the paper's Table 1, in their order.
@@ -68,6 +68,13 @@ class AffineNorm(nn.Module):
         if self.norm == "rms":
             return rms_norm(parts, None, self.eps).flatten(-2)
         return (rms_norm(parts, None, self.eps) * parts.shape[-1] ** -0.5).flatten(-2)
+
+    def as_norm(self) -> Norm | None:
+        """Return the norm as numbers, for a decoding step; None if it is the identity. Not for "l2"."""
+        if self.transform == "none":
+            return None
+        kind = "none" if not self.normalise else "layer" if self.norm == "layer" else "rms"
+        return Norm(self.weight, self.bias, self.eps, kind)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         return f"{self.transform!r}, norm={self.norm!r}, groups={self.groups}, eps={self.eps}"

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_input, check_torch_func
+from rebased.mixers.checks import check_input, check_torch_func, is_plain
 from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
-from rebased.mixers.documents import space_documents
-from rebased.ops import short_conv, short_conv_extend
+from rebased.mixers.documents import document_numbers, space_documents
+from rebased.mixers.slots import FixedSlots
+from rebased.ops import Norm, gated_conv_step_, short_conv, short_conv_extend
 
 
 @register_mixer("short_conv")
@@ -84,6 +85,25 @@ class ShortConv(nn.Module):
         y, state = short_conv_extend(x, self.conv.weight.squeeze(1), self.conv.bias, state)
         return self._gate(y, x), state
 
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
+        self._check(x)
+        gap, count = self.width - 1, len(cu_seqlens) - 1
+        numbers, N = torch.arange(count, device=x.device), x.shape[1]
+        places = torch.arange(N, device=x.device) + gap * (document_numbers(cu_seqlens, N) + 1)
+        offsets = torch.arange(gap, device=x.device)
+        before = (cu_seqlens[:-1] + gap * numbers).unsqueeze(1) + offsets  # [n,gap]: each state before its document
+        seen = x.new_empty(1, N + gap * count, x.shape[2]).index_copy(1, places, x)
+        seen = seen.index_copy(1, before.flatten(), state.to(x.dtype).flatten(0, 1).unsqueeze(0))
+        y = short_conv(seen, self.conv.weight.squeeze(1), self.conv.bias).index_select(1, places)
+        last = (cu_seqlens[1:] + gap * numbers).unsqueeze(1) + offsets
+        return self._gate(y, x), seen[0, last]
+
+    @property
+    def slots_class(self) -> type[FixedSlots]:
+        """Slots whose steps are fused, unless something was changed that they would not see (mixers/slots.py)."""
+        return ShortConvSlots if type(self) is ShortConv and is_plain(nn.Linear, self.projection) else FixedSlots
+
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: (width - 1) D, whatever seq_len is."""
         return (self.width - 1) * self.d_model
@@ -97,3 +117,12 @@ class ShortConv(nn.Module):
 
     def _gate(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.addcmul(x, y, self.projection(x))  # one pass over memory, not two
+
+
+class ShortConvSlots(FixedSlots):
+    """Slots whose step is one kernel with the norm before the mixer and the residual."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states."""
+        gate, conv = self._mixer.projection, self._mixer.conv
+        return gated_conv_step_(x, norm, gate.weight, gate.bias, conv.weight.squeeze(1), conv.bias, self._state)

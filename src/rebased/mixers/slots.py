@@ -5,13 +5,14 @@ into which such values are put. A step reads all slots and overwrites them, so n
 CUDA graph can replay it. Rows never see each other: what stands in a slot that nobody uses does not matter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rebased.mixers.checks import check_extended
+from rebased.ops import Norm
 
 
 class Slots(Protocol):
@@ -40,6 +41,17 @@ class Slots(Protocol):
 
 
 @runtime_checkable
+class FusedSlots(Protocol):
+    """Slots that compute the norm before the mixer and the residual after it too, in few kernels (rebased.ops)."""
+
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states.
+
+        x may be overwritten too. `lengths` and `longest` as in `step`.
+        """
+
+
+@runtime_checkable
 class HasSlots(Protocol):
     """A mixer with its own way to keep many states, because they grow with the sequence. Others get `FixedSlots`."""
 
@@ -58,7 +70,7 @@ def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
     if isinstance(mixer, HasSlots):
         return mixer.init_slots(count, capacity)
     if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and has_rows(mixer):
-        return FixedSlots(mixer, count)
+        return getattr(mixer, "slots_class", FixedSlots)(mixer, count)
     return SeparateSlots(mixer, count)
 
 
@@ -66,7 +78,7 @@ class FixedSlots:
     """Slots of a mixer whose state does not grow: its state for a batch of `count` sequences.
 
     A mixer may have a method extend_(x, state) -> y, which overwrites the state. Otherwise `extend` is called and its
-    state copied.
+    state copied. Its attribute `slots_class` may name a subclass whose steps are fused (FusedSlots).
     """
 
     grows = False
@@ -162,6 +174,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
     if isinstance(state, list | tuple):
         return type(state)(map_tensors(function, child) for child in state)
     return state
+
+
+def join_rows(states: Sequence[Any]) -> Any:
+    """The states of several sequences, each at B = 1 and of a fixed size, as one state of that many rows."""
+    columns = [list(tensors_of(state)) for state in states]
+    joined = iter([torch.cat(tensors) for tensors in zip(*columns, strict=True)])
+    return map_tensors(lambda _: next(joined), states[0])
+
+
+def split_rows(state: Any, count: int) -> list[Any]:
+    """The inverse of `join_rows`: `count` states at B = 1, which share their memory."""
+    return [map_tensors(lambda tensor, n=n: tensor[n : n + 1], state) for n in range(count)]  # type: ignore[misc]
 
 
 def _copy(tensor: Tensor) -> Tensor:

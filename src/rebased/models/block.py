@@ -1,6 +1,7 @@
 """One layer of the model: a mixer over time, then an MLP over features, each with a norm before it and a residual."""
 
 import inspect
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ from rebased.mixers import (
     Slots,
     check_extended,
     check_output,
+    extend_documents,
     forward_documents,
     mixer_class,
 )
@@ -129,6 +131,11 @@ class Block(nn.Module):
         x1 = self.norm1(x)
         y, state = check_extended(self.mixer, x1, self.mixer.extend(x1, state))
         return self.feed(x + y), state
+
+    def extend_documents(self, x: Tensor, lengths: Sequence[int], states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+        """Return (x' [1,N,D], states after x) for packed documents x [1,N,D] that each follow a state of the mixer."""
+        y, states = extend_documents(self.mixer, self.norm1(x), lengths, states)
+        return self.feed(x + y), states
 
     def step(self, x: Tensor, slots: Slots, lengths: Tensor, longest: int) -> Tensor:
         """Return x' [S,1,D] of one more token x [S,1,D] per slot, and overwrite the slots (mixers/slots.py)."""

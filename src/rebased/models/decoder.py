@@ -8,15 +8,25 @@ needed. What a step reads and writes stays where it is, and it never waits for t
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from rebased.mixers import init_slots
+from rebased.models.fused_step import can_fuse, fused_step_, fuses_by_default
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.sampling import Mode, Sampling, SamplingSlots
 from rebased.models.step_graph import StepGraphs, Stepped
+from rebased.ops import advance_slots_, best_tokens
 
-PREFILL_CHUNK = 4096  # tokens of a prompt that are read at once
+Fusion = Literal["auto", "none", "kernels", "compile"]
+"""How the operations of a step are joined: "none": as the model is written. "kernels": by our kernels
+(models/fused_step.py). "compile": by torch.compile. "auto": "kernels" on a GPU where they fit, else "none"."""
+
+PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
+LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a chunk takes long; less in a wide model:
+CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
 
@@ -30,6 +40,7 @@ class Decoder:
             and Hyena. Default 1,024. ReBased, Based and other mixers of constant state need none.
         grows: whether a full cache is replaced by one twice as large (default). Otherwise it is an error.
         capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
+        fusion: how operations of a step are joined (Fusion). Default "auto".
 
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
@@ -52,12 +63,20 @@ class Decoder:
         capacity: int = FIRST_CAPACITY,
         grows: bool = True,
         capture: bool = False,
+        fusion: Fusion = "auto",
     ) -> None:
         if model.training:
             raise ValueError("the model is in training mode, where dropout is random; call model.eval() first")
         if slots < 1 or capacity < 1:
             raise ValueError(f"{slots} slots of {capacity} tokens hold nothing; give at least 1 of each")
         self.model, self.slots = model, slots
+        if fusion == "kernels" and not can_fuse(model):
+            raise ValueError(
+                "the kernels of a step take bf16, fp16 or fp32, one dtype for all weights, and the model's own blocks; "
+                "convert the model, or leave out fusion"
+            )
+        self.fusion: Fusion = ("kernels" if fuses_by_default(model) else "none") if fusion == "auto" else fusion
+        self._read: Any = torch.compile(self._plain_logits, dynamic=False) if fusion == "compile" else None
         limit, device = model.config.length_limit, model.embedding.weight.device
         self.capacity, self.grows = min(capacity, limit or sys.maxsize), grows
         model.init_state(1)  # an error that names a mixer without states
@@ -78,17 +97,34 @@ class Decoder:
 
     @torch.no_grad()
     def prefill_chunks(
-        self, tokens: Sequence[int], state: LMState | None = None, chunk: int = PREFILL_CHUNK
+        self, tokens: Sequence[int], state: LMState | None = None, chunk: int | None = None
     ) -> Iterator[LMState]:
-        """Yield the state after each chunk of the tokens, so that steps can be made between them.
+        """Yield the state after each chunk of the tokens (default `prefill_chunk`), so that steps can be made between.
 
         States are values: none is changed later, each can be kept and continued several times.
         """
         state = self.model.init_state(1) if state is None else state
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).unsqueeze(0)
-        for piece in ids.split(chunk, dim=1) if len(tokens) else ():
+        for piece in ids.split(chunk or self.prefill_chunk, dim=1) if len(tokens) else ():
             _, state = self.model.extend(piece, state)
             yield state
+
+    @torch.no_grad()
+    def prefill_together(
+        self, prompts: Sequence[Sequence[int]], states: Sequence[LMState] | None = None
+    ) -> list[LMState]:
+        """Return the states after several prompts of any lengths, read in one pass.
+
+        It is `prefill` of each, but for rounding. Each follows the tokens that its state has read, if there are states.
+        All are held at once: for prompts of many tokens use `prefill_chunks`, one after the other.
+        """
+        before = [self.model.init_state(1) for _ in prompts] if states is None else list(states)
+        read = [number for number, prompt in enumerate(prompts) if len(prompt)]
+        if read:
+            _, after = self.model.extend_documents([prompts[n] for n in read], [before[n] for n in read])
+            for number, state in zip(read, after, strict=True):
+                before[number] = state
+        return before
 
     @torch.no_grad()
     def put(
@@ -132,13 +168,13 @@ class Decoder:
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
         longest = self._advance()
-        if self._graphs is None:
-            return self.compute(longest, self.sampling.mode)
-        if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
-            longest = min(self.capacity, 1 << (longest - 1).bit_length())
-        else:
-            longest = self.capacity
-        return self._graphs.run(longest, self.sampling.mode)
+        if self._graphs is not None or self.fusion == "compile":
+            if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
+                longest = min(self.capacity, 1 << (longest - 1).bit_length())
+            else:
+                longest = self.capacity
+        run = self.compute if self._graphs is None else self._graphs.run
+        return run(longest, self.sampling.mode)
 
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
@@ -156,15 +192,33 @@ class Decoder:
 
         `longest` is how many tokens of a cache are read, `mode` what choosing needs at most (SamplingSlots.mode).
         """
-        model = self.model
-        lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
-        self.logits.copy_(model.logits(model.step(self.tokens, self.layers, lengths, longest)))
+        if self.fusion == "kernels" and not torch.is_autocast_enabled(self.tokens.device.type):
+            return self._compute_fused(longest, mode)
+        self.logits.copy_((self._read or self._plain_logits)(longest))
         scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
         chosen = self.sampling.choose(scores, mode)
         logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
         self.tokens.copy_(torch.where(self.active, chosen, self.tokens))
         self.sampling.advance(chosen, self.active)
         self.lengths.add_(self.active)
+        return Stepped(chosen, logprobs)
+
+    def _plain_logits(self, longest: int) -> Tensor:
+        lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
+        return self.model.logits(self.model.step(self.tokens, self.layers, lengths, longest))
+
+    def _compute_fused(self, longest: int, mode: Mode) -> Stepped:
+        """`compute` with what is around the model in few kernels too."""
+        sampling, lengths = self.sampling, self.lengths
+        if any(layer.grows for layer in self.layers):
+            lengths = lengths.clamp(max=longest - 1)
+        fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
+        chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
+        if mode != "greedy":
+            chosen = sampling.choose(self.logits, mode)
+        logprobs = advance_slots_(
+            chosen, self.logits, log_sums, self.active, self.tokens, self.lengths, sampling.drawn, sampling.seen
+        )
         return Stepped(chosen, logprobs)
 
     @torch.inference_mode(False)
@@ -182,6 +236,18 @@ class Decoder:
             layer.reserve(self.capacity)
         if self._graphs is not None and any(layer.grows for layer in self.layers):
             self._graphs.clear()  # they write to where the caches were
+
+    @property
+    def prefill_chunk(self) -> int:
+        """How many tokens of prompts are read at once: a function of the model and the kind of its device alone.
+
+        With a cache that grows, a chunk takes memory for all pairs of its tokens and those before: it stays short.
+        """
+        config, weight = self.model.config, self.model.embedding.weight
+        if weight.device.type == "cpu" or any(layer.grows for layer in self.layers):
+            return PREFILL_CHUNK
+        widest = max(4, config.mlp_ratio) * config.d_model * weight.element_size()
+        return max(PREFILL_CHUNK, min(LONGEST_CHUNK, CHUNK_BYTES // widest))
 
     @property
     def state_bytes(self) -> int:

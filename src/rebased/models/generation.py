@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -108,7 +108,9 @@ class Generation(Iterator[Token]):
         self._limit = model.config.length_limit or math.inf
         self._texts = [TextStream(tokenizer, self.ending.stop) for _ in self.sequences]
         self._ready: deque[Token] = deque()
-        self._last_prefill: tuple[list[int], LMState] | None = None
+        prompts = [each.prompt for each in self.sequences]
+        self._group_of = group_prompts(prompts, snapshot.slots, self._decoder.prefill_chunk)
+        self._last_prefill: tuple[range, dict[int, LMState]] | None = None
         self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
         self._running: dict[int, int] = {}  # slot -> number of the sequence in it
         for number, sequence in enumerate(self.sequences):
@@ -209,7 +211,7 @@ class Generation(Iterator[Token]):
         for slot in range(self._decoder.slots if self._waiting else 0):
             if slot not in self._running and self._waiting:
                 number = self._waiting[0]
-                state = self._kept.pop(number, None) or self._prefill(self.sequences[number].prompt, on_prefill)
+                state = self._kept.pop(number, None) or self._prefill(number, on_prefill)
                 self._put(slot, number, state)
                 self._waiting.popleft()  # last: an interrupted prefill changes nothing
 
@@ -221,14 +223,28 @@ class Generation(Iterator[Token]):
             if sequence.slot is None and sequence.finish_reason is None
         )
 
-    def _prefill(self, prompt: list[int], on_prefill: Callable[[int, int], None]) -> LMState:
-        """Return the state after all tokens of a prompt but the last. The n sequences of a prompt share it."""
-        if self._last_prefill is None or self._last_prefill[0] != prompt:
-            state = self.model.init_state(1)
-            for state in self._decoder.prefill_chunks(prompt[:-1]):
-                on_prefill(state.position, len(prompt))
-            self._last_prefill = prompt, state
-        return self._last_prefill[1]
+    def _prefill(self, number: int, on_prefill: Callable[[int, int], None]) -> LMState:
+        """Return the state after all tokens of a sequence's prompt but the last.
+
+        The prompts of its group are read with it. The group does not depend on how far the generation is, so one that
+        is saved and loaded reads the same prompts together, and gets the same numbers to the bit.
+        """
+        group = self._group_of[number]
+        if self._last_prefill is None or self._last_prefill[0] != group:
+            first: dict[tuple[int, ...], int] = {}  # the n sequences of a prompt share its state
+            owner = {each: first.setdefault(tuple(self.sequences[each].prompt), each) for each in group}
+            prompts = {each: self.sequences[each].prompt for each in first.values()}
+            if len(prompts) > 1:
+                states = self._decoder.prefill_together([prompt[:-1] for prompt in prompts.values()])
+                on_prefill(total := sum(map(len, prompts.values())), total)
+            else:
+                (prompt,) = prompts.values()
+                states = [self.model.init_state(1)]
+                for states[0] in self._decoder.prefill_chunks(prompt[:-1]):
+                    on_prefill(states[0].position, len(prompt))
+            found = dict(zip(prompts, states, strict=True))
+            self._last_prefill = group, {each: found[owner[each]] for each in group}
+        return self._last_prefill[1][number]
 
     def _put(self, slot: int, number: int, state: LMState) -> None:
         sequence = self.sequences[number]
@@ -296,6 +312,28 @@ class Generation(Iterator[Token]):
                 f"sequence {number} ended with {wanted!r} when it was saved, and with {sequence.finish_reason!r} here: "
                 "the tokenizer is another one"
             )
+
+
+def group_prompts(prompts: Sequence[list[int]], slots: int, chunk: int) -> list[range]:
+    """Return for each sequence the numbers of those whose prompts are read together with its own, in one pass.
+
+    They are neighbours, with at most `slots` different prompts and `chunk` tokens; a longer prompt is read alone.
+    """
+    groups: list[range] = []
+    begin = 0
+    while begin < len(prompts):
+        end, different, tokens = begin, set[tuple[int, ...]](), 0
+        while end < len(prompts):
+            prompt = tuple(prompts[end])
+            if prompt not in different:
+                if different and (len(different) == slots or tokens + len(prompt) > chunk):
+                    break
+                different.add(prompt)
+                tokens += len(prompt)
+            end += 1
+        groups += [range(begin, end)] * (end - begin)
+        begin = end
+    return groups
 
 
 def begin(

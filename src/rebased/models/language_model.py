@@ -205,6 +205,38 @@ class LanguageModel(nn.Module):
             layers.append(layer)
         return self.norm(x), LMState(state.position + tokens.shape[1], tuple(layers))
 
+    def extend_documents(
+        self, documents: Sequence[Sequence[int]], states: Sequence[LMState]
+    ) -> tuple[list[Tensor], list[LMState]]:
+        """Return (features [T,D], state after it) of each document, tokens that follow those its state has seen.
+
+        It is `extend` of each by itself, up to rounding, in one pass over all of them. No document is empty, and the
+        states are those of one sequence each.
+        """
+        lengths, weight = [len(document) for document in documents], self.embedding.weight
+        if len(documents) != len(states) or 0 in lengths or not lengths:
+            raise ValueError(
+                f"{len(states)} states do not fit documents of {lengths[:8]} tokens; give one per document"
+            )
+        tokens = torch.tensor([token for document in documents for token in document], device=weight.device)
+        x = embed(tokens.unsqueeze(0), weight)  # [1,N,D]
+        if self.positions is not None:
+            starts = [state.position for state in states]
+            end = max(start + length for start, length in zip(starts, lengths, strict=True))
+            self._check_positions(end)
+            places = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+            x = x + self.positions(torch.tensor([p for each in places for p in each], device=weight.device))
+        x = self.dropout(x)
+        layers: list[Sequence[Any]] = []
+        for number, block in enumerate(self.blocks):
+            x, after = block.extend_documents(x, lengths, [state.layers[number] for state in states])
+            layers.append(after)
+        found = [
+            LMState(state.position + length, tuple(layer[n] for layer in layers))
+            for n, (state, length) in enumerate(zip(states, lengths, strict=True))
+        ]
+        return list(self.norm(x)[0].split(lengths)), found
+
     def step(self, tokens: Tensor, layers: Sequence[Slots], lengths: Tensor, longest: int) -> Tensor:
         """Return the features [S,D] of one more token [S] per slot, and overwrite the slots, one per layer.
 
@@ -332,13 +364,16 @@ class LanguageModel(nn.Module):
         if self.positions is None:
             return self.dropout(embed(tokens, weight))
         end = start + tokens.shape[1]
-        if end > self.config.max_len:
-            raise ValueError(
-                f"{end} tokens are more than the {self.config.max_len} learned positions; "
-                f"build the model with max_len >= {end}, or with positions 'none'"
-            )
+        self._check_positions(end)
         if cu_seqlens is None:
             positions = self.positions.weight[start:end]
         else:
             positions = self.positions(positions_in_documents(cu_seqlens, tokens))
         return self.dropout(embed(tokens, weight) + positions)
+
+    def _check_positions(self, end: int) -> None:
+        if end > self.config.max_len:
+            raise ValueError(
+                f"{end} tokens are more than the {self.config.max_len} learned positions; "
+                f"build the model with max_len >= {end}, or with positions 'none'"
+            )

@@ -7,6 +7,17 @@ Every operator has a folder. `api.py` holds its public functions, which check th
 from rebased.ops.backend import Backend, use_backend
 from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
 from rebased.ops.cross_entropy import IGNORE, linear_argmax, linear_cross_entropy
+from rebased.ops.decoding import (
+    Norm,
+    NormKind,
+    advance_slots_,
+    best_tokens,
+    embed_step,
+    gated_conv_step_,
+    linear_step,
+    mlp_step,
+    poly_step_,
+)
 from rebased.ops.embedding import embed
 from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
 from rebased.ops.polynomial import (
@@ -34,24 +45,33 @@ __all__ = [
     "AnyCoefficients",
     "Backend",
     "Coefficients",
+    "Norm",
+    "NormKind",
     "PolyState",
     "WKVState",
+    "advance_slots_",
+    "best_tokens",
     "embed",
+    "embed_step",
     "feature_count",
+    "gated_conv_step_",
     "init_poly_state",
     "init_wkv_state",
     "layer_norm",
     "linear_argmax",
     "linear_cross_entropy",
     "linear_layer_norm",
+    "linear_step",
     "long_conv",
     "long_conv_extend",
+    "mlp_step",
     "pair_products",
     "poly_attention",
     "poly_attention_extend",
     "poly_attention_extend_",
     "poly_attention_map",
     "poly_state",
+    "poly_step_",
     "rms_norm",
     "selective_scan",
     "selective_scan_extend",

@@ -16,7 +16,7 @@ from rebased.data.tokenizer import Tokenizer
 from rebased.models import Decoder, LanguageModel, Sampling
 from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored
 from rebased.serve.prefixes import PrefixStates
-from rebased.serve.prompt_reader import PromptReader, Reading, score_rows
+from rebased.serve.prompt_reader import PromptReader, Reading, begin_alike, score_rows
 
 _log = logging.getLogger("rebased")
 
@@ -87,7 +87,7 @@ class Engine:
         self.broken: str | None = None  # why the last step failed
         self._lock = threading.Condition()
         self._waiting: deque[deque[Choice]] = deque()  # the n choices of a prompt stand together
-        self._reading: Reading | None = None
+        self._reading: list[Reading] = []  # prompts that are read together, in the order in which they came
         self._ready: deque[tuple[Choice, Reading]] = deque()  # prompts that are read, choices without slots
         self._free = list(range(slots))
         self._running: dict[int, Choice] = {}  # by slot
@@ -244,8 +244,7 @@ class Engine:
             if choice.job.over:
                 self._leave_slot(slot)
         self._ready = deque(each for each in self._ready if not each[0].job.over)
-        if self._reading is not None and self._reading.job.over:
-            self._reading = None
+        self._reading = [reading for reading in self._reading if not reading.job.over]
         with self._lock:
             self._waiting = deque(group for group in self._waiting if not group[0].job.over)
             self._count_waiting()
@@ -256,27 +255,42 @@ class Engine:
         while budget > 0:
             if self._ready and self._free:
                 self._take_slot(*self._ready.popleft())
-            elif self._ready or not self._free or (self._reading is None and not self._begin_reading()):
+            elif self._ready or not self._free:
                 break
-            elif self._reading is not None:
-                reading, self._reading = self._reading, None
-                with self._failing_alone(reading.job):
-                    budget -= self._read(reading, budget)
+            else:
+                while self._has_room(budget) and self._begin_reading():
+                    pass
+                if not self._reading:
+                    break
+                budget -= self._read(budget)
         self.stats.prefill_seconds += time.perf_counter() - started
         with self._lock:
             self._count_waiting()
 
+    def _has_room(self, budget: int) -> bool:
+        """Whether another prompt can be read in the same pass: there are tokens to read, and slots to go on in."""
+        choices = sum(len(reading.choices) for reading in self._reading)
+        return choices < len(self._free) and sum(reading.left for reading in self._reading) < budget
+
     def _begin_reading(self) -> bool:
-        """Begin with the next prompt that waits. Returns False if there is none."""
+        """Begin with the next prompt that waits. Returns False if there is none, or if it is to wait for another.
+
+        A prompt that begins like one that is being read waits: it then goes on from that one's state.
+        """
         with self._lock:
             if not self._waiting:
+                return False
+            first = self._waiting[0][0]
+            prompt = first.job.prompts[first.prompt]
+            if self.prefixes.limit and any(begin_alike(prompt, reading.prompt) for reading in self._reading):
                 return False
             choices = self._waiting.popleft()
         if not choices[0].job.over:
             with self._failing_alone(choices[0].job):
-                self._reading = self._reader.begin(choices)
-                self.stats.prompt_tokens += len(self._reading.prompt)
-                self.stats.cached_tokens += self._reading.cached
+                reading = self._reader.begin(choices)
+                self._reading.append(reading)
+                self.stats.prompt_tokens += len(reading.prompt)
+                self.stats.cached_tokens += reading.cached
         return True
 
     @contextmanager
@@ -288,19 +302,29 @@ class Engine:
             _log.exception("a prompt could not be read")
             self._fail(job, Failed("engine", f"the prompt could not be read: {_short(error)}"))
 
-    def _read(self, reading: Reading, budget: int) -> int:
-        """Read up to `budget` tokens of a prompt. Returns how many, and at least 1."""
-        job, count = reading.job, self._reader.read(reading, budget)
-        if reading.left:
-            self._reading = reading
-        else:
-            self._tell(job, PromptRead(reading.choices[0].prompt, reading.cached, reading.scores))
-            for choice in reading.choices:
-                if job.max_tokens:
-                    self._ready.append((choice, reading))
-                else:
-                    self._finish(choice, Made(choice.number, None, "", "length"))
+    def _read(self, budget: int) -> int:
+        """Read up to `budget` tokens of the prompts that are begun. Returns how many, and at least 1."""
+        try:
+            count = self._reader.read(self._reading, budget)
+        except Exception:  # which of them it was shows when each is read by itself
+            count = 0
+            for reading in self._reading:
+                with self._failing_alone(reading.job):
+                    count += self._reader.read([reading], max(1, budget - count))
+        for reading in self._reading:
+            if not reading.left and not reading.job.over:
+                self._end_reading(reading)
+        self._reading = [reading for reading in self._reading if reading.left and not reading.job.over]
         return max(1, count)
+
+    def _end_reading(self, reading: Reading) -> None:
+        """Let the choices of a prompt that is read wait for slots."""
+        self._tell(reading.job, PromptRead(reading.choices[0].prompt, reading.cached, reading.scores))
+        for choice in reading.choices:
+            if reading.job.max_tokens:
+                self._ready.append((choice, reading))
+            else:
+                self._finish(choice, Made(choice.number, None, "", "length"))
 
     def _tops(self) -> dict[int, tuple[float, list[tuple[int, float]]]]:
         """Return the log-probability and the most probable tokens of the choices that asked for them, by slot."""
@@ -372,13 +396,12 @@ class Engine:
         _log.exception("a step failed")
         self.broken = _short(error)
         jobs = {choice.job for choice in self._running.values()} | {each[0].job for each in self._ready}
-        if self._reading is not None:
-            jobs.add(self._reading.job)
+        jobs |= {reading.job for reading in self._reading}
         for job in jobs or list(self._jobs):
             self._fail(job, Failed("engine", f"the model failed: {self.broken}"))
         self._running.clear()
         self._ready.clear()
-        self._reading, self._free, self._look = None, list(range(self.slots)), True
+        self._reading, self._free, self._look = [], list(range(self.slots)), True
         with suppress(Exception):  # a device that is gone stays so; the next step will tell
             for slot in self._free:
                 self.decoder.free(slot)
@@ -411,7 +434,7 @@ class Engine:
             _log.exception("events could not be delivered")
 
     def _count_waiting(self) -> None:
-        reading = len(self._reading.choices) if self._reading is not None else 0
+        reading = sum(len(each.choices) for each in self._reading)
         self._waiting_choices = sum(map(len, self._waiting)) + reading + len(self._ready)
 
 

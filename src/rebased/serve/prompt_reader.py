@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from rebased.models import LanguageModel, LMState
 from rebased.serve.job import Choice, Job, Scored
-from rebased.serve.prefixes import PrefixStates
+from rebased.serve.prefixes import GRID, PrefixStates
 
 SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
 
@@ -57,20 +58,41 @@ class PromptReader:
         return Reading(choices, prompt, state, _rising(marks, state.position, prompt), state.position)
 
     @torch.no_grad()
-    def read(self, reading: Reading, budget: int) -> int:
-        """Read up to `budget` tokens, no further than the next mark. Returns how many."""
-        start = reading.state.position
-        stop = min(start + reading.left, start + budget, *reading.marks)
-        if stop == start:
+    def read(self, readings: Sequence[Reading], budget: int) -> int:
+        """Read up to `budget` tokens of these prompts in one pass, each no further than its next mark.
+
+        Earlier ones come first. Returns how many tokens were read. An error changes nothing.
+        """
+        pieces: list[tuple[Reading, int, int]] = []
+        left = budget
+        for reading in readings:
+            start = reading.state.position
+            stop = min(start + reading.left, start + left, *reading.marks)
+            if stop > start:
+                pieces.append((reading, start, stop))
+                left -= stop - start
+        if not pieces:
             return 0
-        ids = torch.tensor([reading.prompt[start:stop]], device=self._model.embedding.weight.device)
-        hidden, reading.state = self._model.extend(ids, reading.state)
-        if reading.job.score_prompts:
-            reading.scores += self._score(hidden[0], reading.prompt[start + 1 : stop + 1], reading.job.top or 0)
-        if reading.marks and reading.marks[0] == stop:
-            reading.marks.popleft()
-            self._prefixes.keep(reading.prompt[:stop], reading.state)
-        return stop - start
+        if len(pieces) == 1:
+            (reading, start, stop), device = pieces[0], self._model.embedding.weight.device
+            hidden, state = self._model.extend(torch.tensor([reading.prompt[start:stop]], device=device), reading.state)
+            features, states = [hidden[0]], [state]
+        else:
+            documents = [reading.prompt[start:stop] for reading, start, stop in pieces]
+            features, states = self._model.extend_documents(documents, [reading.state for reading, *_ in pieces])
+        scores = [
+            self._score(found, reading.prompt[start + 1 : stop + 1], reading.job.top or 0)
+            if reading.job.score_prompts
+            else []
+            for found, (reading, start, stop) in zip(features, pieces, strict=True)
+        ]
+        for (reading, _, stop), state, some in zip(pieces, states, scores, strict=True):
+            reading.state = state
+            reading.scores += some
+            if reading.marks and reading.marks[0] == stop:
+                reading.marks.popleft()
+                self._prefixes.keep(reading.prompt[:stop], state)
+        return budget - left
 
     def _score(self, hidden: Tensor, targets: list[int], top: int) -> list[Scored]:
         """Return the log-probabilities of tokens `targets` [T], predicted by features [T,D]."""
@@ -81,6 +103,12 @@ class PromptReader:
         if any(not math.isfinite(each.logprob or 0.0) for each in scores):
             raise ValueError("the model's logits are not finite")
         return scores
+
+
+def begin_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return True if a state after the beginning of one prompt may serve the other: it is then worth to wait for it."""
+    shared = min(GRID, len(one) - 1, len(other) - 1)
+    return shared > 0 and one[:shared] == other[:shared]
 
 
 def score_rows(logits: Tensor, tokens: list[int], top: int) -> list[Scored]:

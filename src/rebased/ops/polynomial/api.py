@@ -97,6 +97,7 @@ def poly_attention_extend(
     coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
+    cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, PolyState]:
     """poly_attention of tokens that follow those a state has seen, and the state after them.
@@ -107,6 +108,8 @@ def poly_attention_extend(
         q, k, v, coefficients, scale, eps, backend: as in poly_attention.
         state: the PolyState before these tokens, kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs); None
             means that there are no earlier tokens.
+        cu_seqlens: as in poly_attention: the row holds N documents, none of them empty. The state then has N rows, one
+            per document, before and after.
 
     Returns:
         o [B, T, H, V] in the dtype of v, and the PolyState after the last token. Both are differentiable, also in
@@ -116,12 +119,26 @@ def poly_attention_extend(
         ValueError: as poly_attention, and if the state does not match the inputs.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
+    B, _, H, K = q.shape
+    if cu_seqlens is not None:
+        _check_cu_seqlens(cu_seqlens, q)
+        B = len(cu_seqlens) - 1
     if state is None:
-        B, _, H, K = q.shape
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
-    _check_state(state, q, v, coefficients)
+    _check_state(state, q, v, coefficients, B)
     path = _path(backend, q, coefficients)
-    return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+    if cu_seqlens is None:
+        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+    if path not in (*_PLAIN_TORCH.values(), learned):
+        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
+    outputs, states = [], []
+    for n, (i, j) in enumerate(pairwise(_bounds(cu_seqlens, q.shape[1]))):
+        before = PolyState(state.kv[n : n + 1], state.z[n : n + 1])
+        document = (q[:, i:j], k[:, i:j], v[:, i:j])
+        o, after = path.extend(*document, before, coefficients=coefficients, scale=scale, eps=eps)
+        outputs.append(o)
+        states.append(after)
+    return torch.cat(outputs, dim=1), PolyState(*(torch.cat(each) for each in zip(*states, strict=True)))
 
 
 def poly_attention_extend_(
@@ -150,7 +167,7 @@ def poly_attention_extend_(
         ValueError: as poly_attention_extend, and if T is not 1 or a tensor of the state is not contiguous.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
-    _check_state(state, q, v, coefficients)
+    _check_state(state, q, v, coefficients, q.shape[0])
     if q.shape[1] != 1:
         raise ValueError(f"one token at a time can overwrite a state; q has {q.shape[1]}: use poly_attention_extend")
     if not (state.kv.is_contiguous() and state.z.is_contiguous()):
@@ -284,8 +301,8 @@ def _check_tensor(coefficients: Tensor, q: Tensor) -> Tensor:
     return coefficients
 
 
-def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: AnyCoefficients) -> None:
-    B, _, H, K = q.shape
+def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: AnyCoefficients, B: int) -> None:
+    _, _, H, K = q.shape
     F, V = feature_count(K, coefficients), v.shape[3]
     if not isinstance(state, PolyState):
         raise ValueError(f"the state must be a PolyState (init_poly_state makes one); got {type(state).__name__}")

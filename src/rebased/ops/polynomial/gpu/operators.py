@@ -42,7 +42,15 @@ def attend(
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a public state, and the state after them. See api.poly_attention_extend."""
     _check(q)
@@ -55,7 +63,7 @@ def extend(
     outputs, states, z = [], [], state.z
     for values, kv in zip(_slices(v), _slices(state.kv), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, *after = _forward(q, k, values, None, *before, *folded, eps, True)
+        o, *after = _forward(q, k, values, cu_seqlens, *before, *folded, eps, True)
         kv, z = canonical(PolyState(*after), values.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
@@ -67,6 +75,8 @@ def extend_(
 ) -> Tensor:
     """o of one token that follows a public state, which is overwritten. See api.poly_attention_extend_."""
     _check(q)
+    if torch.compiler.is_compiling():
+        return poly_decode_(q, k, v, *state, *coefficients, scale, eps)
     return decode_(q, k, v, state, coefficients, scale, eps)
 
 
@@ -161,6 +171,19 @@ poly_decode = torch.library.custom_op("rebased::poly_decode", decode, mutates_ar
 @poly_decode.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *numbers: float) -> tuple[Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), kv.new_empty(kv.shape), z.new_empty(z.shape)
+
+
+@torch.library.custom_op("rebased::poly_decode_", mutates_args=("kv", "z"))
+def poly_decode_(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
+) -> Tensor:
+    """o of one token that follows the public state kv, z, which is overwritten."""
+    return decode_(q, k, v, PolyState(kv, z), (c0, c1, c2), scale, eps)
+
+
+@poly_decode_.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *numbers: float) -> Tensor:
+    return v.new_empty(v.shape)
 
 
 @torch.library.custom_op("rebased::poly_forward", mutates_args=())
