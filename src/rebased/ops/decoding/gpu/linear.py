@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from rebased.ops.decoding.reference import normalise
 from rebased.ops.kernel_launch import launch
-from rebased.ops.norm.api import MAX_WIDTH
+from rebased.ops.norm.api import MAX_FEATURES
 
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
@@ -165,7 +165,7 @@ def norm_kernel(
 
 def normalise_and_shift_(x: Tensor, norm: "Norm", shift: Tensor | None) -> Tensor:
     """norm(x) of x [M, K] contiguous; then x becomes x + shift, where `shift` [K] is what a later product will add."""
-    if norm.kind == "none" or x.shape[1] > MAX_WIDTH:
+    if norm.kind == "none" or x.shape[1] > MAX_FEATURES:
         y = normalise(x, norm)
         if shift is not None:
             x.add_(shift)
