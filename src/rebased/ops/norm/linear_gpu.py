@@ -224,7 +224,7 @@ def _backward(
     launch(
         linear_norm_backward_kernel, (programs,),
         x, projection, weight, scales, dy, dx, shares, M, tiles,
-        **widths, ROWS=BACKWARD_ROWS, HAS_WEIGHT=weight is not None, num_warps=4 if D <= 32 else 8, num_stages=1,
+        **widths, ROWS=BACKWARD_ROWS, HAS_WEIGHT=weight is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
     total = shares.sum(0)
     G, dbias, A = total[: N * D].view(N, D), total[N * D : N * D + N].clone(), total[N * D + N :].view(D, D)
