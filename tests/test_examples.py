@@ -40,9 +40,12 @@ def test_the_example_of_a_mixer_keeps_the_contract() -> None:
     assert "has no init_state, extend" not in result.output
 
 
-@pytest.mark.parametrize("name", ["kernels", "speed"])
-def test_the_figure_can_be_made_again(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "figures"), [("kernels", ["kernels"]), ("speed", ["speed"]), ("scaling", ["scaling", "serving"])]
+)
+def test_the_figure_can_be_made_again(name: str, figures: list[str], tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs" / "images" / f"make_{name}.py"), str(tmp_path)], check=True)
-    for theme in ("light", "dark"):
-        assert "<svg" in (tmp_path / f"{name}-{theme}.svg").read_text()
-        assert (ROOT / "docs" / "images" / f"{name}-{theme}.svg").is_file()
+    for figure in figures:
+        for theme in ("light", "dark"):
+            assert "<svg" in (tmp_path / f"{figure}-{theme}.svg").read_text()
+            assert (ROOT / "docs" / "images" / f"{figure}-{theme}.svg").is_file()
