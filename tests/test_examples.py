@@ -16,6 +16,7 @@ SAYS = {
     "own_mixer.py": "'rebased', 'n_heads': 2} recalls",
     "own_task.py": "ReBased gets",
     "decode.py": "100 tokens decoded",
+    "miscompiled_kernel.py": "W = 64: 8 products, all descriptors are sound",
 }
 
 
@@ -24,6 +25,8 @@ SAYS = {
     [pytest.param(path, marks=[pytest.mark.release] * (path.name in ARGUMENTS), id=path.name) for path in EXAMPLES],
 )
 def test_example(path: Path) -> None:
+    if "import triton" in path.read_text():
+        pytest.importorskip("triton")
     assert len(path.read_text().splitlines()) < 40
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
