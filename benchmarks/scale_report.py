@@ -134,7 +134,8 @@ def _hours(name: str, made: Step | None) -> str:
     if made is None:
         return "–"
     hours = STEPS * made.seconds / 3600
-    return f"{_number(hours)} h ({efficiency(name, made, 4096):.0%})"
+    time = f"{_number(hours)} h" if hours >= 1 else f"{_number(60 * hours)} min"
+    return f"{time} ({efficiency(name, made, 4096):.0%})"
 
 
 def stops_table() -> Rows:
