@@ -26,5 +26,12 @@ def copy_kernel(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
         tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["x"])
+def general_kernel(x, y, n):
+    """y = x, for n numbers, by one program whatever n is."""
+    for at in range(n):
+        tl.store(y + at, tl.load(x + at))
+
+
 def not_a_kernel() -> None:
     """A plain function."""

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 import small_kernels
-from small_kernels import copy_kernel, not_a_kernel, scale_kernel
+from small_kernels import copy_kernel, general_kernel, not_a_kernel, scale_kernel
 
 from rebased.cli import main
 from rebased.ops import ptxas
@@ -60,23 +60,24 @@ def test_a_report() -> None:
     assert report.seconds is not None
 
 
-def test_numbers_are_specialised_as_triton_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def arguments_of(kernel: Any, **values: Any) -> list[tuple[str, bool]]:
+    """The arguments that are left after specialisation, and whether each is known to be a multiple of 16."""
+    launch = {"kernel": kernel, "values": values, "options": {"num_warps": 1}}
+    head = re.findall(r"tt\.func public @\w+\((.*)\) attributes", compile_launch(launch, 90).asm["ttir"])[0]
+    return [(name, bool(multiple)) for name, multiple in re.findall(r"%(\w+): \S+( \{tt\.divisibility = 16)?", head)]
 
-    def compile_and_keep(launch: dict[str, Any], capability: int) -> Any:
-        asked.append(compile_launch(launch, capability))
-        return asked[-1]
 
-    monkeypatch.setattr(ptxas, "compile_launch", compile_and_keep)
-    for n in ("i32", 4096, 1):
-        check_kernel(scale_kernel, SCALE | {"n": n, "x": "*fp32:1"})
-    heads = [re.findall(r"tt\.func public @scale_kernel\((.*)\) attributes", one.asm["ttir"])[0] for one in asked]
-    arguments = [re.findall(r"%(\w+): (\S+)( \{tt\.divisibility = 16)?", head) for head in heads]
-    assert [[(name, bool(multiple)) for name, _, multiple in head] for head in arguments] == [
-        [("x", False), ("y", True), ("n", False), ("factor", False)],
-        [("x", False), ("y", True), ("n", True), ("factor", False)],
-        [("x", False), ("y", True), ("factor", False)],
-    ]
+def test_numbers_are_specialised_as_triton_does() -> None:
+    given = SCALE | {"x": "*fp32:1", "y": "*fp32:16", "BLOCK": 128}
+    others = [("x", False), ("y", True), ("factor", False)]
+    for n, left in (("i32", [("n", False)]), (4096, [("n", True)]), (1, [])):
+        assert arguments_of(scale_kernel, **given | {"n": n}) == [*others[:2], *left, others[2]]
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_a_kernel_may_forbid_to_specialise(n: int) -> None:
+    found = arguments_of(general_kernel, x="*fp32:16", y="*fp32:16", n=n)
+    assert found == [("x", False), ("y", True), ("n", False)]
 
 
 def test_every_config_of_an_autotuned_kernel() -> None:

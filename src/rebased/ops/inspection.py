@@ -45,10 +45,11 @@ def compile_launch(launch: dict[str, Any], capability: int) -> Any:
     from triton.compiler import ASTSource
 
     kernel, signature, constants, attributes = launch["kernel"], {}, {}, {}
-    fixed = {p.name for p in kernel.params if p.is_constexpr}
-    for index, name in enumerate(kernel.arg_names):
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
         value, divisible = launch["values"][name], False
-        if name in fixed or value is None or (isinstance(value, int) and value == 1 and not isinstance(value, bool)):
+        is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
+        if parameter.is_constexpr or value is None or (is_one and not parameter.do_not_specialize):
             signature[name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name], divisible = _POINTERS[value.dtype], True
@@ -56,10 +57,10 @@ def compile_launch(launch: dict[str, Any], capability: int) -> Any:
             signature[name], _, multiple = value.partition(":")
             divisible = multiple == "16"
         elif isinstance(value, int):
-            signature[name], divisible = "i32" if abs(value) < 2**31 else "i64", value % 16 == 0
+            signature[name], divisible = "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
         else:
             signature[name] = "fp32"
-        if divisible:
+        if divisible and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch["options"])
