@@ -44,7 +44,12 @@ def test_the_example_of_a_mixer_keeps_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "figures"), [("kernels", ["kernels"]), ("speed", ["speed"]), ("scaling", ["scaling", "serving"])]
+    ("name", "figures"),
+    [
+        ("kernels", ["kernels"]),
+        ("speed", ["speed"]),
+        pytest.param("scaling", ["scaling", "serving"], marks=pytest.mark.release),
+    ],
 )
 def test_the_figure_can_be_made_again(name: str, figures: list[str], tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "docs" / "images" / f"make_{name}.py"), str(tmp_path)], check=True)

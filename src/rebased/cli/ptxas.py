@@ -76,10 +76,11 @@ def ptxas(
     wrong = products = 0
     with using_ptxas(str(ptxas)) if ptxas else nullcontext():
         what = f"compiled kernels of {folder}" if kernel is None else f"ptxas {ptxas_version(arch)} for {arch}"
-        say(result, f"{what}\n{HEAD}")
         with console.status(Text(f"{what} ...")) as status:
             reports = check_kernel(kernel, given, **options) if kernel is not None else ()
             for path, report in check_cubins(folder) if kernel is None else ((None, each) for each in reports):
+                if not found:
+                    say(result, f"{what}\n{HEAD}")
                 say_report(result, path, report)
                 found.append({**({"file": str(path)} if path else {}), **report._asdict()})
                 wrong, products = wrong + bool(report.wrong), products + report.products

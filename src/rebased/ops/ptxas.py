@@ -167,7 +167,10 @@ def ptxas_version(arch: str = "sm_90") -> str:
 def newer_ptxas() -> tuple[str, str] | None:
     """(version, path) of the ptxas that Triton brings for Blackwell, if it is newer than the one for older GPUs."""
     need_triton()
-    ours, other = _ptxas(90), _ptxas(100)
+    try:
+        ours, other = _ptxas(90), _ptxas(100)
+    except OSError:
+        return None
     newer = [int(part) for part in other.version.split(".")] > [int(part) for part in ours.version.split(".")]
     return (str(other.version), str(other.path)) if newer else None
 
@@ -186,11 +189,13 @@ def using_ptxas(path: str) -> Iterator[None]:
 
 
 def _ptxas(capability: int) -> Any:
-    """Triton's description of its ptxas: path and version."""
+    """Triton's description of its ptxas for a GPU: path and version."""
     from triton import knobs
 
     try:
-        return knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas
+        if capability >= 100 and "ptxas_blackwell" in vars(type(knobs.nvidia)):  # newer versions of Triton
+            return knobs.nvidia.ptxas_blackwell
+        return knobs.nvidia.ptxas
     except RuntimeError as error:
         raise OSError("ptxas is not there; Triton's packages for Linux bring it, or set TRITON_PTXAS_PATH") from error
 
