@@ -85,9 +85,11 @@ docs: $(DOCS) ## build the documentation into build/docs; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "wrote build/docs/index.html"
 
-figures: $(DEMO) ## draw the documentation's figures again, from committed records
+figures: $(DEMO) ## draw the documentation's figures and compute docs/scaling.md again, from committed records
 	$(BIN)/python docs/images/make_kernels.py
 	$(BIN)/python docs/images/make_speed.py
+	$(BIN)/python docs/images/make_scaling.py
+	$(BIN)/python benchmarks/scale_report.py
 
 notebook: $(DOCS) ## run docs/notebooks/first_hour.ipynb again and keep its outputs
 	$(BIN)/python -m nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/notebooks/first_hour.ipynb

@@ -4,12 +4,12 @@
     PYTHONPATH=src python benchmarks/compiled.py -K 16 -V 64    some of it
 
 One line per kernel: registers per thread, bytes spilled, shared memory, instructions. The command fails where a
-product of the tensor cores reads shared memory through a descriptor that ptxas has built wrong (docs/kernels.md).
+product of the tensor cores reads shared memory through a descriptor that ptxas has built wrong (docs/ptxas.md).
+`rebased ptxas` does the same for any Triton kernel.
 """
 
 import argparse
 import multiprocessing
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +19,7 @@ from itertools import product
 import torch
 
 from rebased.ops import BASED, REBASED
-from rebased.ops.inspection import compile_launch, false_descriptors, instructions, tool
+from rebased.ops.inspection import compile_launch, read_cubin
 from rebased.ops.polynomial.gpu.inspection import Call, launches_of
 
 
@@ -37,13 +37,11 @@ def read(call: Call) -> list[str]:
     lines = []
     for launch in launches_of(call):
         compiled, options = compile_launch(launch, 90), launch["options"]
-        cubin = compiled.asm["cubin"]
-        usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "-res-usage", cubin=cubin)))
-        listing = instructions(cubin)
+        code = read_cubin(compiled.asm["cubin"])
         name = launch["kernel"].__name__.removesuffix("_kernel")
-        what = f"{name:15} {'-'.join(map(str, options.values())):10} {usage['REG']:>4} {usage['STACK']:>5}"
-        wrong = "".join(f"\n  WRONG: {each}" for each in false_descriptors(listing))
-        lines.append(f"{what} {compiled.metadata.shared:>7} {len(listing):>6}{wrong}")
+        what = f"{name:15} {'-'.join(map(str, options.values())):10} {code.registers:>4} {code.stack:>5}"
+        wrong = "".join(f"\n  WRONG: {each}" for each in code.wrong)
+        lines.append(f"{what} {compiled.metadata.shared:>7} {code.instructions:>6}{wrong}")
     return lines
 
 

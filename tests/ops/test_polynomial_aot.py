@@ -73,3 +73,11 @@ def test_a_wrong_descriptor_fails_the_command() -> None:
     answer = benchmark("compiled", *FEW, "--workers", "1", patch=broken)
     assert answer.returncode == 1
     assert "WRONG: a wrong one" in answer.stdout
+
+
+@pytest.mark.release
+def test_the_kernels_of_a_first_call_are_timed() -> None:
+    said = succeed("first_call", "-T", "256")
+    assert "K 16, V 64, T 256, quadratic: 3 kernels" in said
+    for name in ("forward_kernel", "query_grad_kernel", "key_grad_kernel", "one after the other", "all at once"):
+        assert name in said

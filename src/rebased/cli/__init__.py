@@ -41,6 +41,7 @@ COMMANDS = {
     "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data verify": ("rebased.cli.data:verify", "Describe a prepared folder and verify every checksum."),
+    "ptxas": ("rebased.cli.ptxas:ptxas", "Compile a Triton kernel without a GPU and find what ptxas miscompiled."),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 

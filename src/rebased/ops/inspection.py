@@ -4,8 +4,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,39 +35,58 @@ def record_launches(kernel: Any, launches: list[dict[str, Any]]) -> Any:
 
 
 def compile_launch(launch: dict[str, Any], capability: int) -> Any:
-    """The compiled kernel of a recorded launch, for compute capability 80, 90, ..."""
+    """The compiled kernel of a launch, for compute capability 80, 90, ...
+
+    launch: "kernel", its "values" by name, and "options" of the compiler (num_warps, ...). A value that is not a
+    constant of the kernel is a tensor (its dtype counts), a number, None, or a type as Triton writes it: "i32" or
+    "*bf16", with ":16" if the number, or the address, is a multiple of 16.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     kernel, signature, constants, attributes = launch["kernel"], {}, {}, {}
-    fixed = {p.name for p in kernel.params if p.is_constexpr}
-    for index, name in enumerate(kernel.arg_names):
-        value = launch["values"][name]
-        if name in fixed or value is None or (isinstance(value, int) and value == 1 and not isinstance(value, bool)):
+    for index, parameter in enumerate(kernel.params):
+        name = parameter.name
+        value, divisible = launch["values"][name], False
+        is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
+        if parameter.is_constexpr or value is None or (is_one and not parameter.do_not_specialize):
             signature[name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            signature[name], divisible = _POINTERS[value.dtype], True
+        elif isinstance(value, str):
+            signature[name], _, multiple = value.partition(":")
+            divisible = multiple == "16"
         elif isinstance(value, int):
-            signature[name] = "i32"
-            if value % 16 == 0:
-                attributes[(index,)] = [["tt.divisibility", 16]]
+            signature[name], divisible = "i32" if -(2**31) <= value < 2**31 else "i64", value % 16 == 0
         else:
             signature[name] = "fp32"
+        if divisible and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
+            attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch["options"])
 
 
 def tool(name: str, *options: str, cubin: bytes) -> str:
-    """What a program that comes with Triton, such as nvdisasm, prints about a compiled kernel."""
-    import triton
+    """What a program that comes with Triton, such as nvdisasm, prints about a compiled kernel.
 
-    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    Raises OSError if the program is not there, ValueError if it cannot read the kernel.
+    """
+    from triton import knobs
+
+    try:
+        program = getattr(knobs.nvidia, name).path
+    except RuntimeError as error:
+        raise OSError(
+            f"{name} is not there; Triton's packages for Linux bring it, or set TRITON_{name.upper()}_PATH to CUDA's"
+        ) from error
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([program, *options, file.name], check=True, capture_output=True, text=True).stdout
+        done = subprocess.run([program, *options, file.name], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{name} cannot read this compiled kernel: {' '.join(done.stderr.split())[-300:]}")
+    return done.stdout
 
 
 def instructions(cubin: bytes) -> list[str]:
@@ -77,23 +95,60 @@ def instructions(cubin: bytes) -> list[str]:
     return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", listing, re.M)
 
 
-def false_descriptors(listing: Sequence[str]) -> list[str]:
-    """The instructions that build a wrong descriptor of shared memory.
+class MachineCode(NamedTuple):
+    """What the compiler made of a kernel."""
 
-    A descriptor has 64 bits: a constant added to an address whose upper half is zero. The ptxas of CUDA 12.8 sometimes
-    adds it to the kernel's own arguments instead. Such an instruction adds to an upper half that is not zero.
+    registers: int  # per thread
+    stack: int  # bytes per thread; above 0 where registers are spilled
+    instructions: int
+    products: int  # of tensor cores that read shared memory through descriptors (wgmma)
+    wrong: list[str]  # instructions that build a wrong descriptor
+
+
+def read_cubin(cubin: bytes) -> MachineCode:
+    """The machine code of a compiled kernel: what it needs, and whether its descriptors are right."""
+    usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "-res-usage", cubin=cubin)))
+    listing = instructions(cubin)
+    products = sum(_PRODUCT.match(line) is not None for line in listing)
+    return MachineCode(int(usage["REG"]), int(usage["STACK"]), len(listing), products, false_descriptors(listing))
+
+
+_PRODUCT = re.compile(r"[HIQB]GMMA\S* (?:UP\d, )?(?:R\d+|RZ), (?P<register>R\d+)?.*?gdesc\[UR(?P<first>\d+)\]")
+_WRITES = re.compile(
+    r"(?!\w*SETP)(?P<name>U\w\S*|(?:R2|S2|CS2)UR\S*|VOTEU\S*|C?REDUX\S*)\s+(?:!?U?PT?\d*, )*UR(?P<first>\d+)\b"
+)
+
+
+def false_descriptors(listing: Sequence[str]) -> list[str]:
+    """The instructions that build a wrong descriptor of shared memory, or read one that nothing builds.
+
+    A descriptor has 64 bits in two uniform registers: a constant added to an address whose upper half is zero. The
+    ptxas of CUDA 12.8 sometimes adds it to another register instead: one that holds an argument of the kernel, or one
+    that nothing ever sets. So an addition is wrong if its upper half was not set to zero before.
     """
     found = []
+    ever = {number for line in listing for number in _written(line)}
     for at, line in enumerate(listing):
+        if product := _PRODUCT.match(line):
+            first = int(product["first"])  # of four registers; the first two are not read if a factor is in registers
+            numbers = range(first + 2, first + 4) if product["register"] else range(first, first + 4)
+            found += [f"{line} reads UR{number}, which nothing sets" for number in numbers if number not in ever]
         upper = re.match(r"UIADD3\.X UR\d+, (UR\d+|URZ), -?0x[0-9a-f]{8}, URZ, UP\d", line)
         if upper is None or upper[1] == "URZ":
             continue
         number = int(upper[1][2:])
-        for before in reversed(listing[:at]):
-            written = re.match(r"(U(?!ISETP)\w\S*|R2UR|S2UR)\s+(?:UP\d, )?UR(\d+)\b", before)
-            width = 2 if written and re.search(r"64|WIDE", written[1]) else 1
-            if written and int(written[2]) <= number < int(written[2]) + width:
-                if before != f"UMOV {upper[1]}, URZ":
-                    found.append(f"{line} after {before}")
-                break
+        if number not in ever:
+            found.append(f"{line} reads {upper[1]}, which nothing sets")
+        last = next((before for before in reversed(listing[:at]) if number in _written(before)), None)
+        if last is not None and last != f"UMOV {upper[1]}, URZ":
+            found.append(f"{line} after {last}")
     return found
+
+
+def _written(line: str) -> range:
+    """The uniform registers that an instruction writes."""
+    written = _WRITES.match(line)
+    if written is None:
+        return range(0)
+    width = 2 if re.search(r"64|WIDE", written["name"]) else 1
+    return range(int(written["first"]), int(written["first"]) + width)
