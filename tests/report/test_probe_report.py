@@ -7,8 +7,9 @@ import pytest
 from fake_records import CODE, MACHINE, fake_run
 from page_reader import assert_self_contained
 from rebased.report.heatmap import LEVELS, heatmap, level_of
+from rebased.report.paper.values import TABLE_3
 from rebased.report.probe import ProbeReport
-from rebased.report.probe.paper import TABLE_3, paper_row
+from rebased.report.probe.paper import paper_row
 from rebased.report.probe.tables import iou_table
 
 FIXED = {"model": {"mixers": {0: "previous_token"}}}
