@@ -1,16 +1,16 @@
-"""`rebased paper`, as a user types it and as a script reads it."""
+"""`rebased params`, as a user types it and as a script reads it."""
 
 import json
 import logging
 
 import pytest
 
-from rebased.cli import main, paper
+from rebased.cli import main, params
 
 
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as leaving:
-        main(["paper", *words])
+        main(["params", *words])
     return int(leaving.value.code or 0)
 
 
@@ -40,10 +40,10 @@ def test_json_and_logging_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cell_that_differs_is_an_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = paper.TABLE_4[0]._replace(parameters=623_743)
-    monkeypatch.setattr(paper, "TABLE_4", (wrong, paper.TABLE_4[1]))
+    wrong = params.TABLE_4[0]._replace(parameters=623_743)
+    monkeypatch.setattr(params, "TABLE_4", (wrong, params.TABLE_4[1]))
     assert run() == 1
     printed = capsys.readouterr().out
     assert "✗ +1" in printed
-    assert printed.splitlines()[-1] == f"1 of {2 + len(paper.TABLE_9)} differ"
+    assert printed.splitlines()[-1] == f"1 of {2 + len(params.TABLE_9)} differ"
     assert run("--json") == 1

@@ -1,0 +1,152 @@
+"""What was found about one table or figure: numbers, claims, protocol and pictures. The verdict follows from them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rebased.report.paper.cost import Cost
+from rebased.report.paper.exhibits import Exhibit
+from rebased.report.paper.verdict import Claim, Number, Outcome, Protocol, Verdict, judge
+from rebased.report.prose import plural
+from rebased.report.tables import NONE, Table, number, p_text
+
+OUTCOMES: dict[Outcome, str] = {
+    "agrees": "agrees",
+    "differs": "differs",
+    "undecided": "undecided",
+    "not run": "not run",
+}
+CLAIMS: dict[Outcome, str] = {**OUTCOMES, "agrees": "holds", "differs": "contradicted"}
+PROTOCOLS: dict[Protocol, str] = {
+    "paper": "the paper's protocol",
+    "departs": "the paper's experiment, with departures",
+    "stand-in": "a stand-in",
+    "none": "no record",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Everything that the page says about a table or figure."""
+
+    exhibit: Exhibit
+    protocol: Protocol
+    numbers: Sequence[Number] = ()
+    claims: Sequence[Claim] = ()
+    departures: Sequence[str] = ()  # from the paper's protocol, in words
+    settings: Table | None = None  # the paper's protocol beside ours
+    pictures: str = ""  # HTML
+    remarks: Sequence[str] = ()
+    unit: str = "number"  # what a number is called in a sentence
+    seeds: str = NONE
+    sources: Sequence[str] = ()  # names of the files with the records
+    cost: Cost | None = None  # of what is not run
+    why: str = "no record of it"  # nothing was run, if so
+    hidden_numbers: bool = False  # they stand in another table's section
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict, by the one rule."""
+        return judge(self.numbers, self.claims, self.protocol)
+
+    @property
+    def counts(self) -> str:
+        """'12 of 48 numbers measured, 2 agree; of 10 claims 1 holds, 4 undecided, 5 not run'"""
+        parts = []
+        if self.numbers:
+            outcomes = Counter(number.outcome for number in self.numbers)
+            measured = len(self.numbers) - outcomes["not run"]
+            every = plural(len(self.numbers), self.unit)
+            parts.append(
+                f"{measured:,} of {every} measured, {outcomes['agrees']} of them agree"
+                if measured
+                else f"none of {every} measured"
+            )
+        if self.claims:
+            counted = Counter(claim.outcome for claim in self.claims)
+            words = CLAIMS | {"agrees": "hold" if counted["agrees"] > 1 else "holds"}
+            said = [f"{counted[outcome]} {word}" for outcome, word in words.items() if counted[outcome]]
+            parts.append(f"{plural(len(self.claims), 'claim')}: {', '.join(said)}")
+        return "; ".join(parts)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict's reason in one sentence."""
+        if self.protocol == "none":
+            cost = f"; {self.cost.brief} on one H200" if self.cost else ""
+            return f"{self.why.capitalize()}{cost}."
+        how = {
+            "paper": "By the paper's protocol",
+            "departs": f"With departures ({'; '.join(self.departures)})",
+            "stand-in": f"Only a stand-in was run ({'; '.join(self.departures)})",
+        }[self.protocol]
+        return f"{how}: {self.counts}."
+
+    def number_table(self) -> Table | None:
+        """The measured numbers beside the paper's; None if there is none."""
+        measured = [one for one in self.numbers if one.outcome != "not run"]
+        if not measured or self.hidden_numbers:
+            return None
+        rows = [
+            (
+                one.what,
+                one.paper,
+                one.ours or NONE,
+                number(one.difference, "+.3f"),
+                str(one.seeds),
+                OUTCOMES[one.outcome],
+            )
+            for one in measured
+        ]
+        return Table((self.unit, "paper", "ours", "difference", "seeds", "outcome"), rows)
+
+    def claim_table(self) -> Table | None:
+        """The measured claims with their paired tests; None if there is none."""
+        rows = []
+        for claim in self.claims:
+            if claim.found is not None:
+                spread = claim.found.difference
+                rows.append(
+                    (
+                        claim.what,
+                        number(spread.mean, "+.3f"),
+                        number(spread.sd),
+                        str(spread.n),
+                        p_text(claim.found.t_holm),
+                        CLAIMS[claim.outcome],
+                    )
+                )
+        head = ("claim of the paper", "our difference", "sd over seeds", "paired seeds", "Holm p", "outcome")
+        return Table(head, rows) if rows else None
+
+    def missing(self) -> str:
+        """What was not measured, in words; empty if nothing."""
+        absent = [one.what for one in (*self.numbers, *self.claims) if one.outcome == "not run"]
+        return f"Not run: {'; '.join(absent)}." if absent else ""
+
+    def to_record(self) -> dict[str, object]:
+        """The finding as JSON data."""
+        return {
+            "name": self.exhibit.name,
+            "title": self.exhibit.title,
+            "verdict": self.verdict,
+            "protocol": self.protocol,
+            "departures": list(self.departures),
+            "sentence": self.sentence,
+            "seeds": self.seeds,
+            "numbers": [one._asdict() for one in self.numbers],
+            "claims": [claim_record(claim) for claim in self.claims],
+            "sources": list(self.sources),
+            "cost": None if self.cost is None else {"gpu_minutes": round(self.cost.minutes), "what": str(self.cost)},
+            "redo": list(self.exhibit.redo),
+        }
+
+
+def claim_record(claim: Claim) -> dict[str, object]:
+    """A claim as JSON data."""
+    found = claim.found
+    about: dict[str, object] = {"what": claim.what, "outcome": CLAIMS[claim.outcome]}
+    if found is not None:
+        about |= {"difference": found.difference.mean, "sd": found.difference.sd, "seeds": list(found.seeds)}
+        about |= {"p": found.t_p, "holm_p": found.t_holm}
+    return about

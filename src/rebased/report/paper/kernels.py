@@ -1,0 +1,133 @@
+"""Table 1 and Figures 3 and 4: six kernels in narrow models."""
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+
+from rebased.report.page import figure
+from rebased.report.paper import mqar
+from rebased.report.paper.cost import Cost
+from rebased.report.paper.evidence import Evidence
+from rebased.report.paper.exhibits import BY_NAME
+from rebased.report.paper.finding import Finding
+from rebased.report.paper.mqar import Group, Pair
+from rebased.report.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
+from rebased.report.synthetic import figures
+from rebased.report.synthetic.cells import Cell
+
+LENGTHS = tuple(dict.fromkeys(place.seq_len for place in TABLE_1))
+OTHERS = [kernel for kernel in KERNEL_ORDER if kernel != "ReBased"]
+CELL = "cell"
+
+
+def find_kernels(evidence: Evidence) -> Iterator[Finding]:
+    """Table 1, Figure 3, Figure 4."""
+    groups = mqar.groups_of(evidence.runs, lambda place: place in TABLE_1)
+    group = groups[0] if groups else None
+    cost = mqar.cost_of(evidence.speeds, TABLE_1, group)
+    numbers = mqar.hold_cells(TABLE_1, group)
+    claims = mqar.hold_claims(
+        mqar.over_widths(group, seq_len, "ReBased", other) for seq_len in LENGTHS for other in OTHERS
+    )
+    if group is None:
+        for name in ("Table 1", "Figure 3", "Figure 4"):
+            yield Finding(BY_NAME[name], "none", numbers if name != "Figure 4" else (), claims, cost=cost, unit=CELL)
+        return
+    settings = mqar.settings_table(group, len(TABLE_1))
+    remarks, files = mqar.weaker(groups), mqar.sources(group.runs)
+    yield Finding(
+        BY_NAME["Table 1"],
+        group.protocol,
+        numbers,
+        claims,
+        departures=group.departures,
+        settings=settings,
+        remarks=remarks,
+        unit=CELL,
+        seeds=group.seeds,
+        sources=files,
+        cost=cost,
+    )
+    yield Finding(
+        BY_NAME["Figure 3"],
+        group.protocol,
+        numbers,
+        mqar.hold_claims([grows(group)]),
+        departures=group.departures,
+        pictures=by_width(group, "figure-3"),
+        remarks=["The numbers are those of Table 1, and so are protocol and records."],
+        unit=CELL,
+        seeds=group.seeds,
+        sources=files,
+        cost=cost,
+        hidden_numbers=True,
+    )
+    yield find_budgets(evidence, groups, cost)
+
+
+def by_width(group: Group, key: str) -> str:
+    """Accuracy by width, with the paper's values as crosses."""
+    panels = figures.accuracy_by_width(group.results)
+    caption = (
+        "Mean over seeds at the chosen learning rate; bars are the sample standard deviation over seeds. Crosses: the "
+        "paper's means. Points of one width are shifted sideways a little."
+    )
+    return figure(panels._replace(name=key), caption)
+
+
+def grows(group: Group) -> Pair:
+    """The claim that ReBased leads Based by more in long sequences than in short ones."""
+    leads = []
+    for seq_len in (LENGTHS[1], LENGTHS[0]):
+        _, ours, theirs = mqar.over_widths(group, seq_len, "ReBased", "Based")
+        seeds = ours.keys() & theirs.keys() if ours and theirs else set()
+        leads.append({seed: ours[seed] - theirs[seed] for seed in sorted(seeds)} if ours and theirs else None)
+    long, short = leads
+    return f"ReBased leads Based by more at T = {LENGTHS[1]:,} than at T = {LENGTHS[0]}", long, short
+
+
+def find_budgets(evidence: Evidence, groups: list[Group], cost: Cost | None) -> Finding:
+    """Figure 4, from the group whose cells have most learning rates."""
+    group = max(groups, key=lambda group: max(len(mqar.rates_of(cell)) for cell in group.cells.values()))
+    tuned = {place: cell for place, cell in group.cells.items() if len(mqar.rates_of(cell)) > 1}
+    claims = mqar.hold_claims(
+        one_try(tuned, Place("ReBased", seq_len, 32, d_model), other)
+        for seq_len in LENGTHS
+        for d_model in TABLE_1_WIDTHS
+        for other in OTHERS
+    )
+    if not tuned:
+        return Finding(BY_NAME["Figure 4"], "none", (), claims, cost=cost, why="the runs have one learning rate")
+    kept = group._replace(cells=tuned)
+    panels = figures.budgets(group.results, replacement=True)
+    caption = "Expected accuracy of the best of n learning rates, drawn with replacement from those that were tried."
+    return Finding(
+        BY_NAME["Figure 4"],
+        kept.protocol,
+        (),
+        claims,
+        departures=kept.departures,
+        settings=mqar.settings_table(kept, len(TABLE_1)),
+        pictures=figure(panels._replace(name="figure-4"), caption),
+        seeds=kept.seeds,
+        sources=mqar.sources(kept.runs),
+        cost=cost,
+    )
+
+
+def one_try(cells: Mapping[Place, Cell], place: Place, other: str) -> Pair:
+    """The claim that ReBased recalls more at a learning rate drawn at random: by seed, the mean over the rates that
+    both models have."""
+    what = f"T = {place.seq_len:,}, D = {place.d_model}, one rate at random: ReBased recalls more than {other}"
+    ours, theirs = cells.get(place), cells.get(place._replace(model=other))
+    if ours is None or theirs is None:
+        return what, None, None
+    rates = [rate for rate in mqar.rates_of(ours) if rate in theirs.runs]
+    if len(rates) < 2:
+        return what, None, None
+    return f"{what} (of {len(rates)})", mean_over(ours, rates), mean_over(theirs, rates)
+
+
+def mean_over(cell: Cell, rates: list[float]) -> dict[int, float]:
+    """The mean test accuracy over learning rates, for the seeds that all of them have."""
+    seeds = set.intersection(*(set(cell.runs[rate]) for rate in rates))
+    return {seed: fmean(cell.runs[rate][seed].best.accuracy for rate in rates) for seed in sorted(seeds)}

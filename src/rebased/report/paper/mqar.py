@@ -1,0 +1,235 @@
+"""The runs on the paper's MQAR grids, grouped by how they depart from its protocol, nearest to it first."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rebased.analysis import compare_all
+from rebased.report.paper.cost import Cost, Speeds, mqar_minutes
+from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
+from rebased.report.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
+from rebased.report.prose import plural
+from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
+from rebased.report.synthetic.comparisons import mean_by_seed
+from rebased.report.synthetic.paper import HEADS, deviations, place_of
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+
+KEY_WIDTH = 16
+PLAIN = {"norm": "layer", "norm_axis": "joint", "kernel": "square"}  # the paper's ReBased
+Pair = tuple[str, Mapping[int, float] | None, Mapping[int, float] | None]
+"""A claim, and accuracies by seed of the model that should be ahead and of the other; None if not measured."""
+
+
+class Group(NamedTuple):
+    """Runs on places of one grid that depart from the paper's protocol in the same settings."""
+
+    settings: tuple[str, ...]  # in which they depart, in words
+    results: Results
+    cells: Mapping[Place, Cell]
+
+    @property
+    def departures(self) -> list[str]:
+        """All departures: in settings, learning rates and seeds."""
+        cells = list(self.cells.values())
+        rates = [len(rates_of(cell)) for cell in cells]
+        found = list(self.settings)
+        if min(rates) < len(RATES):
+            found.append(f"{span(rates)} of the paper's {len(RATES)} learning rates")
+        elif any(cell.choice.left_out for cell in cells):
+            found.append("not all learning rates with all seeds")
+        seeds = [cell.test.n for cell in cells]
+        if min(seeds) < SEEDS:
+            found.append(f"{span(seeds)} seeds instead of {SEEDS}")
+        return found
+
+    @property
+    def protocol(self) -> Protocol:
+        """Whether it is the paper's protocol."""
+        return "departs" if self.departures else "paper"
+
+    @property
+    def seeds(self) -> str:
+        """'5', or '3 to 5'"""
+        return span([cell.test.n for cell in self.cells.values()])
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, at all rates."""
+        return [run for cell in self.cells.values() for run in cell.all_runs]
+
+
+def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Group]:
+    """The groups of runs on the places that are `wanted`. The first departs least from the paper's protocol; of those
+    that depart in equally many settings it has the most epochs, then the most runs."""
+    by_settings: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        place = place_of(run) if run.status in COUNTED and is_papers_model(run) else None
+        if place and wanted(place):
+            by_settings.setdefault(tuple(departures_of(run)), []).append(run)
+    groups = []
+    for settings, alike in by_settings.items():
+        results = build_results(alike)
+        cells = {place: cell for cell in results.cells if (place := place_of(cell.any_run))}
+        groups.append(Group(settings, results, cells))
+    return sorted(groups, key=lambda group: (len(group.settings), -epochs_of(group), -len(group.runs)))
+
+
+def epochs_of(group: Group) -> int:
+    """The epochs that its runs may take."""
+    return int(group.runs[0].settings["train"]["epochs"])
+
+
+def departures_of(run: Run) -> list[str]:
+    """The settings in which a run departs from the paper's protocol, in words. The number of heads is not one: a run
+    with another number is no run of the paper's model."""
+    found = deviations(run)
+    if isinstance(run.settings["train"].get("give_up"), dict):
+        found.append("runs that learned nothing early were ended")
+    return found
+
+
+def is_papers_model(run: Run) -> bool:
+    """Whether a run's model is the paper's, and not one with other heads, another norm or another similarity."""
+    for mixer in run.settings["model"]["mixers"]:
+        if mixer["name"] in ("rebased", "based"):
+            if mixer.get("n_heads", HEADS) != HEADS or mixer.get("key_width", KEY_WIDTH) != KEY_WIDTH:
+                return False
+            if mixer["name"] == "rebased" and any(mixer.get(key, value) != value for key, value in PLAIN.items()):
+                return False
+        if mixer["name"] == "attention" and mixer.get("n_heads", 1) != 1:
+            return False
+    return bool(run.settings["model"]["mixers"])
+
+
+def remark_on_mamba(group: Group) -> list[str]:
+    """A remark if Mamba starts otherwise than in the paper, which handicaps it."""
+    mixers = (mixer for run in group.runs for mixer in run.settings["model"]["mixers"])
+    own = any(mixer["name"] == "mamba" and mixer.get("dt_init") == "mamba" for mixer in mixers)
+    words = (
+        "Mamba has its own initialization here. In the authors' code a hook sets the bias of its step size to zero, so "
+        "that it forgets within a few tokens (dt_init: paper); our values may be higher than the paper's."
+    )
+    return [words] if own else []
+
+
+def rates_of(cell: Cell) -> list[float]:
+    """The paper's learning rates that a cell has runs at."""
+    return [rate for rate in RATES if rate in cell.runs]
+
+
+def hold_cells(readings: Mapping[Place, Reading], group: Group | None) -> list[Number]:
+    """The paper's values beside ours."""
+    cells = group.cells if group else {}
+    return [
+        hold_number(name_of(place), reading, cells[place].test if place in cells else None)
+        for place, reading in readings.items()
+    ]
+
+
+def name_of(place: Place) -> str:
+    """'ReBased, T = 256, D = 24'"""
+    return f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}"
+
+
+def over_widths(group: Group | None, seq_len: int, one: str, other: str) -> Pair:
+    """The claim that model `one` recalls more than `other` at one length: the mean over the widths that both have."""
+    what = f"T = {seq_len:,}: {one} recalls more than {other}"
+    both: list[tuple[Cell, Cell]] = []
+    for place, cell in group.cells.items() if group else ():
+        twin = group.cells.get(place._replace(model=other)) if group else None
+        if place.model == one and place.seq_len == seq_len and twin:
+            both.append((cell, twin))
+    if not both:
+        return what, None, None
+    held_out = all(cell.held_out for pair in both for cell in pair)
+    ours, theirs = (mean_by_seed([pair[side] for pair in both], held_out) for side in (0, 1))
+    widths = ", ".join(str(cell.d_model) for cell, _ in both)
+    return f"{what} (D = {widths})", ours, theirs
+
+
+def hold_claims(pairs: Iterable[Pair]) -> list[Claim]:
+    """All claims of a table or figure, tested together: Holm's correction is over those that were measured."""
+    listed = list(pairs)
+    tested = [(one, other) for _, one, other in listed if one and other and one.keys() & other.keys()]
+    found = iter(compare_all(tested))
+    return [
+        hold_claim(what, next(found) if one and other and one.keys() & other.keys() else None)
+        for what, one, other in listed
+    ]
+
+
+def settings_table(group: Group, places: int) -> Table:
+    """The paper's protocol beside that of the runs."""
+    train, cells = group.runs[0].settings["train"], list(group.cells.values())
+    rates = sorted({rate for cell in cells for rate in cell.runs})
+    rows = [
+        ("epochs", str(EPOCHS), values_of(group, "epochs")),
+        ("learning rates", listed(RATES), listed(rates)),
+        ("seeds per cell", str(SEEDS), group.seeds),
+        ("choice of the rate", "best mean over seeds, on the test split", choice_words(cells)),
+        ("choice of the epoch", "best on the test split", "the same; claims are tested on a held-out split"),
+        ("sequences per step", "512", values_of(group, "batch_size")),
+        ("training / test examples", f"{EXAMPLES:,} / {TEST_EXAMPLES:,}", examples_words(group)),
+        ("precision", "fp32", values_of(group, "precision")),
+        ("cells", str(places), str(len(cells))),
+    ]
+    if not all(cell.held_out for cell in cells):
+        rows[4] = ("choice of the epoch", "best on the test split", "the same")
+    if train.get("give_up"):
+        rows.append(("runs ended early", "when solved", "when solved, or by a rule when nothing was learned"))
+    return Table(("", "paper", "here"), rows)
+
+
+def values_of(group: Group, key: str) -> str:
+    """The values of a setting of training in all runs."""
+    return ", ".join(sorted({str(run.settings["train"].get(key, "?")) for run in group.runs}))
+
+
+def examples_words(group: Group) -> str:
+    """'100,000 / 3,000'"""
+    task: dict[str, Any] = group.runs[0].settings["task"]
+    return " / ".join(f"{sum(part['examples'] for part in task[split]):,}" for split in ("train", "test"))
+
+
+def choice_words(cells: Sequence[Cell]) -> str:
+    """How the learning rate of the cells was chosen."""
+    if all(len(cell.runs) == 1 for cell in cells):
+        return "there is one rate"
+    if all(not cell.choice.left_out for cell in cells):
+        return "best mean over seeds, on the test split"
+    return "on the first seeds, then the other seeds of the chosen rate"
+
+
+def cost_of(speeds: Speeds, places: Iterable[Place], group: Group | None) -> Cost | None:
+    """What the cells would cost that are not run by the paper's protocol. None if nothing is left."""
+    wanted = list(places)
+    left = [place for place in wanted if not (group and group.protocol == "paper" and place in group.cells)]
+    if not left:
+        return None
+    minutes = mqar_minutes(speeds, [(place.model, place.seq_len, place.d_model) for place in left])
+    what = "All of it" if len(left) == len(wanted) else f"The {plural(len(left), 'cell')} not run"
+    return Cost(minutes, f"{what} by the paper's protocol: {len(RATES) * SEEDS * len(left):,} runs", speeds.records[:2])
+
+
+def weaker(groups: Sequence[Group]) -> list[str]:
+    """That there are records which depart more, and are not used."""
+    return [
+        f"Not used: {plural(len(group.runs), 'run')} of {plural(len(group.cells), 'cell')} that depart more from the "
+        f"paper's protocol ({'; '.join(group.departures)})."
+        for group in groups[1:]
+    ]
+
+
+def sources(runs: Iterable[Run]) -> list[str]:
+    """The names of the files that the runs were read from."""
+    return sorted({run.file for run in runs if run.file})
+
+
+def span(counts: Sequence[int]) -> str:
+    """'5', or '3 to 5'"""
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def listed(rates: Iterable[float]) -> str:
+    """Learning rates in words: '0.0005, 0.001'."""
+    return ", ".join(f"{rate:g}" for rate in rates)
