@@ -11,7 +11,8 @@ from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXA
 
 ROWS = 512  # sequences of a recorded step
 EVALUATED = 1 / 3  # a forward pass, of the three that a training step costs
-TABLE_2_TOKENS = 20_000 * 1024 * 4096  # the paper's Table 6: steps, sequences, tokens per sequence
+LM_LENGTH = 4096
+TABLE_2_TOKENS = 20_000 * 1024 * LM_LENGTH  # the paper's Table 6: steps, sequences, tokens per sequence
 PRESETS = {"Attention": "attention", "ConvAttention": "conv_attention", "RWKV": "rwkv", "ConvRWKV": "conv_rwkv"}
 PRESETS |= {"Mamba": "mamba", "Based": "based"}
 """Presets by the paper's names. All others, the kernels of Table 1, are ReBased's."""
@@ -45,7 +46,7 @@ class Speeds(NamedTuple):
         ratio = steps[preset, near] / steps["rebased", near]
         return examples * seq_len * ratio * self.nanoseconds(d_model) * 1e-9
 
-    def tokens_per_second(self, model: str, seq_len: int = 4096) -> float:
+    def tokens_per_second(self, model: str, seq_len: int = LM_LENGTH) -> float:
         """Of training a language model of the paper."""
         return next(
             float(row["tokens_per_second"])
@@ -58,15 +59,21 @@ def read_speeds(folder: Path) -> Speeds:
     """The speeds in the newest records of a folder such as benchmarks/results."""
     shapes = newest_rows(folder, "targets", preset="rebased", precision="tf32")
     presets = newest_rows(folder, "presets", precision="bf16", mode="captured")
-    language = sorted(folder.glob("lm-*-h200.json"), reverse=True)
-    steps = [(path.name, json.loads(path.read_text())["steps"]) for path in language]
-    lm = next(((name, rows) for name, rows in steps if any(row["T"] == 4096 for row in rows)), ("", []))
-    kept = (("T", "D", "ms"), ("preset", "T", "ms"), ("model", "T", "tokens_per_second"))
-    picked = [
-        [{key: row[key] for key in keys} for row in rows]
-        for keys, (_, rows) in zip(kept, (shapes, presets, lm), strict=True)
-    ]
-    return Speeds(*picked, list(dict.fromkeys(name for name, _ in (shapes, presets, lm) if name)))
+    lm: tuple[str, list[dict[str, Any]]] = ("", [])
+    for path in sorted(folder.glob("lm-*-h200.json")):
+        rows = json.loads(path.read_text())["steps"]
+        lm = (path.name, rows) if any(row["T"] == LM_LENGTH for row in rows) else lm
+    return Speeds(
+        picked(shapes[1], "T", "D", "ms"),
+        picked(presets[1], "preset", "T", "ms"),
+        picked(lm[1], "model", "T", "tokens_per_second"),
+        list(dict.fromkeys(name for name, _ in (shapes, presets, lm) if name)),
+    )
+
+
+def picked(rows: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Rows with these keys alone."""
+    return [{key: row[key] for key in keys} for row in rows]
 
 
 def newest_rows(folder: Path, section: str, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:

@@ -38,6 +38,7 @@ class Finding:
     pictures: str = ""  # HTML
     remarks: Sequence[str] = ()
     unit: str = "number"  # what a number is called in a sentence
+    done: str = "measured"  # and what was done to it
     seeds: str = NONE
     sources: Sequence[str] = ()  # names of the files with the records
     cost: Cost | None = None  # of what is not run
@@ -51,23 +52,22 @@ class Finding:
 
     @property
     def counts(self) -> str:
-        """'12 of 48 numbers measured, 2 agree; of 10 claims 1 holds, 4 undecided, 5 not run'"""
+        """'12 of 48 cells measured, 2 of them agree; 10 claims: 1 holds, 4 undecided, 5 not run'"""
         parts = []
         if self.numbers:
             outcomes = Counter(number.outcome for number in self.numbers)
-            measured = len(self.numbers) - outcomes["not run"]
-            every = plural(len(self.numbers), self.unit)
-            parts.append(
-                f"{measured:,} of {every} measured, {outcomes['agrees']} of them agree"
-                if measured
-                else f"none of {every} measured"
-            )
-        if self.claims:
-            counted = Counter(claim.outcome for claim in self.claims)
-            words = CLAIMS | {"agrees": "hold" if counted["agrees"] > 1 else "holds"}
-            said = [f"{counted[outcome]} {word}" for outcome, word in words.items() if counted[outcome]]
-            parts.append(f"{plural(len(self.claims), 'claim')}: {', '.join(said)}")
-        return "; ".join(parts)
+            some, every = len(self.numbers) - outcomes["not run"], plural(len(self.numbers), self.unit)
+            agreeing = f"{some:,} of {every} {self.done}, {outcomes['agrees']} of them agree"
+            parts.append(agreeing if some else f"none of {every} {self.done}")
+        return "; ".join([*parts, *([self.claim_counts] if self.claims else [])])
+
+    @property
+    def claim_counts(self) -> str:
+        """'10 claims: 1 holds, 4 undecided, 5 not run'"""
+        counted = Counter(claim.outcome for claim in self.claims)
+        words = CLAIMS | {"agrees": "hold" if counted["agrees"] > 1 else "holds"}
+        said = [f"{counted[outcome]} {word}" for outcome, word in words.items() if counted[outcome]]
+        return f"{plural(len(self.claims), 'claim')}: {', '.join(said)}"
 
     @property
     def sentence(self) -> str:
@@ -75,18 +75,31 @@ class Finding:
         if self.protocol == "none":
             cost = f"; {self.cost.brief} on one H200" if self.cost else ""
             return f"{self.why.capitalize()}{cost}."
-        how = {
-            "paper": "By the paper's protocol",
-            "departs": f"With departures ({'; '.join(self.departures)})",
-            "stand-in": f"Only a stand-in was run ({'; '.join(self.departures)})",
-        }[self.protocol]
-        return f"{how}: {self.counts}."
+        departures, counts = "; ".join(self.departures), f"{self.counts[:1].upper()}{self.counts[1:]}"
+        if self.protocol == "stand-in":
+            return f"Only a stand-in was run: {departures}. There, {self.claim_counts}."
+        if not self.settings_matter:
+            return f"{counts}."
+        if self.protocol == "paper":
+            return f"{counts}. By the paper's protocol."
+        return f"{counts}. Departures from the paper's protocol: {departures}."
+
+    @property
+    def settings_matter(self) -> bool:
+        """False for what is computed and not trained."""
+        return self.done == "measured"
 
     def number_table(self) -> Table | None:
         """The measured numbers beside the paper's; None if there is none."""
         measured = [one for one in self.numbers if one.outcome != "not run"]
         if not measured or self.hidden_numbers:
             return None
+        if not self.settings_matter:
+            equal = [
+                (one.what, one.paper, one.ours or NONE, number(one.difference, ",.0f"), OUTCOMES[one.outcome])
+                for one in measured
+            ]
+            return Table((self.unit, "paper", "ours", "difference", "outcome"), equal)
         rows = [
             (
                 one.what,
@@ -121,7 +134,8 @@ class Finding:
 
     def missing(self) -> str:
         """What was not measured, in words; empty if nothing."""
-        absent = [one.what for one in (*self.numbers, *self.claims) if one.outcome == "not run"]
+        absent = [one.what for one in self.numbers if one.outcome == "not run"]
+        absent += [one.what for one in self.claims if one.outcome == "not run"]
         return f"Not run: {'; '.join(absent)}." if absent else ""
 
     def to_record(self) -> dict[str, object]:

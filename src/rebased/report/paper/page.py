@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import get_args
 
+from rebased.files import without_nan
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
 from rebased.report.paper.attention import find_attention
+from rebased.report.paper.beyond import sections_beyond
 from rebased.report.paper.counts import find_counts
 from rebased.report.paper.evidence import Evidence
 from rebased.report.paper.exhibits import EXHIBITS, NOT_HELD
@@ -48,7 +50,10 @@ class PaperPage:
 
     def to_record(self) -> dict[str, object]:
         """Everything as JSON data."""
-        return {"counts": self.counts, "findings": [finding.to_record() for finding in self.findings]}
+        record: dict[str, object] = without_nan(
+            {"counts": self.counts, "findings": [finding.to_record() for finding in self.findings]}
+        )
+        return record
 
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""
@@ -59,7 +64,8 @@ class PaperPage:
         return Page(TITLE, lead, list(self._sections(command)), f"{PAPER} {origin}", self.to_record())
 
     def _sections(self, command: str) -> Iterator[Section]:
-        rules = bullets(RULES) + paragraphs(*MEANINGS, NOT_HELD)
+        items = "".join(f"<li>{badge(verdict)} {escape(words)}</li>" for verdict, words in RULES.items())
+        rules = f"<ul>{items}</ul>" + paragraphs(*MEANINGS, NOT_HELD)
         yield Section("Summary", summary(self.findings))
         yield Section("How the verdicts are made", rules)
         if self.warnings:
@@ -67,6 +73,7 @@ class PaperPage:
         for finding in self.findings:
             heading = f"{finding.exhibit.name}: {finding.exhibit.title}"
             yield Section(heading, body(finding), finding.exhibit.key)
+        yield from sections_beyond(self.evidence)
         yield Section("How to make this page again", commands([command]))
 
 
@@ -79,7 +86,7 @@ def summary(findings: Sequence[Finding]) -> str:
         for finding in findings
     )
     table = f'<table class="words"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<div class="wide">{table}</div>'
+    return f'<div class="wide text">{table}</div>'
 
 
 def badge(verdict: Verdict) -> str:
@@ -93,7 +100,7 @@ def body(finding: Finding) -> str:
     html = f"<p>{badge(finding.verdict)} {escape(finding.sentence)}</p>"
     facts = [("The paper says", exhibit.says), ("Source", f"{exhibit.source}.")]
     facts += [("Left open by the paper", exhibit.left_open)] if exhibit.left_open else []
-    if finding.protocol != "none" and exhibit.name not in ("Table 4", "Table 9"):
+    if finding.protocol != "none" and finding.settings_matter:
         facts.append(("Protocol of our records", f"{PROTOCOLS[finding.protocol]}; seeds per model: {finding.seeds}."))
     if finding.sources:
         facts.append(("Records", ", ".join(finding.sources)))
@@ -105,11 +112,12 @@ def body(finding: Finding) -> str:
     numbers = finding.number_table()
     if numbers:
         shown = numbers.to_html()
+        html += f"<h3>{escape(finding.unit.capitalize())}s, ours beside the paper's</h3>"
         html += (
             shown if len(numbers.rows) <= MANY else details(f"Show {plural(len(numbers.rows), finding.unit)}", shown)
         )
     claims = finding.claim_table()
-    html += claims.to_html() if claims else ""
+    html += f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else ""
     if finding.protocol != "none" and finding.missing():
         html += details("Show what was not run", paragraphs(finding.missing()))
     if finding.settings:
@@ -119,4 +127,4 @@ def body(finding: Finding) -> str:
 
 def words_table(table: Table) -> str:
     """A table whose cells are words: they stand to the left and may take several lines."""
-    return table.to_html().replace("<table", '<table class="words"', 1)
+    return table.to_html().replace('class="wide"><table', 'class="wide text"><table class="words"', 1)

@@ -101,11 +101,11 @@ def departures_of(chosen: LanguageModels) -> list[str]:
     text = str(run.settings["data"]["folder"]).rsplit("/", 1)[-1]
     if "pile" not in text.lower():
         found.append(f"{text} instead of the Pile")
-    sizes = [run.parameters / 1e6 for run in chosen.runs]
     if any(
         run.parameters != COUNTS.get(kind_in(name)) for name, runs in chosen.models.items() for run in runs.values()
     ):
-        found.append(f"models of {min(sizes):.0f} to {max(sizes):.0f} million parameters instead of 127 to 157")
+        sizes = mqar.span([round(run.parameters / 1e6) for run in chosen.runs])
+        found.append(f"models of {sizes} million parameters instead of 127 to 157")
     tokens = trained_on(run)
     if tokens != TABLE_2_TOKENS:
         found.append(f"{tokens / 1e6:,.0f} million training tokens instead of {TABLE_2_TOKENS / 1e6:,.0f}")

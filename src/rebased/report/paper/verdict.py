@@ -15,16 +15,16 @@ Protocol = Literal["paper", "departs", "stand-in", "none"]
 """How the records that were used were made: by the paper's protocol; in the paper's experiment, but with departures
 from its protocol; in another experiment (another text, task or size), which stands in for it; or there are none."""
 
-RULES = (
-    "reproduced: all its numbers were measured by the paper's protocol and agree, and all its claims hold.",
-    "partly: the paper's own experiment was run, at least in part, and at least one claim holds or at least half of "
+RULES: dict[Verdict, str] = {
+    "reproduced": "All its numbers were measured by the paper's protocol and agree, and all its claims hold.",
+    "partly": "The paper's own experiment was run, at least in part, and at least one claim holds or at least half of "
     "the measured numbers agree. Departures from the paper's protocol (fewer epochs, rates or seeds, another "
     "precision) allow no better verdict.",
-    "not reproduced: the paper's own experiment was run, at least in part, and neither of that is so. With departures "
-    "from the protocol this says little about the paper.",
-    "not run: there is no record of the paper's own experiment. What was measured in its place, on another text or at "
-    "another size, is shown as a stand-in and not judged.",
-)
+    "not reproduced": "The paper's own experiment was run, at least in part, and neither of that is so. With "
+    "departures from the protocol this says little about the paper.",
+    "not run": "There is no record of the paper's own experiment. What was measured in its place, on another text or "
+    "at another size, is shown as a stand-in and not judged.",
+}
 MEANINGS = (
     "A number agrees if the means differ by at most two standard errors of both plus the error of reading the paper's "
     "value (0.02 in a picture, half of the last digit in a table). Wide spreads agree with much; look at the "
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
 def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol) -> Verdict:
     """The verdict on a table or figure. RULES says the same in words."""
-    outcomes: list[Outcome] = [check.outcome for check in (*numbers, *claims)]
+    outcomes = [*(number.outcome for number in numbers), *(claim.outcome for claim in claims)]
     if protocol in ("stand-in", "none") or all(outcome == "not run" for outcome in outcomes):
         return "not run"
     if protocol == "paper" and all(outcome == "agrees" for outcome in outcomes):
