@@ -132,11 +132,11 @@ class Finding:
         head = ("claim of the paper", "our difference", "sd over seeds", "paired seeds", "Holm p", "outcome")
         return Table(head, rows) if rows else None
 
-    def missing(self) -> str:
-        """What was not measured, in words; empty if nothing."""
-        absent = [one.what for one in self.numbers if one.outcome == "not run"]
-        absent += [one.what for one in self.claims if one.outcome == "not run"]
-        return f"Not run: {'; '.join(absent)}." if absent else ""
+    def missing_table(self) -> Table | None:
+        """What was not measured, with the paper's values; None if nothing is missing or they stand elsewhere."""
+        rows = [(one.what, one.paper) for one in self.numbers if one.outcome == "not run" and not self.hidden_numbers]
+        rows += [(one.what, "claim") for one in self.claims if one.outcome == "not run"]
+        return Table(("not run", "paper"), rows) if rows else None
 
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""

@@ -118,11 +118,14 @@ def body(finding: Finding) -> str:
         )
     claims = finding.claim_table()
     html += f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else ""
-    if finding.protocol != "none" and finding.missing():
-        html += details("Show what was not run", paragraphs(finding.missing()))
+    missing = finding.missing_table()
+    if missing:
+        html += details(
+            f"Show what was not run, {len(missing.rows)} in all, with the paper's values", missing.to_html()
+        )
     if finding.settings:
         html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
-    return html + "<p>To do it again, whole or in part:</p>" + commands(exhibit.redo)
+    return html + "<p>To do it again, or more of it:</p>" + commands(exhibit.redo)
 
 
 def words_table(table: Table) -> str:
