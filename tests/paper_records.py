@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fake_records import fake_run
+from fake_records import CODE, MACHINE, fake_run
 from rebased.report.paper.values import FIGURE_1_PAIRS
 from rebased.runs.finished import Run
 
@@ -62,3 +62,50 @@ def paper_run(
                 shift = entry | {"mean": 0.0}
                 line["norms"] = {"1": {"q.gamma": entry, "k.gamma": entry, "q.beta": shift, "k.beta": shift}}
     return run
+
+
+FIXED = {"model": {"mixers": {0: "previous_token"}}}
+
+
+def probe_record(
+    model: str,
+    iou: float,
+    *,
+    seed: int = 42,
+    accuracy: float = 0.957,
+    pairs: int = 32,
+    changes: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A probe of a model with this IoU, on the task of Table 3 unless `pairs` says otherwise."""
+    run = fake_run(model, seed=seed, seq_len=128, pairs=(pairs,), d_model=48, changes=FIXED | (changes or {}))
+    measure = {"mean": iou, "interval": [iou - 0.01, iou + 0.01], "best": 2 * iou, "best_interval": [None, None]}
+    drawn = {"queries": [4, 6], "targets": [1, 3], "mean": [[0, 9000, 0, 1000]] * 2, "best": [[0, 10000, 0, 0]] * 2}
+    layer = {
+        "layer": 1,
+        "mixer": model,
+        "heads": 2,
+        "best_head": 1,
+        "matrix_iou": iou,
+        "drawn": [drawn],
+        **{name: measure | {"by_head": [0.0, 2 * iou]} for name in ("iou", "mass", "entropy", "noisy")},
+        "matrix_iou_interval": [0.0, 1.0],
+        "similarity": None,
+    }
+    return {
+        "type": "probe",
+        "kind": "task",
+        "folder": run.folder,
+        "digest": run.digest,
+        "model": run.model,
+        "parameters": 1,
+        "config": run.settings,
+        "code": CODE,
+        "machine": MACHINE,
+        "split": "test",
+        "examples": 9,
+        "accuracy": accuracy,
+        "seq_len": 128,
+        "context": 4,
+        "layers": [layer],
+        "not_drawn": None,
+    }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rebased.report.page import details, figure
@@ -51,12 +52,12 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
     first = [("Attention", "ReBased"), ("Attention", "Based")]
     everything = [*first, ("ReBased", "Based")]
     shares = ahead(probes, ignored, f"gives more tokens less than {SMALL} of their share than")
-    for name, numbers, claims, pictures in (
-        ("Table 3", table_3(probes), iou(everything), table_html(probes)),
-        ("Figure 2", minima(probes), shares([("ReBased", "Based")]), similarity_pictures(probes)),
-        ("Figure 5", [], iou(first), maps(probes, "figure-5")),
-        ("Figure 8", [], mass(first), maps(probes, "figure-8", which="mean")),
-        ("Figure 9", [], noisy(everything), rows(probes)),
+    for name, numbers, claims, draw in (
+        ("Table 3", table_3(probes), iou(everything), partial(table_html, probes)),
+        ("Figure 2", minima(probes), shares([("ReBased", "Based")]), partial(similarity_pictures, probes)),
+        ("Figure 5", [], iou(first), partial(maps, probes)),
+        ("Figure 8", [], mass(first), partial(maps, probes, "mean")),
+        ("Figure 9", [], noisy(everything), partial(rows, probes)),
     ):
         held = mqar.hold_claims(claims)
         if probes is None:
@@ -68,7 +69,7 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
             numbers,
             held,
             departures=probes.departures,
-            pictures=pictures,
+            draw=draw,
             seeds=probes.seeds,
             sources=probes.files,
             cost=cost,
@@ -204,7 +205,7 @@ def table_html(probes: Probes | None) -> str:
     )
 
 
-def maps(probes: Probes | None, key: str, which: str = "best") -> str:
+def maps(probes: Probes | None, which: str = "best") -> str:
     """Attention matrices of one example, one figure per width."""
     words = {"best": "each model's best head", "mean": "the mean over heads"}[which]
     html = ""

@@ -17,6 +17,7 @@ RECORDS = Path(__file__).parent / "records"
 SPEEDS = RECORDS / "speeds.json"
 PROBES = ("*.json", "*.json.gz", "*.json.xz")
 OPENERS: dict[str, Callable[..., Any]] = {".json": open, ".gz": gzip.open, ".xz": lzma.open}
+MEASURES = ("iou", "mass", "entropy", "noisy")
 Probe = dict[str, Any]
 
 
@@ -60,16 +61,21 @@ def read_evidence(
     probes = [(path.name, probe) for path in named for probe in read_probes(path)]
     left_out = []
     for folder in (path for path in paths if path.is_dir()):
-        for file in sorted({file for pattern in PROBES for file in folder.rglob(pattern)} - {SPEEDS}):
+        for file in sorted({file for pattern in PROBES for file in folder.rglob(pattern)}):
             try:
                 probes += [(file.name, probe) for probe in read_probes(file)]
+            except OtherJson:
+                continue  # such as a checkpoint's
             except ValueError as error:
-                left_out.append(str(error))
+                left_out.append(f"{error}; left out.")
     if not found.runs and not found.lm_runs and not probes:
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
-    return Evidence(
-        found, [pair for pair in probes if pair[1]["kind"] == "task"], load_speeds(SPEEDS), shipped, left_out
-    )
+    tasks = [pair for pair in probes if pair[1]["kind"] == "task"]
+    return Evidence(found, tasks, load_speeds(SPEEDS), shipped, left_out)
+
+
+class OtherJson(ValueError):
+    """A JSON file that is whole but holds no probe."""
 
 
 def is_probe_file(path: Path) -> bool:
@@ -89,13 +95,22 @@ def read_probes(path: Path) -> list[Probe]:
     tree = parse_json(content, str(path))
     records = tree.get("records") if isinstance(tree, dict) and tree.get("type") == "probes" else [tree]
     if not isinstance(records, list) or not all(map(is_probe, records)):
-        raise ValueError(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
+        raise OtherJson(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
     return records
 
 
-def is_probe(record: object) -> bool:
+def is_probe(record: Any) -> bool:
     """Whether it has the parts of a probe's record that the page reads."""
-    if not isinstance(record, dict) or record.get("type") != "probe":
+    try:
+        layer, task = record["layers"][-1], record["kind"] == "task"
+        numbers = [record["accuracy"], record["examples"], record["context"], layer["matrix_iou"]] if task else []
+        for name in MEASURES if task else ():
+            numbers += [layer[name]["mean"], layer[name]["best"]]
+        config = record["config"]
+        known = [record["digest"], record["model"], record["code"], record["machine"], record["folder"]]
+        if task:
+            known += [config["model"]["d_model"], config["model"]["mixers"][0]["name"], config["train"]["seed"]]
+            known += [config["task"][record["split"]][0]["seq_len"], layer["similarity"], layer["drawn"]]
+        return record["type"] == "probe" and all(isinstance(number, int | float) for number in numbers)
+    except (KeyError, TypeError, IndexError):
         return False
-    wanted = {"kind", "config", "layers", "code", "machine", "digest", "model"}
-    return wanted <= record.keys() and isinstance(record["layers"], list) and bool(record["layers"])

@@ -1,7 +1,7 @@
 """What was found about one table or figure: numbers, claims, protocol and pictures. The verdict follows from them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rebased.report.paper.cost import Cost
@@ -35,7 +35,7 @@ class Finding:
     claims: Sequence[Claim] = ()
     departures: Sequence[str] = ()  # from the paper's protocol, in words
     settings: Table | None = None  # the paper's protocol beside ours
-    pictures: str = ""  # HTML
+    draw: Callable[[], str] = str  # returns pictures as HTML; called for a page only
     remarks: Sequence[str] = ()
     unit: str = "number"  # what a number is called in a sentence
     done: str = "measured"  # and what was done to it
@@ -132,11 +132,15 @@ class Finding:
         head = ("claim of the paper", "our difference", "sd over seeds", "paired seeds", "Holm p", "outcome")
         return Table(head, rows) if rows else None
 
-    def missing_table(self) -> Table | None:
-        """What was not measured, with the paper's values; None if nothing is missing or they stand elsewhere."""
-        rows = [(one.what, one.paper) for one in self.numbers if one.outcome == "not run" and not self.hidden_numbers]
-        rows += [(one.what, "claim") for one in self.claims if one.outcome == "not run"]
-        return Table(("not run", "paper"), rows) if rows else None
+    def missing_numbers(self) -> Table | None:
+        """The paper's values that were not measured; None if there are none, or they stand elsewhere."""
+        rows = [(one.what, one.paper) for one in self.numbers if one.outcome == "not run"]
+        return Table(("not run", "paper"), rows) if rows and not self.hidden_numbers else None
+
+    def missing_claims(self) -> str:
+        """The claims that were not tested, in words; empty if there are none."""
+        absent = [one.what for one in self.claims if one.outcome == "not run"]
+        return f"Claims not tested: {'; '.join(absent)}." if absent else ""
 
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""

@@ -1,6 +1,7 @@
 """Table 1 and Figures 3 and 4: six kernels in narrow models."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import fmean
 
 from rebased.report.page import figure
@@ -53,7 +54,7 @@ def find_kernels(evidence: Evidence) -> Iterator[Finding]:
         numbers,
         mqar.hold_claims([*at_each_width(group), grows(group)]),
         departures=group.departures,
-        pictures=by_width(group, "figure-3"),
+        draw=partial(by_width, group, "figure-3"),
         remarks=["The numbers are those of Table 1, and so are protocol and records."],
         unit=CELL,
         seeds=group.seeds,
@@ -84,6 +85,13 @@ def at_each_width(group: Group) -> Iterator[Pair]:
                 yield (what if ours else f"{what} (D = {d_model})"), ours, theirs
 
 
+def by_budget(group: Group) -> str:
+    """Expected accuracy by number of learning rates tried."""
+    panels = figures.budgets(group.results, replacement=True)
+    caption = "Expected accuracy of the best of n learning rates, drawn with replacement from those that were tried."
+    return figure(panels._replace(name="figure-4"), caption)
+
+
 def grows(group: Group) -> Pair:
     """The claim that ReBased leads Based by more in long sequences than in short ones."""
     leads = []
@@ -108,8 +116,6 @@ def find_budgets(evidence: Evidence, groups: list[Group], cost: Cost | None) -> 
     if not tuned:
         return Finding(BY_NAME["Figure 4"], "none", (), claims, cost=cost, why="the runs have one learning rate")
     kept = group._replace(cells=tuned)
-    panels = figures.budgets(group.results, replacement=True)
-    caption = "Expected accuracy of the best of n learning rates, drawn with replacement from those that were tried."
     return Finding(
         BY_NAME["Figure 4"],
         kept.protocol,
@@ -117,7 +123,7 @@ def find_budgets(evidence: Evidence, groups: list[Group], cost: Cost | None) -> 
         claims,
         departures=kept.departures,
         settings=mqar.settings_table(kept, len(TABLE_1)),
-        pictures=figure(panels._replace(name="figure-4"), caption),
+        draw=partial(by_budget, group),
         seeds=kept.seeds,
         sources=mqar.sources(kept.runs),
         cost=cost,

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import get_args
 
 from rebased.files import without_nan
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
@@ -16,7 +15,7 @@ from rebased.report.paper.finding import PROTOCOLS, Finding
 from rebased.report.paper.kernels import find_kernels
 from rebased.report.paper.recall import find_recall
 from rebased.report.paper.text import find_perplexity
-from rebased.report.paper.verdict import MEANINGS, RULES, Verdict
+from rebased.report.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
 from rebased.report.prose import plural, warn_about_records
 from rebased.report.tables import Table
 
@@ -25,7 +24,6 @@ PAPER = (
     "Aksenov et al., Linear Transformers with Learnable Kernel Functions are Better In-Context Models, ACL 2024 (arXiv "
     "2402.10644)."
 )
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MANY = 16  # more rows than this are hidden until the reader opens them
 
 
@@ -38,6 +36,8 @@ class PaperPage:
         found.append(find_perplexity(evidence))
         by_name = {finding.exhibit.name: finding for finding in found}
         self.findings = [by_name[exhibit.name] for exhibit in EXHIBITS]
+        if not evidence.shipped:
+            check_relevant(self.findings, evidence)
         ended = [run for run in (*evidence.runs, *evidence.lm_runs) if run.status != "unfinished"]
         self.warnings = [*warn_about_records(evidence.found, ended), *evidence.left_out]
 
@@ -77,6 +77,18 @@ class PaperPage:
         yield Section("How to make this page again", commands([command]))
 
 
+def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
+    """ValueError if no record is of anything that the paper shows, or of what stands beyond it here."""
+    shown = any(finding.protocol != "none" for finding in findings if finding.settings_matter)
+    if not shown and not any(True for _ in sections_beyond(evidence)):
+        count = len(evidence.runs) + len(evidence.lm_runs)
+        raise ValueError(
+            f"none of these {plural(count, 'run')} and {plural(len(evidence.probes), 'probe')} has ended and is of an "
+            "experiment of the paper (MQAR at its lengths and widths, ReBased as a language model, its probes); "
+            "`rebased report` shows any runs"
+        )
+
+
 def summary(findings: Sequence[Finding]) -> str:
     """The table at the top: one row per table and figure with a link, its verdict and the reason."""
     head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "in one sentence"))
@@ -85,7 +97,7 @@ def summary(findings: Sequence[Finding]) -> str:
         f"{escape(finding.exhibit.title)}</th><td>{badge(finding.verdict)}</td><td>{escape(finding.sentence)}</td></tr>"
         for finding in findings
     )
-    table = f'<table class="words"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<div class="wide text">{table}</div>'
 
 
@@ -108,7 +120,7 @@ def body(finding: Finding) -> str:
     if finding.cost:
         facts.append(("What is missing would cost", str(finding.cost)))
     html += "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts) + "</dl>"
-    html += finding.pictures
+    html += finding.draw()
     numbers = finding.number_table()
     if numbers:
         shown = numbers.to_html()
@@ -118,11 +130,10 @@ def body(finding: Finding) -> str:
         )
     claims = finding.claim_table()
     html += f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else ""
-    missing = finding.missing_table()
-    if missing:
-        html += details(
-            f"Show what was not run, {len(missing.rows)} in all, with the paper's values", missing.to_html()
-        )
+    missing, claimed = finding.missing_numbers(), finding.missing_claims()
+    if missing or claimed:
+        shown = (missing.to_html() if missing else "") + (paragraphs(claimed) if claimed else "")
+        html += details("Show what was not run, with the paper's values", shown)
     if finding.settings:
         html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
     return html + "<p>To do it again, or more of it:</p>" + commands(exhibit.redo)

@@ -1,6 +1,7 @@
 """Figures 1, 7 and 10: recall by length and width, with and without a first convolution, and gamma and beta."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from rebased.analysis import describe
 from rebased.report.page import figure
@@ -54,7 +55,7 @@ def find_recall(evidence: Evidence) -> Iterator[Finding]:
             claims,
             departures=group.departures,
             settings=mqar.settings_table(group, len(places)),
-            pictures=by_width(group, BY_NAME[name].key),
+            draw=partial(by_width, group, BY_NAME[name].key),
             remarks=[*mqar.remark_on_mamba(group), *mqar.weaker(groups)],
             unit="cell",
             seeds=group.seeds,
@@ -79,10 +80,6 @@ def find_norms(evidence: Evidence) -> Finding:
     numbers = [number for cell in group.cells.values() for number in hold_norms(cell)]
     covered = {place.seq_len for place in group.cells}
     numbers += [number for number in not_run() if int(number.what.split(",")[0].removeprefix("T = ")) not in covered]
-    pictures = "".join(
-        figure(norms.norm_curves(cells, f"figure-10-{n}"), f"{name}. {norms.CAPTION}")
-        for n, (name, cells) in enumerate(norms.cells_with_norms(group.results).items())
-    )
     ours = any(place in TABLE_1 for place in group.cells)
     remark = "These are the runs of Table 1 (32 pairs): those of Figure 1 have no record of gamma and beta."
     return Finding(
@@ -91,11 +88,19 @@ def find_norms(evidence: Evidence) -> Finding:
         numbers,
         departures=group.departures,
         settings=mqar.settings_table(group, len(places)),
-        pictures=pictures,
+        draw=partial(curves, group),
         remarks=[remark] if ours else [],
         seeds=group.seeds,
         sources=mqar.sources(group.runs),
         cost=mqar.cost_of(evidence.speeds, places, group),
+    )
+
+
+def curves(group: Group) -> str:
+    """Gamma and beta along training, one figure per width."""
+    return "".join(
+        figure(norms.norm_curves(cells, f"figure-10-{n}"), f"{name}. {norms.CAPTION}")
+        for n, (name, cells) in enumerate(norms.cells_with_norms(group.results).items())
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import isnan
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from rebased.analysis import Comparison, Spread
 from rebased.analysis.paired import SIGNIFICANT
@@ -10,6 +10,7 @@ from rebased.report.paper.values import Reading
 from rebased.report.synthetic.paper import agrees
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Outcome = Literal["agrees", "differs", "undecided", "not run"]
 Protocol = Literal["paper", "departs", "stand-in", "none"]
 """How the records that were used were made: by the paper's protocol; in the paper's experiment, but with departures

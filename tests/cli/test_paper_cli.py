@@ -1,0 +1,89 @@
+"""`rebased paper`, as a user types it: the package's records, a user's own, and input that is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_records import fake_run
+from paper_records import paper_run
+from rebased.cli import main
+from rebased.runs.collect import write_bundle
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
+
+
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_the_packages_records_in_the_terminal_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("paper", "--json", "found.json") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for name in ("Table 1 ", "Table 9 ", "Figure 10 "):
+        assert name in printed.out
+    found = json.loads(Path("found.json").read_text())
+    verdicts = {finding["name"]: finding["verdict"] for finding in found["findings"]}
+    assert len(verdicts) == 14
+    assert verdicts["Table 4"] == verdicts["Table 9"] == "reproduced"
+    assert found["counts"] in printed.out
+    costs = {finding["name"]: finding["cost"] for finding in found["findings"]}
+    assert costs["Table 2"]["gpu_minutes"] > 1000
+    assert costs["Table 4"] is None
+
+
+def test_a_page_of_a_users_own_records(capsys: pytest.CaptureFixture[str]) -> None:
+    write_bundle([paper_run("rebased", 0.6, pairs=32, seed=seed) for seed in (42, 43)], Path("my.jsonl.gz"))
+    assert rebased("paper", "my.jsonl.gz", "-o", "paper.html") == 0
+    assert capsys.readouterr().out.endswith("wrote paper.html\n")
+    page = Path("paper.html").read_text()
+    assert "From the records that were given: 2 runs, 0 probes." in page
+    assert "rebased paper my.jsonl.gz -o paper.html" in page
+    assert "my.jsonl.gz</dd>" in page
+    first = Path("paper.html").read_bytes()
+    assert rebased("paper", "my.jsonl.gz", "-o", "paper.html", "--quiet") == 0  # an older page gives way
+    assert Path("paper.html").read_bytes() == first
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*words: str) -> str:
+        assert rebased("paper", *words) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        return printed.err
+
+    assert error("nowhere.jsonl.gz") == "error: nowhere.jsonl.gz: there is no such file or folder\n"
+    Path("torn.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00 not what it says")
+    assert "none of the 1 file(s) in torn.jsonl.gz has a record of a run or a probe" in error("torn.jsonl.gz")
+    Path("notes.txt").write_text("notes")
+    assert "notes.txt is not a record" in error("notes.txt")
+    Path("other.json").write_text('{"type": "probes", "records": [{"type": "probe"}]}')
+    assert "other.json is not the record of a probe" in error("other.json")
+    Path("torn.json").write_text('{"type": "prob')
+    assert "torn.json is not JSON" in error("torn.json")
+    write_bundle([fake_run(seed=seed) for seed in (42, 43)], Path("small.jsonl.gz"))
+    assert "none of these 2 runs and 0 probes has ended and is of an experiment of the paper" in error("small.jsonl.gz")
+    Path("mine.html").write_text("<p>mine</p>")
+    assert "mine.html is not a page that rebased has written" in error("-o", "mine.html")
+    assert Path("mine.html").read_text() == "<p>mine</p>"
+    assert "the page is HTML" in error("-o", "paper.pdf")
+
+
+def test_a_damaged_record_among_others_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("all").mkdir()
+    write_bundle([paper_run("rebased", 0.6, pairs=32)], Path("all/my.jsonl.gz"))
+    Path("all/torn.json").write_text('{"type": "prob')
+    Path("all/checkpoint.json").write_text("{}")  # no probe, and says so
+    assert rebased("paper", "all") == 0
+    err = capsys.readouterr().err
+    assert err.count("warning:") == 1
+    assert "torn.json is not JSON" in err
