@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from rebased.report.page import Section, commands, details, figure, paragraphs
-from rebased.report.paper.evidence import Evidence
+from rebased.report.paper.evidence import Evidence, Probe
 from rebased.report.paper.mqar import departures_of, sources
 from rebased.report.paper.values import KERNEL_ORDER, TABLE_1
+from rebased.report.probe.figures import mass_by_distance
+from rebased.report.probe.page import TEXT
+from rebased.report.probe.tables import text_table
 from rebased.report.prose import plural
 from rebased.report.synthetic import figures, narrative, tables
 from rebased.report.synthetic.cells import COUNTED, build_results
@@ -14,6 +17,7 @@ from rebased.report.synthetic.comparisons import compare_models
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.synthetic.paper import PAPER_TASK, place_of
 from rebased.runs.finished import Run
+from rebased.runs.run_names import model_names, task_names
 
 SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
 
@@ -33,6 +37,9 @@ def sections_beyond(evidence: Evidence) -> Iterator[Section]:
     mixed = [run for run in runs if len(run.settings["task"]["test"]) > 1]
     if mixed:
         yield Section("Not in the paper: longer and fuller sequences", slices_body(mixed), "extrapolation")
+    if evidence.text_probes:
+        body = text_body([probe for _, probe in evidence.text_probes])
+        yield Section("Not in the paper: where language models look", body, "text-attention")
 
 
 def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run]]:
@@ -80,6 +87,15 @@ def slices_body(runs: Sequence[Run]) -> str:
             html += figure(panels._replace(name=f"beyond-{panels.name}"), caption)
             html += details("Show the numbers", tables.slice_table(results, kind).to_html())
     return html + commands(["rebased sweep extrapolation", "rebased sweep campaign-extrapolation"])
+
+
+def text_body(records: Sequence[Probe]) -> str:
+    """Attention on the token to be recalled, by distance and by layer."""
+    settings = [record["config"] for record in records]
+    names = [str(name) for name in model_names(settings, task_names(settings))]
+    picture = figure(mass_by_distance(records, names), TEXT)
+    table = details("Show every layer", text_table(records, names).to_html())
+    return picture + table + commands(["rebased probe runs/campaign-enwik8 --json text.json"])
 
 
 def protocol_words(runs: Sequence[Run]) -> str:

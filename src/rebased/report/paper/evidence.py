@@ -28,6 +28,7 @@ class Evidence:
     found: Collection
     probes: Sequence[tuple[str, Probe]]  # (name of the file, record of a probe on a synthetic task)
     speeds: Speeds
+    text_probes: Sequence[tuple[str, Probe]] = ()  # of language models
     shipped: bool = True  # the package's own records
     left_out: Sequence[str] = field(default=())  # files that hold no probe, in words
 
@@ -70,8 +71,8 @@ def read_evidence(
                 left_out.append(f"{error}; left out.")
     if not found.runs and not found.lm_runs and not probes:
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
-    tasks = [pair for pair in probes if pair[1]["kind"] == "task"]
-    return Evidence(found, tasks, load_speeds(SPEEDS), shipped, left_out)
+    tasks, texts = ([pair for pair in probes if pair[1]["kind"] == kind] for kind in ("task", "text"))
+    return Evidence(found, tasks, load_speeds(SPEEDS), texts, shipped, left_out)
 
 
 class OtherJson(ValueError):
@@ -102,15 +103,17 @@ def read_probes(path: Path) -> list[Probe]:
 def is_probe(record: Any) -> bool:
     """Whether it has the parts of a probe's record that the page reads."""
     try:
-        layer, task = record["layers"][-1], record["kind"] == "task"
-        numbers = [record["accuracy"], record["examples"], record["context"], layer["matrix_iou"]] if task else []
-        for name in MEASURES if task else ():
-            numbers += [layer[name]["mean"], layer[name]["best"]]
-        config = record["config"]
-        known = [record["digest"], record["model"], record["code"], record["machine"], record["folder"]]
-        if task:
-            known += [config["model"]["d_model"], config["model"]["mixers"][0]["name"], config["train"]["seed"]]
-            known += [config["task"][record["split"]][0]["seq_len"], layer["similarity"], layer["drawn"]]
+        wanted: list[Any] = [record[key] for key in ("digest", "model", "code", "machine", "folder")]
+        wanted += [record["config"]["train"]["seed"], record["config"]["model"]["mixers"][0]["name"]]
+        layer = record["layers"][-1]
+        if record["kind"] == "text":
+            numbers = [record["uniform"], record["best"]["layer"], layer["mean"], layer["best"]]
+            wanted += [layer["by_distance"], layer["best_interval"], layer["heads"], record["distances"]]
+        else:
+            numbers = [record[key] for key in ("accuracy", "examples", "context")] + [layer["matrix_iou"]]
+            numbers += [layer[name][which] for name in MEASURES for which in ("mean", "best")]
+            numbers += [record["config"]["model"]["d_model"], record["config"]["task"][record["split"]][0]["seq_len"]]
+            wanted += [layer["similarity"], layer["drawn"]]
         return record["type"] == "probe" and all(isinstance(number, int | float) for number in numbers)
     except (KeyError, TypeError, IndexError):
         return False

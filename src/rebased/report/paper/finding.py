@@ -73,7 +73,7 @@ class Finding:
     def sentence(self) -> str:
         """The verdict's reason in one sentence."""
         if self.protocol == "none":
-            cost = f"; {self.cost.brief} on one H200" if self.cost else ""
+            cost = f"; it would take {self.cost.brief} on one H200" if self.cost else ""
             return f"{self.why.capitalize()}{cost}."
         departures, counts = "; ".join(self.departures), f"{self.counts[:1].upper()}{self.counts[1:]}"
         if self.protocol == "stand-in":

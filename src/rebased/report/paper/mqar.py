@@ -1,21 +1,25 @@
 """The runs on the paper's MQAR grids, grouped by how they depart from its protocol, nearest to it first."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from rebased.analysis import compare_all
-from rebased.report.paper.cost import Cost, Speeds, mqar_minutes
-from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
+from rebased.models.presets import preset_to_change
+from rebased.report.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
+from rebased.report.paper.values import EPOCHS, EXAMPLES, KERNEL_ORDER, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
 from rebased.report.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
 from rebased.report.prose import plural
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
 from rebased.report.synthetic.comparisons import mean_by_seed
-from rebased.report.synthetic.paper import HEADS, deviations, place_of
+from rebased.report.synthetic.paper import deviations, place_of
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
 
-KEY_WIDTH = 16
-PLAIN = {"norm": "layer", "norm_axis": "joint", "kernel": "square"}  # the paper's ReBased
+STOP_ABOVE = 0.99
+TASK = {"random_non_queries": False, "alpha": 0.01}
+FREE = ("mixers", "vocab_size", "max_len", "backend", "qk_transform", "dt_init")
+"""Settings of a model that another check reads, that follow from the task, or that name a kernel of Table 1."""
 Pair = tuple[str, Mapping[int, float] | None, Mapping[int, float] | None]
 """A claim, and accuracies by seed of the model that should be ahead and of the other; None if not measured."""
 
@@ -59,8 +63,7 @@ class Group(NamedTuple):
 
 
 def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Group]:
-    """The groups of runs on the places that are `wanted`. The first departs least from the paper's protocol; of those
-    that depart in equally many settings it has the most epochs, then the most runs."""
+    """The groups of runs on the places that are `wanted`; the first departs least from the paper's protocol."""
     by_settings: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         place = place_of(run) if run.status in COUNTED and is_papers_model(run) else None
@@ -71,34 +74,56 @@ def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Grou
         results = build_results(alike)
         cells = {place: cell for cell in results.cells if (place := place_of(cell.any_run))}
         groups.append(Group(settings, results, cells))
-    return sorted(groups, key=lambda group: (len(group.settings), -epochs_of(group), -len(group.runs)))
+    return sorted(groups, key=rank)
 
 
-def epochs_of(group: Group) -> int:
-    """The epochs that its runs may take."""
-    return int(group.runs[0].settings["train"]["epochs"])
+def rank(group: Group) -> tuple[int, int, int, int]:
+    """A sort key: how far a group departs from the paper's protocol. Another precision departs least: a few runs in
+    fp32 do not stand in the way of a whole table in TF32."""
+    severe = sum(not words.startswith("precision") for words in group.settings)
+    epochs = int(group.runs[0].settings["train"]["epochs"])
+    return severe, -epochs, -len(group.cells), len(group.settings)
 
 
 def departures_of(run: Run) -> list[str]:
-    """The settings in which a run departs from the paper's protocol, in words. The number of heads is not one: a run
-    with another number is no run of the paper's model."""
-    found = deviations(run)
-    if isinstance(run.settings["train"].get("give_up"), dict):
+    """The settings in which a run departs from the paper's protocol, in words."""
+    found, train, task = deviations(run), run.settings["train"], run.settings["task"]
+    if isinstance(train.get("give_up"), dict):
         found.append("runs that learned nothing early were ended")
+    if train.get("stop_above", STOP_ABOVE) != STOP_ABOVE:
+        found.append(f"runs end at accuracy {train['stop_above']} instead of {STOP_ABOVE}")
+    if task.get("seeds", "shared") != "shared":
+        found.append("data drawn anew for every seed")
     return found
 
 
 def is_papers_model(run: Run) -> bool:
-    """Whether a run's model is the paper's, and not one with other heads, another norm or another similarity."""
-    for mixer in run.settings["model"]["mixers"]:
-        if mixer["name"] in ("rebased", "based"):
-            if mixer.get("n_heads", HEADS) != HEADS or mixer.get("key_width", KEY_WIDTH) != KEY_WIDTH:
-                return False
-            if mixer["name"] == "rebased" and any(mixer.get(key, value) != value for key, value in PLAIN.items()):
-                return False
-        if mixer["name"] == "attention" and mixer.get("n_heads", 1) != 1:
-            return False
-    return bool(run.settings["model"]["mixers"])
+    """Whether a run's model and task are the paper's, and not ones with other heads, norms, similarities or fillers.
+    Settings that a record does not have are those of older code, which had the paper's."""
+    task, model = run.settings["task"], run.settings["model"]
+    if any(task.get(key, value) != value for key, value in TASK.items()):
+        return False
+    if run.model not in (*PRESETS, *KERNEL_ORDER):
+        return False
+    expected = papers_model(PRESETS.get(run.model, "rebased"), run.d_model)
+    if len(model["mixers"]) != len(expected["mixers"]):
+        return False
+    parts = [(model, expected), *zip(model["mixers"], expected["mixers"], strict=True)]
+    return all(same_settings(ours, theirs) for ours, theirs in parts)
+
+
+def same_settings(ours: Mapping[str, Any], papers: Mapping[str, Any]) -> bool:
+    """Whether the settings that both have are equal, but for those that follow from elsewhere."""
+    return all(
+        ours[key] == value for key, value in papers.items() if key in ours and key not in FREE and ours[key] is not None
+    )
+
+
+@cache
+def papers_model(preset: str, d_model: int) -> dict[str, Any]:
+    """The settings of a preset."""
+    settings: dict[str, Any] = preset_to_change(preset, d_model=d_model).model_dump(mode="json")
+    return settings
 
 
 def remark_on_mamba(group: Group) -> list[str]:

@@ -42,6 +42,11 @@ class PaperPage:
         self.warnings = [*warn_about_records(evidence.found, ended), *evidence.left_out]
 
     @property
+    def probes(self) -> int:
+        """How many probes there are."""
+        return len(self.evidence.probes) + len(self.evidence.text_probes)
+
+    @property
     def counts(self) -> str:
         """'14 tables and figures: 2 reproduced, 2 partly, 10 not run'"""
         counted = Counter(finding.verdict for finding in self.findings)
@@ -59,7 +64,7 @@ class PaperPage:
         """The page; `command` is the command that makes it."""
         runs = [*self.evidence.runs, *self.evidence.lm_runs]
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
-        lead = f"{self.counts}. From {whose}: {plural(len(runs), 'run')}, {plural(len(self.evidence.probes), 'probe')}."
+        lead = f"{self.counts}. From {whose}: {plural(len(runs), 'run')}, {plural(self.probes, 'probe')}."
         origin = describe_origin(runs) if runs else ""
         return Page(TITLE, lead, list(self._sections(command)), f"{PAPER} {origin}", self.to_record())
 
@@ -83,7 +88,7 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
     if not shown and not any(True for _ in sections_beyond(evidence)):
         count = len(evidence.runs) + len(evidence.lm_runs)
         raise ValueError(
-            f"none of these {plural(count, 'run')} and {plural(len(evidence.probes), 'probe')} has ended and is of an "
+            f"none of these {plural(count, 'run')} and {plural(len(evidence.probes) + len(evidence.text_probes), 'probe')} has ended and is of an "
             "experiment of the paper (MQAR at its lengths and widths, ReBased as a language model, its probes); "
             "`rebased report` shows any runs"
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from rebased.files import replacing
 from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PROBES, RECORDS, SPEEDS, Probe, read_probes
+from rebased.report.paper.evidence import PROBES, RECORDS, SPEEDS, OtherJson, Probe, read_probes
 from rebased.report.probe.cells import group_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
 from rebased.runs.finished import Run
@@ -35,8 +35,12 @@ def ship(root: Path, folder: Path) -> list[Path]:
         write_bundle(distinct([compact_run(run) for run in runs]), folder / bundle.name)
         written.append(folder / bundle.name)
     for file in sorted({file for pattern in PROBES for file in results.rglob(pattern)}):
+        try:
+            probes = read_probes(file)
+        except OtherJson:
+            continue
         path = folder / f"{file.name.partition('.json')[0]}.json.xz"
-        write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(read_probes(file))})))
+        write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(probes)})))
         written.append(path)
     speeds = folder / SPEEDS.name
     write(speeds, as_json(read_speeds(root / "benchmarks" / "results")._asdict()))
@@ -73,7 +77,8 @@ def compact_probes(records: Sequence[Probe]) -> list[Probe]:
     """The records with matrices to draw for the first seed of each model and width alone: one example of each."""
     tasks = [record for record in records if record["kind"] == "task"]
     firsts = {id(cell.first) for cell in group_probes(tasks)} if tasks else set()
-    return [compact_probe(record, drawn=id(record) in firsts) for record in tasks]
+    texts = [record for record in records if record["kind"] == "text"]
+    return [*(compact_probe(record, drawn=id(record) in firsts) for record in tasks), *texts]
 
 
 def compact_probe(record: Probe, *, drawn: bool) -> Probe:
