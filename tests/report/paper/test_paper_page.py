@@ -11,7 +11,7 @@ import pytest
 from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
-from rebased.report.paper import ship
+from rebased.report.paper import mqar, ship
 from rebased.report.paper.evidence import RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
@@ -136,6 +136,29 @@ def with_changes(preset: str, changes: dict[str, Any], seed: int) -> Run:
     return fake_run(
         preset, seed=seed, seq_len=256, pairs=(32,), lr=1e-2, changes={"task": task, "train": train, **changes}
     )
+
+
+def test_another_precision_departs_least_and_another_task_is_not_the_papers() -> None:
+    widths = (24, 32)
+    tf32 = [
+        paper_run("rebased", 0.5, pairs=32, d_model=d, seed=seed, precision="tf32") for d in widths for seed in SEEDS
+    ]
+    stray, short = paper_run("based", 0.4, pairs=32), paper_run("based", 0.3, pairs=32, epochs=16)
+    groups = mqar.groups_of([stray, short, *tf32], TABLE_1.__contains__)
+    assert [(len(group.runs), group.settings) for group in groups] == [
+        (10, ("precision tf32 instead of fp32",)),
+        (1, ()),
+        (1, ("epochs 16 instead of 64",)),
+    ]
+    for part, key, value in (("task", "random_non_queries", True), ("model", "embed_dropout", 0.0)):
+        other = copy.deepcopy(stray)
+        other.settings[part][key] = value
+        assert mqar.is_papers_model(stray)
+        assert not mqar.is_papers_model(other)
+    alone = copy.deepcopy(stray)
+    alone.settings["train"]["give_up"] = {"below": 0.1, "after_epoch": 16}
+    alone.settings["task"]["seeds"] = "per_run"
+    assert mqar.departures_of(alone) == ["runs that learned nothing early were ended", "data drawn anew for every seed"]
 
 
 def test_figures_1_7_and_10(tmp_path: Path) -> None:

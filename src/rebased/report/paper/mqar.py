@@ -114,9 +114,7 @@ def is_papers_model(run: Run) -> bool:
 
 def same_settings(ours: Mapping[str, Any], papers: Mapping[str, Any]) -> bool:
     """Whether the settings that both have are equal, but for those that follow from elsewhere."""
-    return all(
-        ours[key] == value for key, value in papers.items() if key in ours and key not in FREE and ours[key] is not None
-    )
+    return all(ours.get(key) in (None, value) for key, value in papers.items() if key not in FREE)
 
 
 @cache

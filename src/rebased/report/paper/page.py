@@ -86,11 +86,11 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
     """ValueError if no record is of anything that the paper shows, or of what stands beyond it here."""
     shown = any(finding.protocol != "none" for finding in findings if finding.settings_matter)
     if not shown and not any(True for _ in sections_beyond(evidence)):
-        count = len(evidence.runs) + len(evidence.lm_runs)
+        runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
+        probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")
         raise ValueError(
-            f"none of these {plural(count, 'run')} and {plural(len(evidence.probes) + len(evidence.text_probes), 'probe')} has ended and is of an "
-            "experiment of the paper (MQAR at its lengths and widths, ReBased as a language model, its probes); "
-            "`rebased report` shows any runs"
+            f"none of these {runs} and {probes} has ended and is of an experiment of the paper (MQAR at its lengths and "
+            "widths, ReBased as a language model, its probes); `rebased report` shows any runs"
         )
 
 
