@@ -89,8 +89,8 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
         runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
         probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")
         raise ValueError(
-            f"none of these {runs} and {probes} has ended and is of an experiment of the paper (MQAR at its lengths and "
-            "widths, ReBased as a language model, its probes); `rebased report` shows any runs"
+            f"none of these {runs} and {probes} has ended and is of an experiment of the paper (MQAR at its lengths "
+            "and widths, ReBased as a language model, its probes); `rebased report` shows any runs"
         )
 
 
