@@ -79,10 +79,9 @@ def test_the_papers_protocol_is_preferred_and_the_weaker_named(tmp_path: Path) -
     assert found.verdict == "partly"  # 42 cells are missing
     assert sum(number.outcome == "agrees" for number in found.numbers) == 6
     assert "6 of 48 cells measured, 6 of them agree" in found.sentence
-    assert found.remarks == [
-        "Not used: 30 runs of 6 cells that depart more from the paper's protocol (epochs 12 instead of 64; 1 of the "
-        "paper's 4 learning rates)."
-    ]
+    (unused,) = found.others
+    assert unused.sources == ["table1.jsonl.gz"]
+    assert "Departures from the paper's protocol: epochs 12 instead of 64" in unused.sentence
     assert found.cost is not None
     assert found.cost.what == "The 42 cells not run by the paper's protocol: 840 runs"
     assert [claim.outcome for claim in found.claims[:5]] == ["agrees"] * 5
@@ -150,6 +149,10 @@ def test_another_precision_departs_least_and_another_task_is_not_the_papers() ->
         (1, ()),
         (1, ("epochs 16 instead of 64",)),
     ]
+    one_seed = [paper_run("rebased", 0.5, pairs=32)]
+    five_seeds = [paper_run("rebased", 0.4, pairs=32, seed=seed, epochs=12) for seed in SEEDS]
+    groups = mqar.groups_of([*one_seed, *five_seeds], TABLE_1.__contains__)
+    assert [len(group.runs) for group in groups] == [5, 1]  # one seed can be put to no test
     for part, key, value in (("task", "random_non_queries", True), ("model", "embed_dropout", 0.0)):
         other = copy.deepcopy(stray)
         other.settings[part][key] = value

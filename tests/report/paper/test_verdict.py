@@ -43,6 +43,7 @@ def claim(outcome: Outcome) -> Claim:
         (["not run"], ["differs"], "departs", "not reproduced"),
         (["not run"], ["undecided"], "departs", "not reproduced"),
         (["not run"], ["not run"], "paper", "not run"),
+        ([], ["untested", "not run"], "departs", "not run"),  # one seed
         (["agrees"], ["agrees"], "stand-in", "not run"),  # another experiment is not judged
         ([], [], "none", "not run"),
     ],
@@ -74,5 +75,6 @@ def test_a_claim_needs_significance_in_the_papers_direction() -> None:
     behind = compare(dict.fromkeys(SEEDS, 0.4), {seed: 0.5 + small[seed] for seed in SEEDS})
     assert hold_claim("a", behind).outcome == "differs"
     assert hold_claim("a", ahead._replace(t_holm=0.05)).outcome == "undecided"
-    assert hold_claim("a", ahead._replace(t_holm=nan)).outcome == "undecided"  # one seed can be put to no test
+    assert hold_claim("a", ahead._replace(t_holm=nan)).outcome == "undecided"  # all differences are equal
+    assert hold_claim("a", compare({42: 0.5}, {42: 0.4})).outcome == "untested"
     assert hold_claim("a", None).outcome == "not run"

@@ -12,6 +12,7 @@ from rebased.report.paper.evidence import Evidence, Probe
 from rebased.report.paper.exhibits import BY_NAME
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Pair
+from rebased.report.paper.redrawn import similarity_functions
 from rebased.report.paper.values import RATES, SEEDS, TABLE_3
 from rebased.report.paper.verdict import Number, Protocol, hold_number
 from rebased.report.probe import figures, tables
@@ -61,7 +62,8 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
     ):
         held = mqar.hold_claims(claims)
         if probes is None:
-            yield Finding(BY_NAME[name], "none", numbers, held, cost=cost)
+            only = similarity_functions if name == "Figure 2" else str
+            yield Finding(BY_NAME[name], "none", numbers, held, cost=cost, draw=only)
             continue
         yield Finding(
             BY_NAME[name],
@@ -87,7 +89,7 @@ def choose(evidence: Evidence) -> Probes | None:
         cells = group_probes([probe for _, probe in chosen])
         departures = [*settings, *rates_words(evidence, cells)]
         if min(len(cell.records) for cell in cells) < SEEDS:
-            departures.append(f"{mqar.span([len(cell.records) for cell in cells])} seeds instead of {SEEDS}")
+            departures.append(f"{mqar.seeds_words([len(cell.records) for cell in cells])} instead of {SEEDS}")
         return Probes(cells, departures, "departs" if departures else "paper", sorted({file for file, _ in chosen}))
     others = [(file, probe) for file, probe in evidence.probes if probe["model"] in TABLE_3]
     if not others:
@@ -232,7 +234,7 @@ def rows(probes: Probes | None) -> str:
 
 def similarity_pictures(probes: Probes | None) -> str:
     """Similarities over the density of scores, and against q . k before gamma and beta."""
-    html = ""
+    html = similarity_functions()
     for d_model, cells in at_width(probes):
         panels = figures.similarity_panels(cells)
         if panels:

@@ -14,6 +14,7 @@ OUTCOMES: dict[Outcome, str] = {
     "agrees": "agrees",
     "differs": "differs",
     "undecided": "undecided",
+    "untested": "untested (one seed)",
     "not run": "not run",
 }
 CLAIMS: dict[Outcome, str] = {**OUTCOMES, "agrees": "holds", "differs": "contradicted"}
@@ -44,11 +45,18 @@ class Finding:
     cost: Cost | None = None  # of what is not run
     why: str = "no record of it"  # nothing was run, if so
     hidden_numbers: bool = False  # they stand in another table's section
+    others: Sequence["Finding"] = ()  # from records that depart more; no verdict rests on them
 
     @property
     def verdict(self) -> Verdict:
         """The verdict, by the one rule."""
         return judge(self.numbers, self.claims, self.protocol)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether some number or claim was measured."""
+        outcomes = {*(number.outcome for number in self.numbers), *(claim.outcome for claim in self.claims)}
+        return bool(outcomes - {"not run"})
 
     @property
     def counts(self) -> str:
@@ -157,6 +165,7 @@ class Finding:
             "sources": list(self.sources),
             "cost": None if self.cost is None else {"gpu_minutes": round(self.cost.minutes), "what": str(self.cost)},
             "redo": list(self.exhibit.redo),
+            "not_used": [{"sentence": one.sentence, "sources": list(one.sources)} for one in self.others],
         }
 
 

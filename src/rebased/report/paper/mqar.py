@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from statistics import median
 from typing import Any, NamedTuple
 
 from rebased.analysis import compare_all
@@ -43,7 +44,7 @@ class Group(NamedTuple):
             found.append("not all learning rates with all seeds")
         seeds = [cell.test.n for cell in cells]
         if min(seeds) < SEEDS:
-            found.append(f"{span(seeds)} seeds instead of {SEEDS}")
+            found.append(f"{seeds_words(seeds)} instead of {SEEDS}")
         return found
 
     @property
@@ -77,12 +78,14 @@ def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Grou
     return sorted(groups, key=rank)
 
 
-def rank(group: Group) -> tuple[int, int, int, int]:
-    """A sort key: how far a group departs from the paper's protocol. Another precision departs least: a few runs in
-    fp32 do not stand in the way of a whole table in TF32."""
+def rank(group: Group) -> tuple[bool, int, int, int, int]:
+    """A sort key: how far a group departs from the paper's protocol. A group that mostly has one seed per cell comes
+    last: it can be put to no test. Another precision departs least: a few runs in fp32 do not stand in the way of a
+    whole table in TF32."""
+    alone = median(cell.test.n for cell in group.cells.values()) < 2
     severe = sum(not words.startswith("precision") for words in group.settings)
     epochs = int(group.runs[0].settings["train"]["epochs"])
-    return severe, -epochs, -len(group.cells), len(group.settings)
+    return alone, severe, -epochs, -len(group.cells), len(group.settings)
 
 
 def departures_of(run: Run) -> list[str]:
@@ -234,15 +237,6 @@ def cost_of(speeds: Speeds, places: Iterable[Place], group: Group | None) -> Cos
     return Cost(minutes, f"{what} by the paper's protocol: {len(RATES) * SEEDS * len(left):,} runs", speeds.records[:2])
 
 
-def weaker(groups: Sequence[Group]) -> list[str]:
-    """That there are records which depart more, and are not used."""
-    return [
-        f"Not used: {plural(len(group.runs), 'run')} of {plural(len(group.cells), 'cell')} that depart more from the "
-        f"paper's protocol ({'; '.join(group.departures)})."
-        for group in groups[1:]
-    ]
-
-
 def sources(runs: Iterable[Run]) -> list[str]:
     """The names of the files that the runs were read from."""
     return sorted({run.file for run in runs if run.file})
@@ -251,6 +245,11 @@ def sources(runs: Iterable[Run]) -> list[str]:
 def span(counts: Sequence[int]) -> str:
     """'5', or '3 to 5'"""
     return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def seeds_words(counts: Sequence[int]) -> str:
+    """'1 seed', or '3 to 5 seeds'"""
+    return f"{span(counts)} seed{'' if max(counts) == 1 else 's'}"
 
 
 def listed(rates: Iterable[float]) -> str:

@@ -126,15 +126,10 @@ def body(finding: Finding) -> str:
         facts.append(("What is missing would cost", str(finding.cost)))
     html += "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts) + "</dl>"
     html += finding.draw()
-    numbers = finding.number_table()
-    if numbers:
-        shown = numbers.to_html()
-        html += f"<h3>{escape(finding.unit.capitalize())}s, ours beside the paper's</h3>"
-        html += (
-            shown if len(numbers.rows) <= MANY else details(f"Show {plural(len(numbers.rows), finding.unit)}", shown)
-        )
-    claims = finding.claim_table()
-    html += f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else ""
+    html += checks(finding)
+    for other in finding.others:
+        names = f"{', '.join(other.sources)}: " if other.sources else ""
+        html += details(f"Show records that were not used. {names}{other.sentence}", checks(other))
     missing, claimed = finding.missing_numbers(), finding.missing_claims()
     if missing or claimed:
         shown = (missing.to_html() if missing else "") + (paragraphs(claimed) if claimed else "")
@@ -142,6 +137,17 @@ def body(finding: Finding) -> str:
     if finding.settings:
         html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
     return html + "<p>To do it again, or more of it:</p>" + commands(exhibit.redo)
+
+
+def checks(finding: Finding) -> str:
+    """The tables of numbers and of claims."""
+    html, numbers, claims = "", finding.number_table(), finding.claim_table()
+    if numbers:
+        shown = numbers.to_html()
+        html += f"<h3>{escape(finding.unit.capitalize())}s, ours beside the paper's</h3>"
+        many = len(numbers.rows) > MANY
+        html += details(f"Show {plural(len(numbers.rows), finding.unit)}", shown) if many else shown
+    return html + (f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else "")
 
 
 def words_table(table: Table) -> str:

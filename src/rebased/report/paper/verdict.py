@@ -11,7 +11,7 @@ from rebased.report.synthetic.paper import agrees
 
 Verdict = Literal["reproduced", "partly", "not reproduced", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-Outcome = Literal["agrees", "differs", "undecided", "not run"]
+Outcome = Literal["agrees", "differs", "undecided", "untested", "not run"]
 Protocol = Literal["paper", "departs", "stand-in", "none"]
 """How the records that were used were made: by the paper's protocol; in the paper's experiment, but with departures
 from its protocol; in another experiment (another text, task or size), which stands in for it; or there are none."""
@@ -23,8 +23,8 @@ RULES: dict[Verdict, str] = {
     "precision) allow no better verdict.",
     "not reproduced": "The paper's own experiment was run, at least in part, and neither of that is so. With "
     "departures from the protocol this says little about the paper.",
-    "not run": "There is no record of the paper's own experiment. What was measured in its place, on another text or "
-    "at another size, is shown as a stand-in and not judged.",
+    "not run": "There is no record of the paper's own experiment, or only one seed, which can be put to no test. What "
+    "was measured in its place, on another text or at another size, is shown as a stand-in and not judged.",
 }
 MEANINGS = (
     "A number agrees if the means differ by at most two standard errors of both plus the error of reading the paper's "
@@ -32,7 +32,10 @@ MEANINGS = (
     "difference too. A parameter count must be equal.",
     "A claim holds if our difference has the paper's sign and is significant: paired t test over the seeds that both "
     f"models have, p below {SIGNIFICANT:g} after Holm's correction over the claims of that table or figure. It is "
-    "contradicted if the sign is the other one and significant. All else is undecided.",
+    "contradicted if the sign is the other one and significant. One seed alone is untested. All else is undecided.",
+    "Where there are several records of one table or figure, those are used that depart least from the paper's "
+    "protocol; those with one seed come last. They are never mixed in one table. The others are shown below it, and no "
+    "verdict rests on them.",
 )
 
 
@@ -58,7 +61,7 @@ class Claim(NamedTuple):
 def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol) -> Verdict:
     """The verdict on a table or figure. RULES says the same in words."""
     outcomes = [*(number.outcome for number in numbers), *(claim.outcome for claim in claims)]
-    if protocol in ("stand-in", "none") or all(outcome == "not run" for outcome in outcomes):
+    if protocol in ("stand-in", "none") or all(outcome in ("not run", "untested") for outcome in outcomes):
         return "not run"
     if protocol == "paper" and all(outcome == "agrees" for outcome in outcomes):
         return "reproduced"
@@ -83,6 +86,8 @@ def hold_claim(what: str, found: Comparison | None) -> Claim:
     """A claim beside the comparison of (what the paper finds greater) - (the other). None if it was not measured."""
     if found is None:
         return Claim(what, None, "not run")
+    if found.difference.n < 2:
+        return Claim(what, found, "untested")
     if isnan(found.t_holm) or found.t_holm >= SIGNIFICANT:
         return Claim(what, found, "undecided")
     return Claim(what, found, "agrees" if found.difference.mean > 0 else "differs")
