@@ -16,6 +16,7 @@ from rebased.report.paper.evidence import RECORDS, SPEEDS, Evidence, read_eviden
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.page import PaperPage
+from rebased.report.paper.probe_schema import check_probe
 from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
@@ -246,6 +247,19 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": other}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
     assert (three.protocol, three.verdict) == ("stand-in", "not run")
+
+
+def test_a_probe_that_lacks_something_is_named(tmp_path: Path) -> None:
+    record = probe_record("rebased", 0.2)
+    check_probe(record)
+    for part, words in (("layers", "layers"), ("config", "config")):
+        other = {key: value for key, value in record.items() if key != part}
+        with pytest.raises(ValueError, match=words):
+            check_probe(other)
+    record["layers"][0]["iou"]["mean"] = "much"
+    (tmp_path / "one.json").write_bytes(ship.as_json(record))
+    with pytest.raises(ValueError, match=r"one.json is damaged, or of other code: probe 1: layers.0.iou.mean"):
+        read_evidence([tmp_path / "one.json"])
 
 
 def test_the_package_has_the_committed_records(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rebased.files import JSON_BYTES, parse_json
 from rebased.report.paper.cost import Speeds, load_speeds
+from rebased.report.paper.probe_schema import check_probe
 from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run
 
@@ -17,7 +18,6 @@ RECORDS = Path(__file__).parent / "records"
 SPEEDS = RECORDS / "speeds.json"
 PROBES = ("*.json", "*.json.gz", "*.json.xz")
 OPENERS: dict[str, Callable[..., Any]] = {".json": open, ".gz": gzip.open, ".xz": lzma.open}
-MEASURES = ("iou", "mass", "entropy", "noisy")
 Probe = dict[str, Any]
 
 
@@ -94,26 +94,15 @@ def read_probes(path: Path) -> list[Probe]:
     if len(content) > JSON_BYTES:
         raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; that is no file of probes")
     tree = parse_json(content, str(path))
-    records = tree.get("records") if isinstance(tree, dict) and tree.get("type") == "probes" else [tree]
-    if not isinstance(records, list) or not all(map(is_probe, records)):
+    kind = tree.get("type") if isinstance(tree, dict) else None
+    if kind not in ("probe", "probes"):
         raise OtherJson(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
+    records = tree.get("records") if kind == "probes" else [tree]
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{path} has no list of probes; write it again with `rebased probe --json`")
+    for n, record in enumerate(records, start=1):
+        try:
+            check_probe(record)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged, or of other code: probe {n}: {error}") from error
     return records
-
-
-def is_probe(record: Any) -> bool:
-    """Whether it has the parts of a probe's record that the page reads."""
-    try:
-        wanted: list[Any] = [record[key] for key in ("digest", "model", "code", "machine", "folder")]
-        wanted += [record["config"]["train"]["seed"], record["config"]["model"]["mixers"][0]["name"]]
-        layer = record["layers"][-1]
-        if record["kind"] == "text":
-            numbers = [record["uniform"], record["best"]["layer"], layer["mean"], layer["best"]]
-            wanted += [layer["by_distance"], layer["best_interval"], layer["heads"], record["distances"]]
-        else:
-            numbers = [record[key] for key in ("accuracy", "examples", "context")] + [layer["matrix_iou"]]
-            numbers += [layer[name][which] for name in MEASURES for which in ("mean", "best")]
-            numbers += [record["config"]["model"]["d_model"], record["config"]["task"][record["split"]][0]["seq_len"]]
-            wanted += [layer["similarity"], layer["drawn"]]
-        return record["type"] == "probe" and all(isinstance(number, int | float) for number in numbers)
-    except (KeyError, TypeError, IndexError):
-        return False

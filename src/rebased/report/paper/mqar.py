@@ -84,7 +84,7 @@ def rank(group: Group) -> tuple[bool, int, int, int, int]:
     whole table in TF32."""
     alone = median(cell.test.n for cell in group.cells.values()) < 2
     severe = sum(not words.startswith("precision") for words in group.settings)
-    epochs = int(group.runs[0].settings["train"]["epochs"])
+    epochs = max((n for run in group.runs if isinstance(n := run.settings["train"].get("epochs"), int)), default=0)
     return alone, severe, -epochs, -len(group.cells), len(group.settings)
 
 

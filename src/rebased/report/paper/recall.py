@@ -129,7 +129,8 @@ def hold_norms(cell: Cell) -> list[Number]:
     for run in cell.chosen.values():
         layers = (run.epochs[-1].get("norms") or {}) if run.epochs else {}
         for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
-            found.setdefault(key, []).append(entry["mean"])
+            if key in norms.NAMES and entry["mean"] is not None:
+                found.setdefault(key, []).append(entry["mean"])
     return [
         hold_number(
             f"T = {cell.any_run.seq_len}, D = {cell.d_model}, {norms.NAMES.get(key, key)}",

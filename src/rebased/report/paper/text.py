@@ -88,12 +88,19 @@ def of_kind(group: LanguageModels, kind: str) -> str | None:
 
 def trained_on(run: Run) -> int:
     """The tokens that a run was trained on."""
-    return int(steps_of(run) * run.settings["train"]["batch_size"] * run.settings["data"]["seq_len"])
+    return steps_of(run) * batch_of(run) * int(run.settings["data"]["seq_len"])
 
 
 def steps_of(run: Run) -> int:
-    """Its training steps."""
-    return int(run.lines[-1].get("step") or steps(run)[-1]["step"])
+    """Its training steps: what its end says, or else its last line about steps."""
+    end = run.lines[-1].get("step")
+    return end if isinstance(end, int) else int(steps(run)[-1]["step"])
+
+
+def batch_of(run: Run) -> int:
+    """Sequences per step; 0 if the record does not say."""
+    size = run.settings["train"].get("batch_size")
+    return size if isinstance(size, int) else 0
 
 
 def is_papers_model(name: str, run: Run) -> bool:
@@ -150,10 +157,10 @@ def settings_table(chosen: LanguageModels) -> Table:
         ("text", "the Pile", f"{str(run.settings['data']['folder']).rsplit('/', 1)[-1]}"),
         ("parameters", ", ".join(f"{count:,}" for count in COUNTS.values()), ", ".join(f"{size:,}" for size in sizes)),
         ("tokens per sequence", "4,096", f"{run.settings['data']['seq_len']:,}"),
-        ("sequences per step", "1,024", f"{train['batch_size']:,}"),
+        ("sequences per step", "1,024", f"{batch_of(run):,}"),
         ("steps", "20,000", f"{steps_of(run):,}"),
         ("training tokens", f"{TABLE_2_TOKENS:,}", f"{trained_on(run):,}"),
-        ("learning rate, warm-up steps", "0.001, 200", f"{train['lr']:g}, {train['warmup_steps']}"),
+        ("learning rate, warm-up steps", "0.001, 200", f"{train.get('lr', '?')}, {train.get('warmup_steps', '?')}"),
         ("seeds", "not stated", mqar.span([len(runs) for runs in chosen.models.values()])),
     ]
     return Table(("", "paper", "here"), rows)

@@ -59,7 +59,8 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
         for line in run.epochs:
             layers = line.get("norms") or {}
             for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
-                by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
+                if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
+                    by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
     found = {}
     for key, epochs in by_key.items():
         means = [fmean(entry["mean"] for entry in entries) for entries in epochs.values()]
