@@ -141,14 +141,28 @@ class Finding:
         return Table(head, rows) if rows else None
 
     def missing_numbers(self) -> Table | None:
-        """The paper's values that were not measured; None if there are none, or they stand elsewhere."""
-        rows = [(one.what, one.paper) for one in self.numbers if one.outcome == "not run"]
-        return Table(("not run", "paper"), rows) if rows and not self.hidden_numbers else None
+        """The paper's values that were not measured, one column per width where names end in one; None if there are
+        none, or they stand elsewhere."""
+        absent = {one.what: one.paper for one in self.numbers if one.outcome == "not run"}
+        if not absent or self.hidden_numbers:
+            return None
+        parts = [what.rpartition(", ") for what in absent]
+        if not all(last.startswith("D = ") for _, _, last in parts):
+            return Table(("not run", "paper"), list(absent.items()))
+        rows, columns = (list(dict.fromkeys(part[side] for part in parts)) for side in (0, 2))
+        columns.sort(key=lambda column: int(column.removeprefix("D = ")))
+        cells = [(row, *(absent.get(f"{row}, {column}", NONE) for column in columns)) for row in rows]
+        return Table(("not run: the paper's values", *columns), cells)
 
-    def missing_claims(self) -> str:
-        """The claims that were not tested, in words; empty if there are none."""
-        absent = [one.what for one in self.claims if one.outcome == "not run"]
-        return f"Claims not tested: {'; '.join(absent)}." if absent else ""
+    def missing_claims(self) -> list[str]:
+        """The claims that were not tested: one line per statement, with the places where it was not."""
+        places: dict[str, list[str]] = {}
+        for one in self.claims:
+            if one.outcome == "not run":
+                place, _, statement = one.what.rpartition(": ")
+                places.setdefault(statement, []).extend([place] if place else [])
+        at = {statement: f" ({'; '.join(where)})" if where else "" for statement, where in places.items()}
+        return [f"Not tested: {statement}{where}." for statement, where in at.items()]
 
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""

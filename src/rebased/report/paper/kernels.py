@@ -91,8 +91,8 @@ def at_each_width(group: Group) -> Iterator[Pair]:
         for d_model in TABLE_1_WIDTHS:
             narrowed = group._replace(cells={place: cell for place, cell in group.cells.items() if place[3] == d_model})
             for other in OTHERS:
-                what, ours, theirs = mqar.over_widths(narrowed, seq_len, "ReBased", other)
-                yield (what if ours else f"{what} (D = {d_model})"), ours, theirs
+                _, ours, theirs = mqar.over_widths(narrowed, seq_len, "ReBased", other)
+                yield f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other}", ours, theirs
 
 
 def by_budget(group: Group) -> str:
@@ -143,7 +143,7 @@ def find_budgets(groups: list[Group], cost: Cost | None) -> Finding:
 def one_try(cells: Mapping[Place, Cell], place: Place, other: str) -> Pair:
     """The claim that ReBased recalls more at a learning rate drawn at random: by seed, the mean over the rates that
     both models have."""
-    what = f"T = {place.seq_len:,}, D = {place.d_model}, one rate at random: ReBased recalls more than {other}"
+    what = f"T = {place.seq_len:,}, D = {place.d_model}: ReBased recalls more than {other} at a rate drawn at random"
     ours, theirs = cells.get(place), cells.get(place._replace(model=other))
     if ours is None or theirs is None:
         return what, None, None

@@ -132,7 +132,7 @@ def body(finding: Finding) -> str:
         html += details(f"Show records that were not used. {names}{other.sentence}", checks(other))
     missing, claimed = finding.missing_numbers(), finding.missing_claims()
     if missing or claimed:
-        shown = (missing.to_html() if missing else "") + (paragraphs(claimed) if claimed else "")
+        shown = (missing.to_html() if missing else "") + (bullets(claimed) if claimed else "")
         html += details("Show what was not run, with the paper's values", shown)
     if finding.settings:
         html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
