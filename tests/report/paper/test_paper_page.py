@@ -241,6 +241,18 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     assert [claim.outcome for claim in three.claims] == ["agrees"] * 3
     assert three.verdict == found["Figure 5"].verdict == found["Figure 9"].verdict == "partly"
     assert "<svg" in found["Figure 5"].draw()
+    short = [copy.deepcopy(record) for record in records]
+    ablation = [copy.deepcopy(record) for record in records if record["model"] == "ReBased"]
+    for record in short:
+        record["config"]["train"]["epochs"] = 16
+    for record in ablation:
+        record["model"], record["config"]["model"]["mixers"][1]["qk_transform"] = "x²", "none"
+    several = [*short, *records, *ablation]
+    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": several}))
+    three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
+    assert three.remarks == ["Not used: 15 probes that depart more (epochs 16 instead of 64)."]
+    assert [number.outcome for number in three.numbers] == ["agrees"] * 6
+    assert "x²" in three.draw()
     other = [copy.deepcopy(record) for record in records]
     for record in other:
         record["config"]["task"]["test"][0]["kv_pairs"] = 16

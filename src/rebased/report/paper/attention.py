@@ -13,11 +13,12 @@ from rebased.report.paper.exhibits import BY_NAME
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Pair
 from rebased.report.paper.redrawn import similarity_functions
-from rebased.report.paper.values import RATES, SEEDS, TABLE_3
+from rebased.report.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
 from rebased.report.paper.verdict import Number, Protocol, hold_number
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, group_probes
 from rebased.report.probe.paper import EXAMPLES, SEQ_LEN, paper_row
+from rebased.report.prose import plural
 from rebased.report.synthetic.paper import deviations
 from rebased.runs.finished import Run
 
@@ -28,17 +29,18 @@ Measure = Callable[[ProbeCell], Mapping[int, float]]
 
 
 class Probes(NamedTuple):
-    """Probes of the models of Table 3 that depart from the paper's protocol in the same settings."""
+    """Probes that depart from the paper's protocol in the same settings: the models of Table 3, and ablations."""
 
     cells: Sequence[ProbeCell]
     departures: Sequence[str]
     protocol: Protocol
     files: Sequence[str]
+    remarks: Sequence[str]
 
     @property
     def seeds(self) -> str:
         """'5', or '3 to 5'"""
-        return mqar.span([len(cell.records) for cell in self.cells])
+        return mqar.span([len(cell.records) for cell in self.cells if cell.model.kind in TABLE_3])
 
 
 def find_attention(evidence: Evidence) -> Iterator[Finding]:
@@ -72,6 +74,7 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
             held,
             departures=probes.departures,
             draw=draw,
+            remarks=probes.remarks,
             seeds=probes.seeds,
             sources=probes.files,
             cost=cost,
@@ -79,25 +82,40 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
 
 
 def choose(evidence: Evidence) -> Probes | None:
-    """The probes that depart least from the paper's protocol. Without any of its task, those of another: a stand-in."""
-    own = [(file, probe) for file, probe in evidence.probes if paper_row(probe)]
+    """The probes that depart least from the paper's protocol, the ablations with them. Without any of the paper's task
+    and models, those of another task: a stand-in."""
     groups: dict[tuple[str, ...], list[tuple[str, Probe]]] = {}
-    for file, probe in own:
-        groups.setdefault(tuple(departures_of(probe)), []).append((file, probe))
-    if groups:
-        settings, chosen = min(groups.items(), key=lambda item: (len(item[0]), -len(item[1])))
-        cells = group_probes([probe for _, probe in chosen])
-        departures = [*settings, *rates_words(evidence, cells)]
-        if min(len(cell.records) for cell in cells) < SEEDS:
-            departures.append(f"{mqar.seeds_words([len(cell.records) for cell in cells])} instead of {SEEDS}")
-        return Probes(cells, departures, "departs" if departures else "paper", sorted({file for file, _ in chosen}))
-    others = [(file, probe) for file, probe in evidence.probes if probe["model"] in TABLE_3]
-    if not others:
-        return None
-    cells = group_probes([probe for _, probe in others])
-    task = cells[0].task
-    kept = [cell for cell in cells if cell.task == task]
-    return Probes(kept, [f"another task ({task})"], "stand-in", sorted({file for file, _ in others}))
+    for file, probe in evidence.probes:
+        if probe["model"] in (*TABLE_3, *KERNEL_ORDER) and paper_row({**probe, "model": "ReBased"}):
+            groups.setdefault(tuple(departures_of(probe)), []).append((file, probe))
+    own = {settings: pairs for settings, pairs in groups.items() if any(map(is_main, pairs))}
+    if not own:
+        others = [pair for pair in evidence.probes if is_main(pair)]
+        cells = group_probes([probe for _, probe in others]) if others else []
+        kept = [cell for cell in cells if cell.task == cells[0].task]
+        files = sorted({file for file, _ in others})
+        return Probes(kept, [f"another task ({cells[0].task})"], "stand-in", files, []) if kept else None
+    settings, *weaker = sorted(own, key=lambda settings: rank(settings, own[settings]))
+    cells = group_probes([probe for _, probe in own[settings]])
+    main = [cell for cell in cells if cell.model.kind in TABLE_3]
+    departures, seeds = [*settings, *rates_words(evidence, main)], [len(cell.records) for cell in main]
+    if min(seeds) < SEEDS:
+        departures.append(f"{mqar.seeds_words(seeds)} instead of {SEEDS}")
+    unused = [f"Not used: {plural(len(own[more]), 'probe')} that depart more ({'; '.join(more)})." for more in weaker]
+    files = sorted({file for file, _ in own[settings]})
+    return Probes(cells, departures, "departs" if departures else "paper", files, unused)
+
+
+def is_main(pair: tuple[str, Probe]) -> bool:
+    """Whether a probe is of one of the three models of Table 3."""
+    return pair[1]["model"] in TABLE_3
+
+
+def rank(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> tuple[bool, int, int, int]:
+    """A sort key, as that of groups of runs: one seed last, then by departures, of which precision counts least."""
+    seeds = {probe["config"]["train"]["seed"] for _, probe in pairs}
+    severe = sum(not words.startswith("precision") for words in settings)
+    return len(seeds) < 2, severe, -len(pairs), len(settings)
 
 
 def departures_of(probe: Probe) -> list[str]:
@@ -191,7 +209,7 @@ def minima(probes: Probes | None) -> list[Number]:
 
 
 def at_width(probes: Probes | None) -> Iterator[tuple[int, list[ProbeCell]]]:
-    """The cells of each width, the paper's three models only."""
+    """The cells of each width."""
     for d_model in widths(probes):
         yield d_model, [cell for cell in probes.cells if cell.d_model == d_model] if probes else []
 

@@ -175,12 +175,12 @@ def over_widths(group: Group | None, seq_len: int, one: str, other: str) -> Pair
 
 def hold_claims(pairs: Iterable[Pair]) -> list[Claim]:
     """All claims of a table or figure, tested together: Holm's correction is over those that were measured."""
-    listed = list(pairs)
-    tested = [(one, other) for _, one, other in listed if one and other and one.keys() & other.keys()]
+    every = list(pairs)
+    tested = [(one, other) for _, one, other in every if one and other and one.keys() & other.keys()]
     found = iter(compare_all(tested))
     return [
         hold_claim(what, next(found) if one and other and one.keys() & other.keys() else None)
-        for what, one, other in listed
+        for what, one, other in every
     ]
 
 
@@ -188,19 +188,18 @@ def settings_table(group: Group, places: int) -> Table:
     """The paper's protocol beside that of the runs."""
     train, cells = group.runs[0].settings["train"], list(group.cells.values())
     rates = sorted({rate for cell in cells for rate in cell.runs})
+    held_out = "; claims are tested on a held-out split" if all(cell.held_out for cell in cells) else ""
     rows = [
         ("epochs", str(EPOCHS), values_of(group, "epochs")),
         ("learning rates", listed(RATES), listed(rates)),
         ("seeds per cell", str(SEEDS), group.seeds),
         ("choice of the rate", "best mean over seeds, on the test split", choice_words(cells)),
-        ("choice of the epoch", "best on the test split", "the same; claims are tested on a held-out split"),
+        ("choice of the epoch", "best on the test split", f"the same{held_out}"),
         ("sequences per step", "512", values_of(group, "batch_size")),
         ("training / test examples", f"{EXAMPLES:,} / {TEST_EXAMPLES:,}", examples_words(group)),
         ("precision", "fp32", values_of(group, "precision")),
         ("cells", str(places), str(len(cells))),
     ]
-    if not all(cell.held_out for cell in cells):
-        rows[4] = ("choice of the epoch", "best on the test split", "the same")
     if train.get("give_up"):
         rows.append(("runs ended early", "when solved", "when solved, or by a rule when nothing was learned"))
     return Table(("", "paper", "here"), rows)
