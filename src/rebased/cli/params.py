@@ -1,8 +1,6 @@
 """rebased params: the paper's parameter counts, ours beside theirs."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -30,9 +28,8 @@ def params(*, to: Output = TO_TERMINAL) -> int:
     differs from the paper's. JSON has every cell, and the sizes at one length.
     """
     to.check()
-    with _no_truncation_warnings():
-        ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
-        sizes = sizes_at_one_length()
+    ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
+    sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())
     console = to.result_console()
     for table in (TABLE_4, TABLE_9):
@@ -86,15 +83,3 @@ def _notes() -> str:
         "Table 9 has 8 heads with keys of 128 (the released checkpoint); with the text's 12 heads of 16, "
         f"Based has {based:,} and ReBased {more:,} more."
     )
-
-
-@contextmanager
-def _no_truncation_warnings() -> Iterator[None]:
-    """Silence the presets, which warn about every width that 12 heads do not divide. One note says it for all."""
-    logger = logging.getLogger("rebased")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
