@@ -10,17 +10,15 @@ One run at a time, every epoch trained: runs side by side and early stops make i
 """
 
 import argparse
-import json
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
+from rebased.report.paper.cost import EVALUATED, Speeds, read_speeds
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
@@ -28,31 +26,6 @@ from rebased.train.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")
-ROWS = 512  # of the recorded steps
-ReBasedNs = Callable[[int], float]
-
-
-def newest_rows(results: Path, section: str, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The name of the newest record that has such rows, and the rows."""
-    for path in sorted(results.glob("train-*-cuda.json"), reverse=True):
-        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
-        rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-        if rows:
-            return path.name, rows
-    raise SystemExit(f"no record in {results} has section {section} with {wanted}")
-
-
-def token_line(rows: Sequence[dict[str, Any]]) -> ReBasedNs:
-    """ns(D) = a + b D by least squares over the shapes, each with the faster of its modes."""
-    best: dict[tuple[int, int], float] = {}
-    for row in rows:
-        at = row["T"], row["D"]
-        best[at] = min(best.get(at, math.inf), 1e6 * row["ms"] / (ROWS * row["T"]))
-    widths, times = [D for _, D in best], list(best.values())
-    middle, level = sum(widths) / len(widths), sum(times) / len(times)
-    slope = sum((D - middle) * (t - level) for D, t in zip(widths, times, strict=True))
-    slope /= sum((D - middle) ** 2 for D in widths)
-    return lambda D: level + slope * (D - middle)
 
 
 def preset_of(model: LMConfig) -> str:
@@ -68,19 +41,14 @@ def _preset(name: str) -> LMConfig:
     return preset(name, d_model=64, max_len=256)
 
 
-def run_hours(run: SyntheticRunConfig, ns: ReBasedNs, steps: dict[tuple[str, int], float]) -> float:
+def run_hours(run: SyntheticRunConfig, speeds: Speeds) -> float:
     name, D = preset_of(run.model), run.model.d_model
 
     def seconds(segments: Sequence[Segment], share: float) -> float:
-        total = 0.0
-        for segment in segments:
-            near = min({T for _, T in steps}, key=lambda T: abs(math.log(T / segment.seq_len)))
-            ratio = steps[name, near] / steps["rebased", near]
-            total += share * segment.examples * segment.seq_len * ratio * ns(D) * 1e-9
-        return total
+        return sum(speeds.seconds(name, D, segment.seq_len, share * segment.examples) for segment in segments)
 
     task = run.task
-    return run.train.epochs * (seconds(task.train, 1) + seconds((*task.test, *task.held_out), 1 / 3)) / 3600
+    return run.train.epochs * (seconds(task.train, 1) + seconds((*task.test, *task.held_out), EVALUATED)) / 3600
 
 
 def main() -> None:
@@ -94,16 +62,17 @@ def main() -> None:
 
 def print_hours(names: Sequence[str], results: Path) -> None:
     """One line per sweep: its runs, its hours, and their share per length."""
-    targets, rows = newest_rows(results, "targets", preset="rebased", precision="tf32")
-    ns = token_line(rows)
-    presets, rows = newest_rows(results, "presets", precision="bf16", mode="captured")
-    steps = {(row["preset"], row["T"]): row["ms"] for row in rows}
-    print(f"ReBased: {ns(0):.1f} + {ns(1) - ns(0):.3f} D ns per token ({targets}); others beside it: {presets}")
+    try:
+        speeds = read_speeds(results)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    start = speeds.nanoseconds(0)
+    print(f"ReBased: {start:.1f} + {speeds.nanoseconds(1) - start:.3f} D ns per token ({', '.join(speeds.records)})")
     for name in names:
         points = [point.config for point in read_sweep(find_config(name, "sweep"), {})]
         lengths: Counter[int] = Counter()
         for run in points:
-            lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, ns, steps)
+            lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, speeds)
         hours = sum(lengths.values())
         parts = ", ".join(f"T = {T:,} {lengths[T] / hours:.0%}" for T in sorted(lengths))
         cost = f"{hours:.0f} GPU hours" if hours > 1 else f"{60 * hours:.0f} minutes"

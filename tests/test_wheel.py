@@ -36,6 +36,7 @@ def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> Non
     files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*") if path.is_file()}
     assert names == {file for file in files if "__pycache__" not in file}
     others = ["rebased/py.typed", "rebased/report/page.html", "rebased/configs/demo.yaml"]
+    others += ["rebased/report/paper/records/speeds.json", "rebased/report/paper/records/table1-small.jsonl.xz"]
     others += ["rebased/configs/mqar/quick.yaml", "rebased/configs/lm/quick.yaml", "rebased/configs/sweeps/table1.yaml"]
     assert set(others) <= names
 
@@ -86,4 +87,6 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     assert "30 runs: 0 done" in run("rebased", "sweep", "table1-cpu", "--dry-run")
     run("rebased", "report", "run", "-o", "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()
+    run("rebased", "paper", "-o", "paper.html")
+    assert "From the records that come with rebased" in (tmp_path / "paper.html").read_text()
     assert "did you mean 'mqar/quick'?" in run("rebased", "train", "--config", "mqar/quik", code=2)

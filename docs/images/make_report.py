@@ -1,6 +1,6 @@
-"""Draw the picture of a report's page: python docs/images/make_report.py [FOLDER]. Needs Chromium.
+"""Draw the pictures of pages: python docs/images/make_report.py [FOLDER]. Needs Chromium.
 
-The page is that of the committed records, `rebased report results/table1-small.jsonl.xz`.
+The pages are those of the committed records: `rebased report results/table1-small.jsonl.xz` and `rebased paper`.
 """
 
 import shutil
@@ -12,9 +12,11 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "results" / "table1-small.jsonl.xz"
+PAGES = {  # by file name: the words of the command, and the size of what is shown
+    "report.png": (["report", str(ROOT / "results" / "table1-small.jsonl.xz")], (1000, 1220)),
+    "paper.png": (["paper"], (1000, 1000)),
+}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SIZE = (1000, 1220)
 
 
 def screenshot(address: str, target: Path, size: tuple[int, int], temporary: str) -> None:
@@ -31,11 +33,12 @@ def screenshot(address: str, target: Path, size: tuple[int, int], temporary: str
 
 
 def main(folder: Path) -> None:
-    """Write report.png: the top of the page at its desktop width."""
-    with tempfile.TemporaryDirectory() as temporary:
-        page = Path(temporary, "page.html")
-        subprocess.run([sys.executable, "-m", "rebased", "report", str(RECORDS), "-o", str(page)], check=True)
-        screenshot(page.as_uri(), folder / "report.png", SIZE, temporary)
+    """Write the top of each page at its desktop width."""
+    for name, (words, size) in PAGES.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            page = Path(temporary, "page.html")
+            subprocess.run([sys.executable, "-m", "rebased", *words, "-o", str(page)], check=True)
+            screenshot(page.as_uri(), folder / name, size, temporary)
 
 
 if __name__ == "__main__":

@@ -1,49 +1,91 @@
-"""`rebased paper`, as a user types it and as a script reads it."""
+"""`rebased paper`, as a user types it: the package's records, a user's own, and input that is none."""
 
 import json
-import logging
+from pathlib import Path
 
 import pytest
 
-from rebased.cli import main, paper
+from fake_records import fake_run
+from paper_records import paper_run
+from rebased.cli import main
+from rebased.runs.collect import write_bundle
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main(["paper", *words])
-    return int(leaving.value.code or 0)
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
 
 
-def test_prints_all_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 0
+def rebased(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0)
+
+
+def test_the_packages_records_in_the_terminal_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("paper", "--json", "found.json") == 0
     printed = capsys.readouterr()
-    assert printed.err == ""  # the presets' warnings about 12 heads are one note here
-    assert printed.out.count("✓") == 31
-    assert printed.out.count("156,992,256") == 2
-    assert "145,453,824" in printed.out
-    assert printed.out.splitlines()[-1] == "all 31 cells exact"
+    assert printed.err == ""
+    for name in ("Table 1 ", "Table 9 ", "Figure 10 "):
+        assert name in printed.out
+    found = json.loads(Path("found.json").read_text())
+    verdicts = {finding["name"]: finding["verdict"] for finding in found["findings"]}
+    assert len(verdicts) == 14
+    assert verdicts["Table 4"] == verdicts["Table 9"] == "reproduced"
+    assert found["counts"] in printed.out
+    costs = {finding["name"]: finding["cost"] for finding in found["findings"]}
+    assert costs["Table 2"]["gpu_minutes"] > 1000
+    assert costs["Table 4"] is None
 
 
-def test_json_and_logging_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    level = logging.getLogger("rebased").level
-    assert run("--json") == 0
-    assert logging.getLogger("rebased").level == level
-    printed = json.loads(capsys.readouterr().out)
-    assert {size["preset"] for size in printed["at_one_length"]} >= {"rebased", "mamba", "rwkv", "hyena"}
-    cells = printed["cells"]
-    assert len(cells) == 31
-    assert sum(cell["table"] == 4 for cell in cells) == 28
-    assert all(cell["exact"] and cell["ours"] == cell["paper"] for cell in cells)
-    assert {cell["table"] for cell in cells} == {4, 9}
+def test_a_page_of_a_users_own_records(capsys: pytest.CaptureFixture[str]) -> None:
+    write_bundle([paper_run("rebased", 0.6, pairs=32, seed=seed) for seed in (42, 43)], Path("my.jsonl.gz"))
+    assert rebased("paper", "my.jsonl.gz", "-o", "paper.html") == 0
+    assert capsys.readouterr().out.endswith("wrote paper.html\n")
+    page = Path("paper.html").read_text()
+    assert "From the records that were given: 2 runs, 0 probes." in page
+    assert "rebased paper my.jsonl.gz -o paper.html" in page
+    assert "my.jsonl.gz</dd>" in page
+    first = Path("paper.html").read_bytes()
+    assert rebased("paper", "my.jsonl.gz", "-o", "paper.html", "--quiet") == 0  # an older page gives way
+    assert Path("paper.html").read_bytes() == first
+    assert capsys.readouterr().out == ""
 
 
-def test_a_cell_that_differs_is_an_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = paper.TABLE_4[0]._replace(parameters=623_743)
-    monkeypatch.setattr(paper, "TABLE_4", (wrong, paper.TABLE_4[1]))
-    assert run() == 1
-    printed = capsys.readouterr().out
-    assert "✗ +1" in printed
-    assert printed.splitlines()[-1] == f"1 of {2 + len(paper.TABLE_9)} differ"
-    assert run("--json") == 1
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*words: str) -> str:
+        assert rebased("paper", *words) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        return printed.err
+
+    assert error("nowhere.jsonl.gz") == "error: nowhere.jsonl.gz: there is no such file or folder\n"
+    Path("torn.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00 not what it says")
+    assert "none of the 1 file(s) in torn.jsonl.gz has a record of a run or a probe" in error("torn.jsonl.gz")
+    Path("notes.txt").write_text("notes")
+    assert "notes.txt is not a record" in error("notes.txt")
+    Path("other.json").write_text('{"type": "probes", "records": [{"type": "probe"}]}')
+    assert "other.json is damaged, or of other code: probe 1: kind" in error("other.json")
+    Path("any.json").write_text("{}")
+    assert "any.json is not the record of a probe" in error("any.json")
+    Path("torn.json").write_text('{"type": "prob')
+    assert "torn.json is not JSON" in error("torn.json")
+    write_bundle([fake_run(seed=seed) for seed in (42, 43)], Path("small.jsonl.gz"))
+    assert "none of these 2 runs and 0 probes has ended and is of an experiment of the paper" in error("small.jsonl.gz")
+    Path("mine.html").write_text("<p>mine</p>")
+    assert "mine.html is not a page that rebased has written" in error("-o", "mine.html")
+    assert Path("mine.html").read_text() == "<p>mine</p>"
+    assert "the page is HTML" in error("-o", "paper.pdf")
+
+
+def test_a_damaged_record_among_others_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("all").mkdir()
+    write_bundle([paper_run("rebased", 0.6, pairs=32)], Path("all/my.jsonl.gz"))
+    Path("all/torn.json").write_text('{"type": "prob')
+    Path("all/checkpoint.json").write_text("{}")  # no probe, and says so
+    assert rebased("paper", "all") == 0
+    err = capsys.readouterr().err
+    assert err.count("warning:") == 1
+    assert "torn.json is not JSON" in err

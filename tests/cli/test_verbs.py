@@ -175,7 +175,6 @@ def test_former_names_work_and_are_not_listed(
     assert set(ALIASES.values()) <= set(ALL_COMMANDS)
     assert run("--help") == 0
     listed = capsys.readouterr().out
-    assert "params" not in listed
     assert "configs" not in listed.replace("presets and configs", "")
     assert run("configs", "demo") == 0
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()

@@ -70,10 +70,31 @@ document.getElementById("frame").addEventListener("load", async event => {{
 </script>"""
 
 
-def browse(page: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
+# As above, for the page about the paper: how wide it is as wide as a phone and on a desk, and where its links lead.
+PAPER = """<!doctype html><iframe id="frame" style="width:{width}px; height:800px; border:0" srcdoc="{page}"></iframe>
+<pre id="seen"></pre>
+<script>
+document.getElementById("frame").addEventListener("load", event => {{
+  const frame = event.target, view = frame.contentWindow, page = view.document, seen = {{}};
+  page.querySelectorAll("details").forEach(part => part.open = true);
+  const rows = page.querySelector("table").tBodies[0].rows, links = Array.from(rows, row => row.querySelector("a"));
+  seen.links = links.map(link => page.querySelector(link.getAttribute("href")).querySelector("h2").textContent);
+  seen.names = links.map(link => link.textContent);
+  seen.phone = page.documentElement.scrollWidth;
+  seen.stacked = view.getComputedStyle(rows[0].cells[1]).display;
+  frame.style.width = "1280px";
+  seen.desk = page.documentElement.scrollWidth;
+  seen.cell = view.getComputedStyle(rows[0].cells[1]).display;
+  seen.resources = view.performance.getEntriesByType("resource").map(entry => entry.name);
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}});
+</script>"""
+
+
+def browse(page: str, folder: Path, harness: str = HARNESS) -> tuple[dict[str, Any], list[str]]:
     """What the script beside the page has seen, and what the console was told."""
     file = folder / "harness.html"
-    file.write_text(HARNESS.format(width=PHONE, page=html.escape(page)), encoding="utf-8")
+    file.write_text(harness.format(width=PHONE, page=html.escape(page)), encoding="utf-8")
     words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
     words += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", file.as_uri()]
@@ -129,3 +150,18 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
 def test_a_page_that_fetches_is_found_out(page: str, tmp_path: Path) -> None:
     _, console = browse(page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
     assert any("Content Security Policy" in line for line in console)
+
+
+def test_the_page_about_the_paper_on_a_phone_and_on_a_desk(tmp_path: Path) -> None:
+    """The committed page, which another test holds against the records."""
+    committed = (Path(__file__).parents[2] / "results" / "paper.html").read_text()
+    seen, console = browse(committed, tmp_path, PAPER)
+    assert console == []
+    assert seen["resources"] == []
+    assert len(seen["links"]) == 14
+    for name, heading in zip(seen["names"], seen["links"], strict=True):
+        assert heading.startswith(f"{name}: ")
+    assert seen["phone"] <= PHONE
+    assert seen["stacked"] == "block"  # a row of the summary is one below the other there
+    assert seen["desk"] <= 1280
+    assert seen["cell"] == "table-cell"

@@ -1,53 +1,15 @@
 """The page on probes as a function of records: the paper's Table 3 beside ours, comparisons, and maps as SVG."""
 
-from typing import Any
-
 import pytest
 
-from fake_records import CODE, MACHINE, fake_run
+from fake_records import fake_run
 from page_reader import assert_self_contained
+from paper_records import probe_record as record
 from rebased.report.heatmap import LEVELS, heatmap, level_of
+from rebased.report.paper.values import TABLE_3
 from rebased.report.probe import ProbeReport
-from rebased.report.probe.paper import TABLE_3, paper_row
+from rebased.report.probe.paper import paper_row
 from rebased.report.probe.tables import iou_table
-
-FIXED = {"model": {"mixers": {0: "previous_token"}}}
-
-
-def record(model: str, iou: float, *, seed: int = 42, accuracy: float = 0.957, pairs: int = 32) -> dict[str, Any]:
-    """A probe of a model with this IoU, on the task of Table 3 unless `pairs` says otherwise."""
-    run = fake_run(model, seed=seed, seq_len=128, pairs=(pairs,), d_model=48, changes=FIXED)
-    measure = {"mean": iou, "interval": [iou - 0.01, iou + 0.01], "best": 2 * iou, "best_interval": [None, None]}
-    drawn = {"queries": [4, 6], "targets": [1, 3], "mean": [[0, 9000, 0, 1000]] * 2, "best": [[0, 10000, 0, 0]] * 2}
-    layer = {
-        "layer": 1,
-        "mixer": model,
-        "heads": 2,
-        "best_head": 1,
-        "matrix_iou": iou,
-        "drawn": [drawn],
-        **{name: measure | {"by_head": [0.0, 2 * iou]} for name in ("iou", "mass", "entropy", "noisy")},
-        "matrix_iou_interval": [0.0, 1.0],
-        "similarity": None,
-    }
-    return {
-        "type": "probe",
-        "kind": "task",
-        "folder": run.folder,
-        "digest": run.digest,
-        "model": run.model,
-        "parameters": 1,
-        "config": run.settings,
-        "code": CODE,
-        "machine": MACHINE,
-        "split": "test",
-        "examples": 9,
-        "accuracy": accuracy,
-        "seq_len": 128,
-        "context": 4,
-        "layers": [layer],
-        "not_drawn": None,
-    }
 
 
 def test_the_papers_values_stand_beside_ours_with_a_verdict() -> None:

@@ -246,7 +246,18 @@ KINDS: tuple[Kind, ...] = (
 
 def warm_up() -> None:
     """Import what commands need, so that children fork with it. Nothing may be computed here."""
-    for module in ("train", "lm_train", "sweep", "lm_eval", "lm_recall", "data", "report", "lm_compare", "paper"):
+    for module in (
+        "train",
+        "lm_train",
+        "sweep",
+        "lm_eval",
+        "lm_recall",
+        "data",
+        "report",
+        "lm_compare",
+        "paper",
+        "params",
+    ):
         __import__(f"rebased.cli.{module}")
     __import__("torch._dynamo")  # the optimiser needs it, and its import takes seconds
 

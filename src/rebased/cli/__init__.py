@@ -26,7 +26,8 @@ COMMANDS = {
     "list presets": ("rebased.cli.lists:presets", "The paper's models by name."),
     "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
     "check": ("rebased.cli.check:check", "Run the contract suite for a mixer or a task, yours or ours."),
-    "paper": ("rebased.cli.paper:paper", "Print the paper's parameter counts, ours beside theirs."),
+    "paper": ("rebased.cli.paper:paper", "Every table and figure of the paper beside ours, with a verdict each."),
+    "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state, from bundles."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks, beside the answers."),
@@ -53,7 +54,7 @@ GROUPS: dict[str, str] = {
 }
 
 # Former names, which still work and are not listed.
-ALIASES = {"configs": "list configs", "params": "paper", "data check": "data verify"}
+ALIASES = {"configs": "list configs", "data check": "data verify"}
 
 INTERRUPTED = 130  # what shells expect from a process that Ctrl-C ended
 USER_ERROR = 2

@@ -1,100 +1,76 @@
-"""rebased paper: the paper's parameter counts, ours beside theirs."""
+"""rebased paper: every table and figure of the paper, ours beside it, with a verdict each."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import shlex
+from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.output import TO_TERMINAL, Output
-from rebased.models import preset
-from rebased.models.paper import (
-    SAME_LENGTH,
-    STATE_LENGTHS,
-    TABLE_4,
-    TABLE_9,
-    Cell,
-    Size,
-    count_parameters,
-    sizes_at_one_length,
-)
+from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.report import check_page_name
+from rebased.cli.terminal import Terminal
+from rebased.report.page import write_page
+from rebased.report.paper.evidence import read_evidence, shipped_evidence
+from rebased.report.paper.page import PaperPage
 
-TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
+COLOURS = {"reproduced": "green", "partly": "yellow", "not reproduced": "red", "not run": "dim"}
 
 
-def paper(*, to: Output = TO_TERMINAL) -> int:
-    """Count the parameters of the paper's models and compare them with its Tables 4 and 9.
+def paper(
+    records: tuple[Path, ...] = (),
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    to: Output = TO_TERMINAL,
+) -> None:
+    """Hold every table and figure of the paper against records, and say whether it is reproduced.
 
-    A third table shows every MQAR model at one length, with the size of its state. The exit code is 1 if a number
-    differs from the paper's. JSON has every cell, and the sizes at one length.
+    Without -o a table in the terminal. Parameter counts in full: `rebased params`.
+
+    Parameters
+    ----------
+    records
+        Your own records instead of those that come with the package: bundles (*.jsonl.xz, *.jsonl.gz), folders of runs,
+        and files that `rebased probe --json` wrote.
+    output
+        Write a page with all numbers, tests and figures, such as paper.html. An older page is replaced, another file is
+        not.
     """
     to.check()
-    with _no_truncation_warnings():
-        ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
-        sizes = sizes_at_one_length()
-    exact = sum(count == cell.parameters for cell, count in ours.items())
-    console = to.result_console()
-    for table in (TABLE_4, TABLE_9):
-        console.print(_table(table, ours))
-    console.print(_size_table(sizes))
-    console.print(_notes(), highlight=False)
-    verdict = f"all {len(ours)} cells exact" if exact == len(ours) else f"{len(ours) - exact} of {len(ours)} differ"
-    console.print(verdict, style="bold green" if exact == len(ours) else "bold red", highlight=False)
-    cells = [_record(cell, count) for cell, count in ours.items()]
-    to.emit({"cells": cells, "at_one_length": [size._asdict() for size in sizes]})
-    return 0 if exact == len(ours) else 1
+    if output is not None:
+        check_page_name(output)
+    console, results = to.console(), to.result_console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        reading = progress.add_task("reading", total=None)
+        if records:
+            evidence = read_evidence(records, lambda done, total: progress.update(reading, completed=done, total=total))
+        else:
+            evidence = shipped_evidence()
+        progress.update(reading, description="computing", total=None)
+        found = PaperPage(evidence)
+        if output is not None:
+            progress.update(reading, description="drawing")
+            words = ["rebased", "paper", *map(str, records), "-o", str(output)]
+            write_page(found.page(shlex.join(words)), output)
+    results.print(shown(found))
+    say(results, f"{found.counts}.")
+    for warning in found.warnings:
+        line = Text.assemble(("warning:", "yellow"), " ", warning)
+        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    if output is not None:
+        say(console, f"wrote {output}")
+    to.emit(found.to_record() | {"warnings": found.warnings, "wrote": [output] if output else []})
 
 
-def _record(cell: Cell, ours: int) -> dict[str, object]:
-    shape = {"table": cell.table, "model": cell.model, "d_model": cell.d_model, "positions": cell.positions}
-    return {**shape, "preset": cell.preset, "ours": ours, "paper": cell.parameters, "exact": ours == cell.parameters}
-
-
-def _table(cells: Sequence[Cell], ours: dict[Cell, int]) -> Table:
-    table = Table(title=TITLES[cells[0].table], title_justify="left")
-    table.add_column("model")
-    for name in ("D", "positions", "ours", "paper", ""):
-        table.add_column(name, justify="right")
-    for cell in cells:
-        off = ours[cell] - cell.parameters
-        mark = Text("✓", "green") if off == 0 else Text(f"✗ {off:+,}", "red")
-        counts = (f"{cell.d_model}", f"{cell.positions}", f"{ours[cell]:,}", f"{cell.parameters:,}")
-        table.add_row(cell.model, *counts, mark, end_section=cell.d_model == 512)  # a model's last width
+def shown(found: PaperPage) -> Table:
+    """One row per table and figure: its verdict, and why."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head, wrap in (("of the paper", False), ("verdict", False), ("why", True)):
+        table.add_column(head, no_wrap=not wrap)
+    for finding in found.findings:
+        table.add_row(finding.exhibit.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
     return table
-
-
-def _size_table(sizes: Sequence[Size]) -> Table:
-    title = f"All at {SAME_LENGTH} positions: parameters, and KiB of state (fp32) by number of tokens"
-    table = Table(title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    table.add_column("preset")
-    for name in ("D", "parameters", *map(str, STATE_LENGTHS)):
-        table.add_column(name, justify="right")
-    for size in sizes:
-        states = (f"{size.state_bytes[length] / 1024:,.1f}" for length in STATE_LENGTHS)
-        table.add_row(size.preset, f"{size.d_model}", f"{size.parameters:,}", *states, end_section=size.d_model == 512)
-    return table
-
-
-def _notes() -> str:
-    """Return what a reader needs to know to compute the same numbers."""
-    based = count_parameters(preset("lm-paper-text-based"))
-    more = count_parameters(preset("lm-paper-text-rebased")) - based
-    return (
-        "Table 4 mixes runs of different lengths: 'positions' is the number of learned positions in each cell.\n"
-        "Based and ReBased have 12 heads; no width of Table 4 divides by 12, so values are 12 x (D // 12) wide.\n"
-        "Table 9 has 8 heads with keys of 128 (the released checkpoint); with the text's 12 heads of 16, "
-        f"Based has {based:,} and ReBased {more:,} more."
-    )
-
-
-@contextmanager
-def _no_truncation_warnings() -> Iterator[None]:
-    """Silence the presets, which warn about every width that 12 heads do not divide. One note says it for all."""
-    logger = logging.getLogger("rebased")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

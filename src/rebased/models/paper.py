@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from rebased.models.config import LMConfig
-from rebased.models.presets import mqar_preset_names, preset
+from rebased.models.presets import mqar_preset_names, preset_to_change
 from rebased.models.shapes import shape_of
 
 
@@ -21,8 +21,9 @@ class Cell(NamedTuple):
     parameters: int
 
     def config(self) -> LMConfig:
-        """Return the config of the model that has this many parameters."""
-        return preset(self.preset, d_model=self.d_model, max_len=self.positions)
+        """Return the config of the model that has this many parameters. Widths that 12 heads do not divide are the
+        paper's own: there is no warning about them."""
+        return preset_to_change(self.preset, d_model=self.d_model, max_len=self.positions)
 
 
 _WIDTHS = (64, 128, 256, 512)
@@ -68,7 +69,7 @@ def sizes_at_one_length() -> list[Size]:
     sizes = []
     for name in mqar_preset_names():
         for d_model in _WIDTHS:
-            model = shape_of(preset(name, d_model=d_model, max_len=SAME_LENGTH))
+            model = shape_of(preset_to_change(name, d_model=d_model, max_len=SAME_LENGTH))
             state_bytes = {length: 4 * model.state_size(length) for length in STATE_LENGTHS}
             sizes.append(Size(name, d_model, model.num_parameters(), state_bytes))
     return sizes

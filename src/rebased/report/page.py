@@ -21,6 +21,12 @@ class Section(NamedTuple):
 
     heading: str
     body: str  # HTML
+    anchor: str = ""  # an id to link to
+
+    def to_html(self) -> str:
+        """The <section>."""
+        name = f' id="{escape(self.anchor)}"' if self.anchor else ""
+        return f"<section{name}>\n<h2>{escape(self.heading)}</h2>\n{self.body}\n</section>"
 
 
 class Page(NamedTuple):
@@ -35,9 +41,7 @@ class Page(NamedTuple):
     def to_html(self) -> str:
         """The whole page."""
         template = files("rebased.report").joinpath("page.html").read_text(encoding="utf-8")
-        sections = "\n".join(
-            f"<section>\n<h2>{escape(section.heading)}</h2>\n{section.body}\n</section>" for section in self.sections
-        )
+        sections = "\n".join(section.to_html() for section in self.sections)
         return Template(template).substitute(
             generator=GENERATOR,
             title=escape(self.title),

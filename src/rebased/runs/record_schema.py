@@ -134,12 +134,18 @@ class _Split(_Part):
     slices: dict[Name, Share] = {}
 
 
+class _Norm(_Part):
+    mean: float | None  # None: not finite
+    sd: float | None
+
+
 class _Epoch(_Part):
     epoch: Count
     seconds: Seconds
     test_seconds: Seconds
     test: _Split
     held_out: _Split | None = None
+    norms: dict[Number, dict[Text, _Norm]] | None = None
 
 
 _WHERE, _EPOCH, _SYNTHETIC, _LM = (TypeAdapter(kind) for kind in (_Where, _Epoch, _SyntheticRun, _LMRun))

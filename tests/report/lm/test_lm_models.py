@@ -11,7 +11,8 @@ import pytest
 from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
 from rebased.report.lm import compare_language_models, to_markdown
-from rebased.report.lm.tables import NEOX_VOCABULARY, TABLE_2, difference_table
+from rebased.report.lm.tables import NEOX_VOCABULARY, difference_table
+from rebased.report.paper.values import TABLE_2
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 

@@ -6,16 +6,8 @@ import pytest
 
 from fake_records import fake_run
 from rebased.analysis import describe
-from rebased.report.synthetic.paper import (
-    FIGURE_1,
-    READINGS,
-    TABLE_1,
-    Place,
-    Reading,
-    agrees,
-    deviations,
-    paper_reading,
-)
+from rebased.report.paper.values import FIGURE_1, READINGS, TABLE_1, Place, Reading
+from rebased.report.synthetic.paper import agrees, deviations, paper_reading
 
 MEANS = {  # the two columns "Mean" of Table 1
     256: {"Based": 0.58, "x²": 0.54, "norm(x)²": 0.57, "(γx)²": 0.51, "(γx + β)²": 0.61, "ReBased": 0.63},

@@ -8,12 +8,11 @@ from statistics import fmean, median, stdev
 from rebased.analysis.intervals import t_interval
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
+from rebased.report.paper.values import TABLE_2
 from rebased.report.tables import NONE, Number, Table, number, p_text
 from rebased.runs.finished import Run
 from rebased.runs.run_names import flatten
 
-TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "ReBased": (16.45, 3.67, 56.31)}
-"""The paper's perplexities: all, AR, non-AR. Its text, its tokenizer and its models are not the user's."""
 PAPER = "paper: all / AR / non-AR"
 NEOX_TOKENS = 50277  # of the paper's tokenizer, that of GPT-NeoX-20B
 NEOX_VOCABULARY = "a1730488dadb984eb5d266a250c058985c971c5118d043a52fc8b244b5e60b89"  # its digest (data/tokenizer.py)

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from rebased.analysis import Spread, describe
-from rebased.report.probe.paper import Row, paper_row
+from rebased.report.paper.values import Row
+from rebased.report.probe.paper import paper_row
 from rebased.report.synthetic.cells import order_of
 from rebased.runs.run_names import ModelName, model_names, task_names
 

@@ -1,26 +1,13 @@
 """The paper's values on attention matrices (arXiv 2402.10644, Table 3), and when a probe may be compared with them."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from rebased.report.synthetic.paper import Reading
+from rebased.report.paper.values import TABLE_3, Row
 
 SOURCE = "arXiv 2402.10644, Table 3, as printed"
 SEQ_LEN, PAIRS, EXAMPLES = 128, 32, 10_000
 FIRST_LAYER = "previous_token"  # Section 5.5: a short convolution with fixed weights that attends to the previous token
 
-
-class Row(NamedTuple):
-    """A row of the paper's Table 3."""
-
-    iou: Reading
-    accuracy: Reading
-
-
-TABLE_3 = {
-    "Attention": Row(Reading(0.999, error=0.0005), Reading(1.0, error=0.0005)),
-    "Based": Row(Reading(0.157, error=0.0005), Reading(0.956, error=0.0005)),
-    "ReBased": Row(Reading(0.173, error=0.0005), Reading(0.957, error=0.0005)),
-}
 
 OPEN = (
     "The paper states neither width, heads nor learning rate of Table 3, nor how IoU is computed from weights that are "

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
-from rebased.report.synthetic.paper import KERNEL_ORDER, Reading, paper_reading
+from rebased.report.paper.values import KERNEL_ORDER, Reading
+from rebased.report.synthetic.paper import paper_reading
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, model_names, task_names
 

@@ -5,8 +5,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rebased.analysis import Spread
+from rebased.report.paper.values import Reading
 from rebased.report.synthetic.cells import Cell, Results, order_of
-from rebased.report.synthetic.paper import Reading, agrees
+from rebased.report.synthetic.paper import agrees
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
 """By task and width: pairs of a number of heads and a cell."""

@@ -5,12 +5,11 @@ from statistics import fmean
 from typing import Any
 
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
+from rebased.report.paper.values import FIGURE_10
 from rebased.report.synthetic.cells import Cell, Results
 
 NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
 NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
-PAPER_GAMMA = 0.13
-"""The value that the mean of gamma tends to at every length, and beta's is 0 (the paper's Figure 10, caption)."""
 CAPTION = (
     "Mean over features and seeds at the chosen learning rate; the band is one standard deviation over features. The "
     "dotted line is the value that the paper names: γ about 0.13 and β 0."
@@ -40,7 +39,7 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
                     axes.plot(epochs, means, **look, label=task)
                     low, high = ([m + sign * sd for m, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
                     axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12, lw=0)
-            axes.axhline(PAPER_GAMMA if "gamma" in key else 0.0, color=INK, lw=1, ls=":", label="the paper's value")
+            axes.axhline(FIGURE_10[key.split(".")[1]].mean, color=INK, lw=1, ls=":", label="the paper's value")
             axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -60,7 +59,8 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
         for line in run.epochs:
             layers = line.get("norms") or {}
             for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
-                by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
+                if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
+                    by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
     found = {}
     for key, epochs in by_key.items():
         means = [fmean(entry["mean"] for entry in entries) for entries in epochs.values()]

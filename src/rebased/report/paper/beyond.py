@@ -1,0 +1,106 @@
+"""What the records show beyond the paper: numbers of heads, other kernels, and sequences unlike those of training."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from rebased.report.page import Section, commands, details, figure, paragraphs
+from rebased.report.paper.evidence import Evidence, Probe
+from rebased.report.paper.mqar import departures_of, sources
+from rebased.report.paper.values import KERNEL_ORDER, TABLE_1
+from rebased.report.probe.figures import mass_by_distance
+from rebased.report.probe.page import TEXT
+from rebased.report.probe.tables import text_table
+from rebased.report.prose import plural
+from rebased.report.synthetic import figures, narrative, tables
+from rebased.report.synthetic.cells import COUNTED, build_results
+from rebased.report.synthetic.comparisons import compare_models
+from rebased.report.synthetic.heads import cells_by_heads
+from rebased.report.synthetic.paper import PAPER_TASK, place_of
+from rebased.runs.finished import Run
+from rebased.runs.run_names import model_names, task_names
+
+SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
+
+
+def sections_beyond(evidence: Evidence) -> Iterator[Section]:
+    """A section each, where there are records."""
+    runs = [run for run in evidence.runs if run.status in COUNTED and run.task == PAPER_TASK]
+    table_1 = [run for run in runs if (place := place_of(run)) and place._replace(model="ReBased") in TABLE_1]
+    for alike in nearest(table_1, lambda run: run.model in KERNEL_ORDER):
+        body = heads_body([run for run in alike if run.model in KERNEL_ORDER])
+        if body:
+            yield Section("Not in the paper: how many heads?", body, "heads")
+            break
+    for alike in nearest(table_1, lambda run: run.model not in KERNEL_ORDER):
+        yield Section("Not in the paper: other norms and kernels", kernels_body(alike), "kernels")
+        break
+    mixed = [run for run in runs if len(run.settings["task"]["test"]) > 1]
+    if mixed:
+        yield Section("Not in the paper: longer and fuller sequences", slices_body(mixed), "extrapolation")
+    if evidence.text_probes:
+        body = text_body([probe for _, probe in evidence.text_probes])
+        yield Section("Not in the paper: where language models look", body, "text-attention")
+
+
+def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run]]:
+    """Groups of runs that depart alike from the paper's protocol, heads aside, and of which some are `wanted`; those
+    that depart least come first."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        settings = tuple(words for words in departures_of(run) if not words.startswith("heads "))
+        groups.setdefault(settings, []).append(run)
+    return [groups[key] for key in sorted(groups, key=len) if any(map(wanted, groups[key]))]
+
+
+def heads_body(runs: Sequence[Run]) -> str:
+    """Accuracy by number of heads beside the paper's values; empty if all runs have one number."""
+    places = cells_by_heads(build_results(runs))
+    if not places:
+        return ""
+    caption = "Dotted: the paper's value, for which it gives no number of heads."
+    picture = figure(figures.accuracy_by_heads(places)._replace(name="heads"), caption)
+    lead = paragraphs(narrative.heads_verdict(places), protocol_words(runs))
+    table = details("Show the numbers", tables.heads_table(places).to_html())
+    return lead + picture + table + commands(["rebased sweep heads", "rebased sweep heads-small"])
+
+
+def kernels_body(runs: Sequence[Run]) -> str:
+    """Kernels beyond the paper's six, each compared with ReBased."""
+    papers_heads = [run for run in runs if not any(words.startswith("heads ") for words in departures_of(run))]
+    results = build_results(papers_heads)
+    html = paragraphs(protocol_words(papers_heads))
+    for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[:1]:
+        html += paragraphs(narrative.verdict(family)) + tables.comparison_table(family.contrasts).to_html()
+    for task in results.tasks:
+        html += tables.width_table(results, task).to_html()
+    return html + commands(["rebased sweep kernels", "rebased sweep kernels-small"])
+
+
+def slices_body(runs: Sequence[Run]) -> str:
+    """Accuracy by number of pairs and by length, beyond those of training."""
+    results = build_results(runs)
+    html = paragraphs(protocol_words(runs))
+    for kind in SLICES:
+        if any(len(cell.slices(kind)) > 1 for cell in results.cells):
+            panels = figures.accuracy_by_slice(results, kind)
+            caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
+            html += figure(panels._replace(name=f"beyond-{panels.name}"), caption)
+            html += details("Show the numbers", tables.slice_table(results, kind).to_html())
+    return html + commands(["rebased sweep extrapolation", "rebased sweep campaign-extrapolation"])
+
+
+def text_body(records: Sequence[Probe]) -> str:
+    """Attention on the token to be recalled, by distance and by layer."""
+    settings = [record["config"] for record in records]
+    names = [str(name) for name in model_names(settings, task_names(settings))]
+    picture = figure(mass_by_distance(records, names), TEXT)
+    table = details("Show every layer", text_table(records, names).to_html())
+    return picture + table + commands(["rebased probe runs/campaign-enwik8 --json text.json"])
+
+
+def protocol_words(runs: Sequence[Run]) -> str:
+    """How many runs, their departures from the paper's protocol, and the files they are in."""
+    settings = [words for words in departures_of(runs[0]) if not words.startswith("heads ")]
+    depart = f"Departures from the paper's protocol: {'; '.join(settings)}. " if settings else ""
+    seeds = plural(len({run.seed for run in runs}), "seed")
+    return f"{plural(len(runs), 'run')}, {seeds}. {depart}Records: {', '.join(sources(runs))}."

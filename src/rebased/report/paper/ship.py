@@ -1,0 +1,125 @@
+"""Make the package's records from the committed ones: python -m rebased.report.paper.ship [ROOT]
+
+Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds in
+ROOT/benchmarks/results go to the folder `records` of this package. What the page does not read is left out.
+"""
+
+import json
+import lzma
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rebased.files import replacing
+from rebased.report.paper.cost import read_speeds
+from rebased.report.paper.evidence import PROBES, RECORDS, SPEEDS, OtherJson, Probe, read_probes
+from rebased.report.probe.cells import group_probes
+from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
+from rebased.runs.finished import Run
+
+EVERY = 8  # of the epochs, and of the lines of a language model's steps, so many are one that is kept
+FIGURES = 6  # significant digits of densities and similarities, which are drawn only
+
+
+def ship(root: Path, folder: Path) -> list[Path]:
+    """Write the compact records of the repository in `root` into `folder`. Returns the files."""
+    results, written = root / "results", []
+    folder.mkdir(parents=True, exist_ok=True)
+    seen: set[str] = set()
+    for bundle in sorted((file for pattern in BUNDLES for file in results.rglob(pattern)), reverse=True):
+        found = gather([bundle])
+        runs = [run for run in (*found.runs, *found.lm_runs) if run.digest not in seen]  # a run may be in two sweeps
+        seen |= {run.digest for run in runs}
+        write_bundle(distinct([compact_run(run) for run in runs]), folder / bundle.name)
+        written.append(folder / bundle.name)
+    for file in sorted({file for pattern in PROBES for file in results.rglob(pattern)}):
+        try:
+            probes = read_probes(file)
+        except OtherJson:
+            continue
+        path = folder / f"{file.name.partition('.json')[0]}.json.xz"
+        write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(probes)})))
+        written.append(path)
+    speeds = folder / SPEEDS.name
+    write(speeds, as_json(read_speeds(root / "benchmarks" / "results")._asdict()))
+    return [*written, speeds]
+
+
+def compact_run(run: Run) -> Run:
+    """The run without the epochs or steps that the page does not read. Its result stays the same."""
+    kept = [line for line in run.lines if line["type"] != "step"]
+    steps = [line for line in run.lines if line["type"] == "step"]
+    if run.epochs:
+        wanted = {run.best.epoch, run.epochs[-1]["epoch"]}
+        kept = [
+            line for line in kept if line["type"] != "epoch" or line["epoch"] in wanted or line["epoch"] % EVERY == 0
+        ]
+        last = kept.index(run.epochs[-1])
+        kept = [line if i == last else without_histograms(line) for i, line in enumerate(kept)]
+    kept[1:1] = steps[EVERY - 1 :: EVERY] or steps[-1:]
+    return Run(run.folder, kept, run.file)
+
+
+def without_histograms(line: dict[str, Any]) -> dict[str, Any]:
+    """The line of an epoch with mean and standard deviation of gamma and beta, but without their histograms."""
+    if "norms" not in line:
+        return line
+    layers = {
+        layer: {key: {name: entry[name] for name in ("mean", "sd")} for key, entry in parts.items()}
+        for layer, parts in line["norms"].items()
+    }
+    return line | {"norms": layers}
+
+
+def compact_probes(records: Sequence[Probe]) -> list[Probe]:
+    """The records with matrices to draw for the first seed of each model and width alone: one example of each."""
+    tasks = [record for record in records if record["kind"] == "task"]
+    firsts = {id(cell.first) for cell in group_probes(tasks)} if tasks else set()
+    texts = [record for record in records if record["kind"] == "text"]
+    return [*(compact_probe(record, drawn=id(record) in firsts) for record in tasks), *texts]
+
+
+def compact_probe(record: Probe, *, drawn: bool) -> Probe:
+    """The last layer of a probe, with the first matrix if it is `drawn`, and numbers as exact as they are shown."""
+    layer = record["layers"][-1]
+    layer = layer | {"drawn": layer["drawn"][:1] if drawn else [], "similarity": rounded(layer["similarity"])}
+    return record | {"layers": [layer]}
+
+
+def rounded(tree: Any) -> Any:
+    """JSON data with numbers of FIGURES significant digits."""
+    if isinstance(tree, dict):
+        return {key: rounded(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [rounded(value) for value in tree]
+    return float(f"{tree:.{FIGURES}g}") if isinstance(tree, float) else tree
+
+
+def as_json(tree: Any) -> bytes:
+    """JSON in one line."""
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def main(root: Path) -> None:
+    """Replace the package's records: all new ones are whole before an old one goes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        made = ship(root, Path(temporary))
+        RECORDS.mkdir(exist_ok=True)
+        for path in made:
+            write(RECORDS / path.name, path.read_bytes())
+        names = {path.name for path in made}
+        for path in RECORDS.iterdir():
+            if path.name not in names:
+                path.unlink()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else Path.cwd())

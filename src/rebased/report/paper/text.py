@@ -1,0 +1,177 @@
+"""Table 2: perplexity of attention, Based and ReBased. Runs of other sizes or on another text are a stand-in."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from rebased.analysis import describe
+from rebased.models.paper import TABLE_9
+from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, steps
+from rebased.report.lm.tables import perplexity_table
+from rebased.report.page import paragraphs
+from rebased.report.paper import mqar
+from rebased.report.paper.cost import TABLE_2_TOKENS, Cost, Speeds
+from rebased.report.paper.evidence import Evidence
+from rebased.report.paper.exhibits import BY_NAME
+from rebased.report.paper.finding import Finding
+from rebased.report.paper.mqar import Pair
+from rebased.report.paper.values import TABLE_2, Reading
+from rebased.report.paper.verdict import Number, Protocol, hold_number
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+
+PRINTED = 0.005  # half of the last digit
+BETTER = (  # (model with the lower perplexity in the paper, the other, part of the tokens)
+    *(("ReBased", "Based", part) for part in PARTS),
+    ("ReBased", "Attention", "all"),
+    ("Attention", "ReBased", "ar"),
+    ("ReBased", "Attention", "non_ar"),
+)
+COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
+
+
+def find_perplexity(evidence: Evidence) -> Finding:
+    """Table 2, from the runs that were trained on most tokens."""
+    exhibit, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
+    chosen = choose(evidence.lm_runs)
+    if chosen is None:
+        return Finding(exhibit, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
+    departures = departures_of(chosen)
+    own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
+    protocol: Protocol = "stand-in" if not own else "departs" if departures else "paper"
+    seeds = [len(runs) for runs in chosen.models.values()]
+    remarks = [
+        "Levels of perplexity are not compared: text, training and size are others. The table shows them beside the "
+        "paper's. The signs of differences are claims and are tested, but a stand-in decides nothing about the paper."
+    ]
+    return Finding(
+        exhibit,
+        protocol,
+        hold_levels(chosen if own else None),
+        mqar.hold_claims(pairs(chosen)),
+        departures=departures,
+        settings=settings_table(chosen),
+        draw=partial(levels, chosen),
+        remarks=remarks if not own else [],
+        seeds=mqar.span(seeds),
+        sources=mqar.sources(chosen.runs),
+        cost=cost,
+    )
+
+
+def levels(chosen: LanguageModels) -> str:
+    """A table of perplexities beside the paper's."""
+    return perplexity_table(chosen).to_html() + paragraphs(f"Perplexity, mean ± sd over seeds: {chosen.data}.")
+
+
+def choose(runs: Sequence[Run]) -> LanguageModels | None:
+    """Of the groups of runs that may stand side by side: the one with most of the paper's models, of these the one that
+    was trained on most tokens. None if no run has ended."""
+    by_tokens: dict[int, list[Run]] = {}
+    for run in runs:
+        if is_finished(run):
+            by_tokens.setdefault(trained_on(run), []).append(run)
+    groups = [group for alike in by_tokens.values() for group in group_language_models(alike)]
+    known = [group for group in groups if of_kind(group, "ReBased")]
+    return max(known, key=lambda group: (models_in(group), trained_on(group.runs[0])), default=None)
+
+
+def models_in(group: LanguageModels) -> int:
+    """How many of the paper's three models it has."""
+    return sum(of_kind(group, kind) is not None for kind in TABLE_2)
+
+
+def of_kind(group: LanguageModels, kind: str) -> str | None:
+    """The name of a model of this kind, the one with most seeds; None if there is none."""
+    names = [name for name in group.models if kind_in(name) == kind]
+    return max(names, key=lambda name: len(group.models[name]), default=None)
+
+
+def trained_on(run: Run) -> int:
+    """The tokens that a run was trained on."""
+    return steps_of(run) * batch_of(run) * int(run.settings["data"]["seq_len"])
+
+
+def steps_of(run: Run) -> int:
+    """Its training steps: what its end says, or else its last line about steps."""
+    end = run.lines[-1].get("step")
+    return end if isinstance(end, int) else int(steps(run)[-1]["step"])
+
+
+def batch_of(run: Run) -> int:
+    """Sequences per step; 0 if the record does not say."""
+    size = run.settings["train"].get("batch_size")
+    return size if isinstance(size, int) else 0
+
+
+def is_papers_model(name: str, run: Run) -> bool:
+    """Whether a run's model has the paper's size and sequences."""
+    return run.parameters == COUNTS.get(kind_in(name)) and run.settings["data"]["seq_len"] == 4096
+
+
+def departures_of(chosen: LanguageModels) -> list[str]:
+    """In what the runs differ from the paper's, in words."""
+    run, found = chosen.runs[0], []
+    text = str(run.settings["data"]["folder"]).rsplit("/", 1)[-1]
+    if "pile" not in text.lower():
+        found.append(f"{text} instead of the Pile")
+    if any(
+        run.parameters != COUNTS.get(kind_in(name)) for name, runs in chosen.models.items() for run in runs.values()
+    ):
+        sizes = mqar.span([round(run.parameters / 1e6) for run in chosen.runs])
+        found.append(f"models of {sizes} million parameters instead of 127 to 157")
+    tokens = trained_on(run)
+    if tokens != TABLE_2_TOKENS:
+        found.append(f"{tokens / 1e6:,.0f} million training tokens instead of {TABLE_2_TOKENS / 1e6:,.0f}")
+    return found
+
+
+def hold_levels(chosen: LanguageModels | None) -> list[Number]:
+    """The paper's nine perplexities beside ours, which are None for a stand-in."""
+    numbers = []
+    for model, values in TABLE_2.items():
+        name = of_kind(chosen, model) if chosen else None
+        for (part, words), value in zip(PARTS.items(), values, strict=True):
+            ours = describe(list(chosen.values(name, part).values())) if chosen and name else None
+            numbers.append(hold_number(f"{model}, {words} tokens", Reading(value, error=PRINTED), ours, digits=2))
+    return numbers
+
+
+def pairs(chosen: LanguageModels | None) -> list[Pair]:
+    """The signs of the paper's six differences. The perplexity of the model that is worse in the paper comes first."""
+    found: list[Pair] = []
+    for better, worse, part in BETTER:
+        what = f"{PARTS[part]} tokens: {better} has a lower perplexity than {worse}"
+        names = [of_kind(chosen, kind) for kind in (worse, better)] if chosen else []
+        if chosen and names[0] and names[1]:
+            found.append((what, chosen.values(names[0], part), chosen.values(names[1], part)))
+        else:
+            found.append((what, None, None))
+    return found
+
+
+def settings_table(chosen: LanguageModels) -> Table:
+    """The paper's protocol beside that of the runs."""
+    run = chosen.runs[0]
+    train, sizes = run.settings["train"], sorted({run.parameters for run in chosen.runs})
+    rows = [
+        ("text", "the Pile", f"{str(run.settings['data']['folder']).rsplit('/', 1)[-1]}"),
+        ("parameters", ", ".join(f"{count:,}" for count in COUNTS.values()), ", ".join(f"{size:,}" for size in sizes)),
+        ("tokens per sequence", "4,096", f"{run.settings['data']['seq_len']:,}"),
+        ("sequences per step", "1,024", f"{batch_of(run):,}"),
+        ("steps", "20,000", f"{steps_of(run):,}"),
+        ("training tokens", f"{TABLE_2_TOKENS:,}", f"{trained_on(run):,}"),
+        ("learning rate, warm-up steps", "0.001, 200", f"{train.get('lr', '?')}, {train.get('warmup_steps', '?')}"),
+        ("seeds", "not stated", mqar.span([len(runs) for runs in chosen.models.values()])),
+    ]
+    return Table(("", "paper", "here"), rows)
+
+
+def cost_of(speeds: Speeds) -> Cost:
+    """What the paper's three models would cost."""
+    each = {"attention": 1, "paper-text": 2}
+    minutes = sum(n * TABLE_2_TOKENS / speeds.tokens_per_second(model) / 60 for model, n in each.items())
+    what = (
+        f"The paper's three models once, {TABLE_2_TOKENS / 1e9:.0f} billion tokens of the Pile each (Based and ReBased "
+        "at the speed of 12 heads of 16)"
+    )
+    return Cost(minutes, what, speeds.records[-1:])

@@ -1,0 +1,120 @@
+"""The paper's numbers (arXiv 2402.10644), in one place. Tables 4 and 9 are in models/paper.py, with their models.
+
+Tables are as printed. Figures 1 and 10 were read: off the picture to about 0.02, and off its caption.
+"""
+
+from typing import NamedTuple
+
+
+class Reading(NamedTuple):
+    """An accuracy in the paper."""
+
+    mean: float
+    sd: float | None = None  # sample standard deviation over five seeds; None where the figure does not show it
+    at_least: bool = False  # the mean is a lower bound: the figure shows no more
+    error: float = 0.02  # of reading the value off the figure; half a unit of the last digit where it is printed
+
+    def __str__(self) -> str:
+        return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
+
+
+class Place(NamedTuple):
+    """A place in the paper's grids: the model by its name here, the task, the width."""
+
+    model: str
+    seq_len: int
+    pairs: int
+    d_model: int
+
+
+# Table 1, printed: 32 pairs, mean ± sd of accuracy at D = 16, 24, 32, 48.
+_TABLE_1 = {
+    256: {
+        "Based": ((0.06, 0.02), (0.45, 0.15), (0.82, 0.06), (0.99, 0.00)),
+        "x²": ((0.05, 0.05), (0.47, 0.08), (0.64, 0.42), (0.99, 0.00)),
+        "norm(x)²": ((0.09, 0.04), (0.39, 0.24), (0.84, 0.09), (0.97, 0.02)),
+        "(γx)²": ((0.02, 0.02), (0.35, 0.22), (0.71, 0.09), (0.98, 0.03)),
+        "(γx + β)²": ((0.06, 0.01), (0.51, 0.08), (0.89, 0.03), (0.99, 0.00)),
+        "ReBased": ((0.09, 0.05), (0.59, 0.06), (0.86, 0.08), (0.99, 0.00)),
+    },
+    2048: {
+        "Based": ((0.02, 0.02), (0.40, 0.18), (0.66, 0.08), (0.99, 0.01)),
+        "x²": ((0.03, 0.03), (0.33, 0.21), (0.46, 0.42), (0.93, 0.09)),
+        "norm(x)²": ((0.05, 0.05), (0.56, 0.10), (0.72, 0.17), (0.99, 0.00)),
+        "(γx)²": ((0.02, 0.03), (0.26, 0.45), (0.65, 0.37), (0.99, 0.01)),
+        "(γx + β)²": ((0.06, 0.03), (0.50, 0.08), (0.85, 0.04), (0.99, 0.01)),
+        "ReBased": ((0.04, 0.03), (0.58, 0.01), (0.83, 0.04), (0.99, 0.00)),
+    },
+}
+TABLE_1_PAIRS, TABLE_1_WIDTHS = 32, (16, 24, 32, 48)
+KERNEL_ORDER = tuple(_TABLE_1[256])
+
+# Figure 1, read off the picture to about ±0.02: by model and T, one value per width. None: it was not read.
+FIGURE_1_PAIRS = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}
+FIGURE_1_WIDTHS = (64, 128, 256, 512)
+_SOLVED = Reading(0.97, at_least=True)
+_FIGURE_1: dict[str, dict[int, tuple[Reading | None, ...]]] = {
+    "ConvAttention": {seq_len: (Reading(1.0),) * 4 for seq_len in FIGURE_1_PAIRS},
+    "ReBased": {
+        128: (_SOLVED,) * 4,
+        256: (_SOLVED,) * 4,
+        512: (Reading(0.89), None, None, None),
+        1024: (Reading(0.55, 0.18), _SOLVED, _SOLVED, _SOLVED),
+        2048: (Reading(0.07, 0.05), Reading(0.66, 0.06), Reading(0.98), Reading(0.99)),
+    },
+    "Based": {
+        512: (Reading(0.90, 0.06), None, None, None),
+        1024: (Reading(0.33, 0.26), None, None, None),
+        2048: (Reading(0.14, 0.06), Reading(0.49, 0.16), Reading(0.99), Reading(0.99)),
+    },
+    "RWKV": {
+        128: (Reading(0.10), Reading(0.25), Reading(0.54), Reading(0.82)),
+        **{seq_len: (Reading(0.0),) * 4 for seq_len in (256, 512, 1024, 2048)},
+    },
+    "Mamba": {
+        128: (Reading(0.73, 0.43), Reading(0.77, 0.43), Reading(0.99), Reading(0.98)),
+        256: (Reading(0.09), Reading(0.12), Reading(0.19), Reading(0.33)),
+        512: (Reading(0.0), Reading(0.02), Reading(0.38), Reading(0.20)),
+        **{seq_len: (Reading(0.0),) * 4 for seq_len in (1024, 2048)},
+    },
+}
+
+TABLE_1 = {
+    Place(model, seq_len, TABLE_1_PAIRS, d_model): Reading(*value, error=0.005)
+    for seq_len, rows in _TABLE_1.items()
+    for model, values in rows.items()
+    for d_model, value in zip(TABLE_1_WIDTHS, values, strict=True)
+}
+FIGURE_1 = {
+    Place(model, seq_len, FIGURE_1_PAIRS[seq_len], d_model): reading
+    for model, rows in _FIGURE_1.items()
+    for seq_len, readings in rows.items()
+    for d_model, reading in zip(FIGURE_1_WIDTHS, readings, strict=True)
+    if reading is not None
+}
+READINGS = TABLE_1 | FIGURE_1
+
+
+# Table 2, printed: perplexity of all, AR and non-AR tokens of the Pile.
+TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "ReBased": (16.45, 3.67, 56.31)}
+
+
+class Row(NamedTuple):
+    """A row of the paper's Table 3."""
+
+    iou: Reading
+    accuracy: Reading
+
+
+TABLE_3 = {
+    "Attention": Row(Reading(0.999, error=0.0005), Reading(1.0, error=0.0005)),
+    "Based": Row(Reading(0.157, error=0.0005), Reading(0.956, error=0.0005)),
+    "ReBased": Row(Reading(0.173, error=0.0005), Reading(0.957, error=0.0005)),
+}
+
+# Figure 10, its caption: the means of gamma and beta after training, "about", at every length.
+FIGURE_10 = {"gamma": Reading(0.13), "beta": Reading(0.0)}
+
+# The protocol of all MQAR experiments: Appendix A and the authors' code.
+EPOCHS, SEEDS, RATES = 64, 5, (5e-4, 1e-3, 3e-3, 1e-2)
+EXAMPLES, TEST_EXAMPLES = 100_000, 3_000
