@@ -57,7 +57,7 @@ class Speeds(NamedTuple):
 
 def read_speeds(folder: Path) -> Speeds:
     """The speeds in the newest records of a folder such as benchmarks/results."""
-    shapes = newest_rows(folder, "targets", preset="rebased", precision="tf32")
+    shapes = newest_rows(folder, "targets", widths=2, preset="rebased", precision="tf32")  # for a line in D
     presets = newest_rows(folder, "presets", precision="bf16", mode="captured")
     lm: tuple[str, list[dict[str, Any]]] = ("", [])
     for path in sorted(folder.glob("lm-*-h200.json")):
@@ -76,12 +76,12 @@ def picked(rows: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
     return [{key: row[key] for key in keys} for row in rows]
 
 
-def newest_rows(folder: Path, section: str, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The name of the newest record of training steps that has such rows, and the rows."""
+def newest_rows(folder: Path, section: str, widths: int = 1, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The name of the newest record of training steps that has such rows, of so many widths D, and the rows."""
     for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
         rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
         rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-        if rows:
+        if len({row["D"] for row in rows}) >= widths:
             return path.name, rows
     raise ValueError(f"no record in {folder} has section {section} with {wanted}")
 
