@@ -22,19 +22,25 @@ def parts(rows: int, T: int, D: int, labels: int, precision: str) -> dict[str, t
     qk, v = small * M * K, small * M * V
     chosen = 4 * L * D
     cast = x + h if half else 0  # of the gradient that enters a mixer
+    narrow_head = precision != "fp32" and D <= 128  # no logit is written (ops/cross_entropy/narrow_gpu.py)
+    joined = precision != "fp32" and D <= 64  # projections of q and k with their norms (ops/norm/linear_gpu.py)
     return {
         "embedding, positions, dropout": (9 * x + 2 * M * D, 0),
         "norms of the stream": (2 * (x + h) + 2 * (2 * x + h) + 5 * x + 10 * chosen, 0),  # two first, one second
         "short convolution and its gate": (2 * h + 4 * h + 3 * h + 6 * h, 0),
         "residuals": (2 * (2 * x + h) + 2 * 3 * x + 2 * cast, 0),
         "projections": (  # the gate's; q, k and v; out. Forward, then gradients of inputs (and their sum) and weights
-            (2 * h + 4 * h + 6 * h) + (3 * h + 2 * qk + v) * 2 + (3 * h + 2 * qk + v) + 6 * h + 3 * (v + h),
-            6 * M * D * (D + 2 * K + 2 * V),
+            (2 * h + 4 * h + 6 * h) + 6 * h + 3 * (v + h) + 3 * (h + v) + (0 if joined else 3 * (2 * h + 2 * qk)),
+            6 * M * D * (D + 2 * V) + (0 if joined else 6 * M * D * 2 * K),
         ),
-        "norms of q and k": (4 * qk + 6 * qk, 0),
+        "norms of q and k": (
+            (2 * (h + qk) + 2 * (2 * h + qk), 6 * M * D * 2 * K) if joined else (4 * qk + 6 * qk, 0)
+        ),  # with their projections where these are joined
         "polynomial attention (its inputs and outputs)": (2 * qk + 2 * v + 4 * qk + 4 * v, 0),
         "labelled positions": (2 * chosen + x + 2 * chosen, 0),
-        "head": (5 * logit * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D),
+        "head": (
+            (5 * chosen, 8 * L * VOCAB * D) if narrow_head else (5 * logit * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D)
+        ),
     }
 
 
