@@ -8,7 +8,7 @@
 For each model a server is started in a process of its own, with random weights of the paper's language models, and
 asked by `clients` clients at a time: streams over HTTP, prompts of random tokens (no two alike, but for the first
 `--shared` tokens), greedy, exactly --max-tokens tokens each. Latency is from the request to its last chunk, first token
-from the request to the first chunk with text. The clients share one process; --requests is per client.
+from the request to the first chunk with text. The clients are spread over some processes; --requests is per client.
 
 Writes serve-<date>-<device>.json, after each case anew, the plot beside it, and prints a table. It never takes longer
 than --minutes: models share them, and requests that are under way when a model's time is over are cut off.
@@ -17,6 +17,7 @@ than --minutes: models share them, and requests that are under way when a model'
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -25,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +51,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PERCENTILES = (50, 90, 99)
 ENDING = 15.0  # seconds that are left to save, draw and show
 A_DAY = 86_400.0
+PROCESSES = 8  # that play the clients
 
 
 CHILDREN: list[subprocess.Popen[str]] = []
@@ -160,43 +163,90 @@ async def ask(client: Any, prompt: list[int], max_tokens: int) -> tuple[float, f
     return first, time.perf_counter() - begin, tokens
 
 
-async def measure(url: str, load: Load, vocab_size: int, seconds_left: float) -> dict[str, Any]:
-    """Let all clients ask, each one request after the other, until the time is over."""
+class Played(NamedTuple):
+    """What some clients saw."""
+
+    results: list[tuple[float, float, int]]  # as `ask` returns them
+    failures: list[str]
+    cut_off: int
+    begin: float  # on the clock of all processes
+    end: float
+
+
+async def play(url: str, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
+    """Let one client per seed ask, each one request after the other, until the time is over."""
     import httpx
 
-    draw = random.Random(load.clients)
-    shared = [draw.randrange(vocab_size) for _ in range(load.shared)]
+    shared = random.Random(load.clients).choices(range(vocab_size), k=load.shared)
     results: list[tuple[float, float, int]] = []
     failures: list[str] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=3600, limits=limits) as client:
 
-        async def one(seed: int, requests: int) -> None:
-            own = random.Random(seed)
-            for _ in range(requests):
-                rest = [own.randrange(vocab_size) for _ in range(load.prompt_tokens - load.shared)]
+        async def one(prompts: list[list[int]]) -> None:
+            for prompt in prompts:
                 try:
-                    results.append(await ask(client, shared + rest, load.max_tokens))
+                    results.append(await ask(client, prompt, load.max_tokens))
                 except (httpx.HTTPError, RuntimeError) as error:
                     failures.append(f"{type(error).__name__}: {error}"[:300])
 
-        end = time.perf_counter() + seconds_left
-        await asyncio.wait([asyncio.ensure_future(one(10**6, 1))], timeout=seconds_left)  # kernels are compiled
-        results.clear()
-        begin = time.perf_counter()
-        asking = [asyncio.ensure_future(one(seed, load.requests)) for seed in range(load.clients)]
-        _, cut = await asyncio.wait(asking, timeout=max(0.0, end - begin))
+        rest = load.prompt_tokens - load.shared
+        drawn = [
+            [shared + own.choices(range(vocab_size), k=rest) for _ in range(load.requests)]
+            for own in map(random.Random, seeds)
+        ]
+        begin = time.time()
+        asking = [asyncio.ensure_future(one(prompts)) for prompts in drawn]
+        _, cut = await asyncio.wait(asking, timeout=max(0.0, seconds))
         for task in cut:
             task.cancel()
         await asyncio.gather(*cut, return_exceptions=True)
-        seconds = time.perf_counter() - begin
-    made = sum(tokens for _, _, tokens in results)
+    return Played(results, failures, len(cut), begin, time.time())
+
+
+def play_share(url: str, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
+    return asyncio.run(play(url, load, seeds, vocab_size, seconds))
+
+
+def process_id(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def wait_for_all(pool: ProcessPoolExecutor, workers: int) -> None:
+    """Return when all processes of the pool have started: each imports torch first, which takes seconds."""
+    while len(set(pool.map(process_id, range(2 * workers)))) < workers:
+        pass
+
+
+def measure(
+    pool: ProcessPoolExecutor, workers: int, url: str, load: Load, vocab_size: int, seconds_left: float
+) -> dict[str, Any]:
+    """Let all clients ask, spread over the processes of the pool: one process could not read what a server writes."""
+    end = time.monotonic() + seconds_left
+
+    def ask_all(load: Load, first_seed: int) -> Played:
+        seeds = range(first_seed, first_seed + load.clients)
+        left, parts = end - time.monotonic(), min(workers, load.clients)
+        shares = [pool.submit(play_share, url, load, seeds[part::parts], vocab_size, left) for part in range(parts)]
+        played = [share.result() for share in shares]
+        return Played(
+            [result for each in played for result in each.results],
+            [failure for each in played for failure in each.failures],
+            sum(each.cut_off for each in played),
+            min(each.begin for each in played),
+            max(each.end for each in played),
+        )
+
+    ask_all(load._replace(requests=1), first_seed=10**6)  # kernels are compiled for the shapes that come
+    results, failures, cut_off, begin, over = ask_all(load, first_seed=0)
+    seconds, made = over - begin, sum(tokens for _, _, tokens in results)
     return {
         **load._asdict(),
         "seconds": seconds,
         "answered": len(results),
         "failed": len(failures),
-        "cut_off": len(cut),
+        "cut_off": cut_off,
         "failures": failures[:3],
         "requests_per_second": len(results) / seconds,
         "tokens_per_second": made / seconds,
@@ -347,26 +397,31 @@ def main(words: Sequence[str] | None = None) -> None:
     path = args.out / f"serve-{now:%Y-%m-%d-%H%M%S}-{device}.json"
     end_in_time(record, path, args.minutes)
     seconds = min(60 * args.minutes - ENDING, A_DAY)
-    for number, model in enumerate(args.models):
-        ends, left = begin + seconds * (number + 1) / len(args.models), list(args.clients)
-        vocab_size = shape_of(model, 8, args.device).vocab_size
-        try:
-            with server(model, given) as told:
-                url = f"http://127.0.0.1:{told.pop('port')}"
-                while left and time.monotonic() < ends:
-                    load = Load(left.pop(0), args.requests, args.prompt_tokens, args.shared, args.max_tokens)
-                    share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
-                    row = asyncio.run(measure(url, load, vocab_size, share))
-                    record["cases"].append({"model": model} | told | row)
-                    save(record, path)
-                    said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
-                    spent = time.monotonic() - begin
-                    print(f"{spent:6.0f} s  {model:12} {load.clients:4} clients  {said}", file=sys.stderr, flush=True)
-            reason = "the time was over"
-        except (RuntimeError, OSError) as error:  # one model's server fails: the other is measured all the same
-            reason = f"{type(error).__name__}: {error}"[:300]
-            print(reason, file=sys.stderr, flush=True)
-        record["left_out"] += [{"model": model, "clients": clients, "reason": reason} for clients in left]
+    workers = 2 if args.tiny else min(PROCESSES, max(args.clients))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        wait_for_all(pool, workers)
+        for number, model in enumerate(args.models):
+            ends, left = begin + seconds * (number + 1) / len(args.models), list(args.clients)
+            vocab_size = shape_of(model, 8, args.device).vocab_size
+            try:
+                with server(model, given) as told:
+                    url = f"http://127.0.0.1:{told.pop('port')}"
+                    while left and time.monotonic() < ends:
+                        load = Load(left.pop(0), args.requests, args.prompt_tokens, args.shared, args.max_tokens)
+                        share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
+                        row = measure(pool, workers, url, load, vocab_size, share)
+                        record["cases"].append({"model": model} | told | row)
+                        save(record, path)
+                        said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
+                        spent = time.monotonic() - begin
+                        print(
+                            f"{spent:6.0f} s  {model:12} {load.clients:4} clients  {said}", file=sys.stderr, flush=True
+                        )
+                reason = "the time was over"
+            except (RuntimeError, OSError) as error:  # one model's server fails: the other is measured all the same
+                reason = f"{type(error).__name__}: {error}"[:300]
+                print(reason, file=sys.stderr, flush=True)
+            record["left_out"] += [{"model": model, "clients": clients, "reason": reason} for clients in left]
     finish(record, path)
     if not record["cases"]:
         raise SystemExit("nothing was measured; the messages above say why")
