@@ -81,7 +81,7 @@ def newest_rows(folder: Path, section: str, widths: int = 1, **wanted: Any) -> t
     for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
         rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
         rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-        if len({row["D"] for row in rows}) >= widths:
+        if len({row.get("D") for row in rows}) >= widths:
             return path.name, rows
     raise ValueError(f"no record in {folder} has section {section} with {wanted}")
 
