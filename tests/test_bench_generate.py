@@ -20,6 +20,7 @@ decoder.Decoder.__init__ = init
 """
 
 
+@pytest.mark.release
 def test_steps_and_first_tokens(tmp_path: Path) -> None:
     """One case finds no memory: the others are measured all the same."""
     size = ["--batches", "3", "2", "--contexts", "32", "48", "--first", "24", "--device", "cpu"]

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from tests.torture.outcome import FORBIDDEN
 
+import rebased
 from rebased.cli import explain_error, is_users, main
 from rebased.config import YAML_VALUES, merge, nest
 from rebased.files import seal
@@ -164,6 +167,23 @@ def test_weights_without_a_config_are_an_error(capsys: pytest.CaptureFixture[str
     Path("model.safetensors").write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
     message = refused(capsys, "lm", "eval", "model.safetensors")
     assert message.startswith("model.safetensors")
+
+
+def test_prompts_nested_too_deep_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
+    assert "nested" in refused(capsys, "lm", "generate", "--file", "x.jsonl")
+
+
+def test_a_saved_generation_nested_too_deep_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"state": torch.zeros(1)}, "saved", {"rebased": '{"about": ' + "[" * 100_000})
+    assert "nested" in refused(capsys, "lm", "generate", "--continue", "saved")
+
+
+def test_a_report_needs_no_histograms(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in compact records. One that lacked its counts ended the report."""
+    records = Path(rebased.__file__).parent / "report" / "paper" / "records" / "campaign.jsonl.gz"
+    main(["report", str(records), "-o", "page.html"])
+    assert "Gamma and beta of queries and keys" in Path("page.html").read_text()
 
 
 def test_text_of_files_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:

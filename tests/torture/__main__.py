@@ -6,6 +6,7 @@ A trial is a function of the seed and its number, so `--seed 7 --first 1234 --co
 """
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -100,6 +101,16 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "data check": (["data", "check", "text"], ("--split",)),
     "report": (["report", "done", "-o", "out.html"], ("--title", "--reference", "--tables", "--bundle", "--replace")),
     "lm compare": (["lm", "compare", "lm-run"], ("--json",)),
+    "lm generate": (
+        ["lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "4"],
+        ("--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--n", "--stop", "--save", "--continue", "--file"),
+    ),
+    "probe": (
+        ["probe", "done", "--device", "cpu"],
+        ("--examples", "--split", "--windows", "--seq-len", "-o", "--json"),
+    ),
+    "paper": (["paper", "bundle.jsonl.gz"], ("-o", "--json", "--quiet")),
+    "leaderboard": (["leaderboard", "bundle.jsonl.gz"], ("-o", "--json")),
     "configs": (["configs", "mqar/quick"], ("--name",)),
     "params": (["params"], ("--json", "--d-model")),
 }
@@ -120,6 +131,9 @@ def make_world(folder: Path) -> None:
         ["data", "prepare", "text.txt", "-o", "text", "--tokenizer", "bytes"],
         ["train", "--config", "run.yaml", "--out", "done"],
         ["lm", "train", "--config", "lm.yaml", "--out", "lm-run"],
+        ["lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "4", "--save", "saved"],
+        ["probe", "done", "--device", "cpu", "--json", "probes.json"],
+        ["report", "done", "-o", "report.html", "--bundle", "bundle.jsonl.gz"],
     ):
         outcome = run_forked(command, folder, Limits(60.0))
         if outcome.code != 0:
@@ -191,20 +205,56 @@ def preparation(random: Random, folder: Path) -> list[str]:
     return ["data", "prepare", "text.txt", "-o", "text", "--tokenizer", "bytes", "--resume"]
 
 
-def weights(random: Random, folder: Path) -> list[str]:
-    path = folder / "lm-run" / "model.safetensors"
+def mutate_safetensors(random: Random, path: Path) -> None:
+    """Change the header of a safetensors file, or what it says of us, or some bytes of its tensors."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    if random.random() < 0.6:
-        header["__metadata__"]["rebased"] = mutate_json(random, json.loads(header["__metadata__"]["rebased"])).decode(
-            errors="replace"
-        )
+    header, tensors = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+    key = random.choice(list(header["__metadata__"]))
+    if random.random() < 0.2:
+        at = random.randrange(len(tensors))
+        tensors[at : at + 8] = random.randbytes(8)
+        changed = json.dumps(header).encode()
+    elif random.random() < 0.7:
+        try:
+            text = mutate_json(random, json.loads(header["__metadata__"][key])).decode(errors="replace")
+        except ValueError:
+            text = mutate_text(random, header["__metadata__"][key])
+        header["__metadata__"][key] = text
         changed = json.dumps(header).encode()
     else:
         changed = mutate_json(random, header)
-    write(path, len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+    write(path, len(changed).to_bytes(8, "little") + changed + bytes(tensors))
+
+
+def weights(random: Random, folder: Path) -> list[str]:
+    mutate_safetensors(random, folder / "lm-run" / "model.safetensors")
     return ["lm", "eval", "lm-run", "--device", "cpu"]
+
+
+def generation(random: Random, folder: Path) -> list[str]:
+    mutate_safetensors(random, next(folder.glob("saved*")))
+    return ["lm", "generate", "lm-run", "--continue", "saved", "--max-tokens", "2"]
+
+
+def prompts(random: Random, folder: Path) -> list[str]:
+    lines = [mutate_json(random, {"prompt": "the quick", "id": 1}) for _ in range(3)]
+    write(folder / "x.jsonl", b"\n".join(lines))
+    return ["lm", "generate", "lm-run", "--file", "x.jsonl", "--max-tokens", "2"]
+
+
+def probes(random: Random, folder: Path) -> list[str]:
+    write(folder / "x.json", mutate_json(random, json.loads((folder / "probes.json").read_text())))
+    return random.choice((["probe", "x.json", "-o", "out.html"], ["paper", "x.json", "-o", "out.html"]))
+
+
+def bundle(random: Random, folder: Path) -> list[str]:
+    lines = [json.loads(line) for line in gzip.decompress((folder / "bundle.jsonl.gz").read_bytes()).splitlines()]
+    at = random.randrange(len(lines))
+    changed = [mutate_json(random, line) if n == at else json.dumps(line).encode() for n, line in enumerate(lines)]
+    packed = gzip.compress(b"\n".join(changed) + b"\n")
+    write(folder / "x.jsonl.gz", packed[: random.randrange(len(packed))] if random.random() < 0.1 else packed)
+    return [random.choice(("report", "paper", "leaderboard")), "x.jsonl.gz", "-o", "out.html"]
 
 
 def jsonl(random: Random, folder: Path) -> list[str]:
@@ -241,6 +291,10 @@ KINDS: tuple[Kind, ...] = (
     weights,
     jsonl,
     facts,
+    generation,
+    prompts,
+    probes,
+    bundle,
 )
 
 
@@ -255,6 +309,9 @@ def warm_up() -> None:
         "data",
         "report",
         "lm_compare",
+        "lm_generate",
+        "leaderboard",
+        "probe",
         "paper",
         "params",
     ):

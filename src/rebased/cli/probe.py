@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from json import loads
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,10 +16,11 @@ from rebased.cli.results import progress_bars
 from rebased.cli.rich_table import rich_table
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.cli.terminal import Terminal
-from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines, read_probe
+from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
 from rebased.ops.backend import choose_device
 from rebased.report import write_page
 from rebased.report.probe import ProbeReport
+from rebased.report.probe.files import is_probe_file, read_probes
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.finished import Run
 from rebased.runs.record import RECORD, read_record
@@ -153,12 +153,6 @@ def is_done(lines: Sequence[dict[str, Any]]) -> bool:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The records in a file that `rebased probe --json` or a probed run has written."""
-    if path.suffix != ".json":
+    if not is_probe_file(path):
         raise ValueError(f"{path} is neither a run's folder nor the record of a probe ({PROBE}, or what --json wrote)")
-    try:
-        content = loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if isinstance(content, dict) and content.get("type") == "probes":
-        return list(content["records"])
-    return [read_probe(path)]
+    return read_probes(path)

@@ -1,9 +1,10 @@
 """The prompts of a command: given as words, one per line of a file, or on stdin."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from rebased.files import parse_json
 
 MAX_BYTES = 2**28  # of a file of prompts, or of stdin
 
@@ -37,10 +38,7 @@ def read_prompt_file(path: Path) -> list[str]:
 
 
 def _from_json(line: str, where: str) -> str:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+    found = parse_json(line, where)
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
         raise ValueError(f'{where} should be an object with a text, such as {{"prompt": "def main("}}')
     return found["prompt"]

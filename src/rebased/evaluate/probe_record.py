@@ -13,7 +13,7 @@ import torch
 
 from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
-from rebased.files import replacing, sha256_file, without_nan
+from rebased.files import read_json, replacing, sha256_file, without_nan
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
@@ -105,7 +105,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 def read_probe(path: Path) -> dict[str, Any]:
     """The record of a probe in a file. ValueError if it is none."""
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is not the record of a probe: {error}; remove it, and probe the run again") from error
     if not isinstance(record, dict) or record.get("type") != "probe" or "layers" not in record:

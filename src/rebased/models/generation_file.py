@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rebased.config import Config, explain
 from rebased.data.tokenizer import Tokenizer
-from rebased.files import replacing
+from rebased.files import parse_json, replacing
 from rebased.mixers import map_tensors, mixer_name, tensors_of
 from rebased.models.config import LMConfig
 from rebased.models.decoder import Decoder
@@ -129,9 +129,9 @@ def _read(path: Path) -> tuple[_About, dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             metadata = (file.metadata() or {}).get("rebased", "{}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-        found = json.loads(metadata)
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    found = parse_json(metadata, f"{path}: its description")
     if not isinstance(found, dict) or not isinstance(found.get("about"), str):
         raise ValueError(f"{path} holds no generation; give a file that one was saved to")
     if found.get("sha256") != _checksum(found["about"], tensors):

@@ -304,6 +304,6 @@ def _metadata(path: Path) -> dict[str, Any]:
         if path.stat().st_size > LARGEST_CUBIN:
             return {}
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

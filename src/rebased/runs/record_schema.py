@@ -137,6 +137,9 @@ class _Split(_Part):
 class _Norm(_Part):
     mean: float | None  # None: not finite
     sd: float | None
+    low: float | None = None
+    high: float | None = None
+    counts: list[Count] | None = None  # compact records have no histogram
 
 
 class _Epoch(_Part):

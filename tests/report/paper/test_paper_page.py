@@ -16,8 +16,8 @@ from rebased.report.paper.evidence import RECORDS, SPEEDS, Evidence, read_eviden
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.page import PaperPage
-from rebased.report.paper.probe_schema import check_probe
 from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
+from rebased.report.probe.schema import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config

@@ -1,24 +1,17 @@
 """The records that the page is computed from: those in the package, or a user's own."""
 
-import gzip
-import lzma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rebased.files import JSON_BYTES, parse_json
 from rebased.report.paper.cost import Speeds, load_speeds
-from rebased.report.paper.probe_schema import check_probe
+from rebased.report.probe.files import PROBES, OtherJson, Probe, is_probe_file, read_probes
 from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run
 
 RECORDS = Path(__file__).parent / "records"
 """The package's records: compact copies of those in the repository's results/ (ship.py makes them)."""
 SPEEDS = RECORDS / "speeds.json"
-PROBES = ("*.json", "*.json.gz", "*.json.xz")
-OPENERS: dict[str, Callable[..., Any]] = {".json": open, ".gz": gzip.open, ".xz": lzma.open}
-Probe = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,36 +66,3 @@ def read_evidence(
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
     tasks, texts = ([pair for pair in probes if pair[1]["kind"] == kind] for kind in ("task", "text"))
     return Evidence(found, tasks, load_speeds(SPEEDS), texts, shipped, left_out)
-
-
-class OtherJson(ValueError):
-    """A JSON file that is whole but holds no probe."""
-
-
-def is_probe_file(path: Path) -> bool:
-    """Whether the name is that of a file of probes: .json, .json.gz or .json.xz."""
-    return path.suffix == ".json" or path.suffixes[-2:] in ([".json", ".gz"], [".json", ".xz"])
-
-
-def read_probes(path: Path) -> list[Probe]:
-    """The records of probes in a file that `rebased probe --json` or a probed run has written. ValueError if none."""
-    try:
-        with OPENERS[path.suffix](path, "rb") as file:
-            content = file.read(JSON_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if len(content) > JSON_BYTES:
-        raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; that is no file of probes")
-    tree = parse_json(content, str(path))
-    kind = tree.get("type") if isinstance(tree, dict) else None
-    if kind not in ("probe", "probes"):
-        raise OtherJson(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
-    records = tree.get("records") if kind == "probes" else [tree]
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise ValueError(f"{path} has no list of probes; write it again with `rebased probe --json`")
-    for n, record in enumerate(records, start=1):
-        try:
-            check_probe(record)
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged, or of other code: probe {n}: {error}") from error
-    return records

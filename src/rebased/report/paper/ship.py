@@ -14,8 +14,9 @@ from typing import Any
 
 from rebased.files import replacing
 from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PROBES, RECORDS, SPEEDS, OtherJson, Probe, read_probes
+from rebased.report.paper.evidence import RECORDS, SPEEDS
 from rebased.report.probe.cells import group_probes
+from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 

@@ -1,6 +1,6 @@
 """Gamma and beta of queries and keys along training, by length of the sequences: the paper's Figure 10."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -69,10 +69,17 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
     return found
 
 
-def final_histograms(cells: Sequence[Cell], name: str) -> Panels:
-    """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter."""
+def _has_histogram(entry: Mapping[str, Any]) -> bool:
+    """Whether a histogram was recorded: not in compact records, and not of numbers that are not finite."""
+    return bool(entry.get("counts")) and None not in (entry.get("low"), entry.get("high"))
+
+
+def final_histograms(cells: Sequence[Cell], name: str) -> Panels | None:
+    """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter. None if no
+    histogram was recorded."""
     last = {cell.task: next(iter(cell.chosen.values())).epochs[-1].get("norms") or {} for cell in cells}
     layers = {task: norms[max(norms, key=int)] for task, norms in last.items() if norms}
+    layers = {task: {key: entry for key, entry in e.items() if _has_histogram(entry)} for task, e in layers.items()}
     keys = dict.fromkeys(key for entries in layers.values() for key in entries)
 
     def panel(key: str) -> Draw:
@@ -89,4 +96,6 @@ def final_histograms(cells: Sequence[Cell], name: str) -> Panels:
         return draw
 
     panels = {NAMES.get(key, key): panel(key) for key in keys}
+    if not panels:
+        return None
     return draw_panels(panels, name, "Histograms of gamma and beta after training", columns=2)

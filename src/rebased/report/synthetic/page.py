@@ -178,7 +178,8 @@ class SyntheticReport:
         html = ""
         for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
             picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.CAPTION)
-            picture += figure(norms.final_histograms(cells, f"histograms-{n}"), "After the last epoch, first seed.")
+            if (histograms := norms.final_histograms(cells, f"histograms-{n}")) is not None:
+                picture += figure(histograms, "After the last epoch, first seed.")
             html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)
         return html
 
