@@ -34,6 +34,7 @@ class Scenario(NamedTuple):
     again: tuple[str, ...]
     out: str
     workers: bool  # whether it starts processes of its own
+    product: str | None = None  # the one file it writes, whole or not at all; a command refuses to write over it
 
 
 SCENARIOS = (
@@ -57,6 +58,14 @@ SCENARIOS = (
         ("data", "prepare", "text.txt", "-o", "out", "--workers", "1", "--shard-size", "2kB", "--resume"),
         "out",
         False,
+    ),
+    Scenario(
+        "lm generate",
+        ("lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "30", "--save", "kept/saved"),
+        ("lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "30", "--save", "kept/saved"),
+        "kept",
+        False,
+        product="saved",
     ),
     Scenario(
         "data prepare, 2 workers",
@@ -93,7 +102,8 @@ TEXT_RUN: dict[str, Any] = {
 
 
 def write_configs(folder: Path) -> None:
-    """The configs that scenarios train."""
+    """The configs that scenarios train, and a folder to save to."""
+    (folder / "kept").mkdir()
     (folder / "kill-run.yaml").write_text(json.dumps(RUN))
     (folder / "kill-lm.yaml").write_text(json.dumps(TEXT_RUN))
     (folder / "kill-sweep.yaml").write_text(json.dumps({"base": RUN, "grid": {"train.seed": [1, 2, 3]}}))
@@ -117,7 +127,7 @@ def make_reference(scenario: Scenario, world: Path, scratch: Path) -> Reference:
     if outcome.code != 0:
         raise RuntimeError(f"{scenario.name} failed without an accident: {outcome}")
     seconds = time.monotonic() - began
-    reference = Reference(read_result(folder / scenario.out), seconds, int(counter.read_text()))
+    reference = Reference(result_of(scenario, folder), seconds, int(counter.read_text()))
     shutil.rmtree(folder)
     return reference
 
@@ -157,6 +167,9 @@ def run_trial(
 def _go_on(scenario: Scenario, reference: Reference, random: Random, first: Accident, folder: Path) -> str | None:
     words, story = scenario.first, []
     for attempt in range(TRIES):
+        if attempt and scenario.product is not None and (folder / scenario.out / scenario.product).exists():
+            problem = compare(result_of(scenario, folder), reference.result)
+            return f"{problem} ({'; '.join(story)})" if problem else None
         again = (
             draw_accident(random, scenario, reference) if 0 < attempt < TRIES - 1 and random.random() < 0.3 else None
         )
@@ -166,7 +179,7 @@ def _go_on(scenario: Scenario, reference: Reference, random: Random, first: Acci
         words = scenario.again
         problem = _judge(outcome, accident)
         if problem is None and outcome.code == 0:
-            problem = compare(read_result(folder / scenario.out), reference.result)
+            problem = compare(result_of(scenario, folder), reference.result)
             return f"{problem} ({'; '.join(story)})" if problem else None
         if problem is not None:
             return f"{problem} ({'; '.join(story)}): ...{outcome.output[-400:]!r}"
@@ -271,6 +284,12 @@ def _refuse() -> None:
 
 
 # --- Results, and whether they are equal -----------------------------------------------------------------------------
+
+
+def result_of(scenario: Scenario, folder: Path) -> dict[str, Any]:
+    """The result of a scenario that ran in `folder`: all files, or its product alone."""
+    found = read_result(folder / scenario.out)
+    return found if scenario.product is None else {scenario.product: found.get(scenario.product)}
 
 
 def read_result(folder: Path) -> dict[str, Any]:
