@@ -116,6 +116,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     ({"base": TINY, "grid": {"both": {"train.lr": 0.1}}}, "grid.both is not the path of a setting"),
     ({"base": TINY, "grid": {"both": 3}}, "grid.both is not the path of a setting"),
+    ({"base": TINY, "grid": {"both": [{5: 0.1}]}}, "grid.both: 5 is not the path of a setting, such as train.lr"),
     ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
     (TINY, "task is at the top level, as in the config of a run; in a sweep file it belongs under base"),
     ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),

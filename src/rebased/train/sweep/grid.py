@@ -201,6 +201,8 @@ def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
                 f"{path}: grid.{name} is not the path of a setting (such as train.lr), so its entries should be "
                 f"mappings of settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
             )
+        if wrong := [key for key in entry if not isinstance(key, str)]:
+            raise ValueError(f"{path}: grid.{name}: {wrong[0]!r} is not the path of a setting, such as train.lr")
         yield entry
 
 
