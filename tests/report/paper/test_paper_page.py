@@ -268,6 +268,12 @@ def test_a_probe_that_lacks_something_is_named(tmp_path: Path) -> None:
         other = {key: value for key, value in record.items() if key != part}
         with pytest.raises(ValueError, match=words):
             check_probe(other)
+    for value in (10**30, "0.5", None, [0.5]):
+        record["layers"][0]["matrix_iou"] = value
+        with pytest.raises(ValueError, match="matrix_iou"):
+            check_probe(record)
+    record["layers"][0]["matrix_iou"] = 1
+    check_probe(record)
     record["layers"][0]["iou"]["mean"] = "much"
     (tmp_path / "one.json").write_bytes(ship.as_json(record))
     with pytest.raises(ValueError, match=r"one.json is damaged, or of other code: probe 1: layers.0.iou.mean"):

@@ -1,14 +1,16 @@
 """What the record of a probe must hold for the page. Records may come from other code, or be damaged."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rebased.runs.record_schema import check_run
 
-Numbers = list[float]
+Real = Annotated[float, Field(strict=True, ge=-9e18, le=9e18)]
+"""A number that fits into 64 bits also where JSON has it as an integer: beyond, nothing can be drawn."""
+Numbers = list[Real]
 Row = Annotated[list[int], Field(min_length=1)]
-Ends = tuple[float | None, float | None]
+Ends = tuple[Real | None, Real | None]
 
 
 class _Part(BaseModel):
@@ -18,8 +20,8 @@ class _Part(BaseModel):
 
 
 class _Measure(_Part):
-    mean: float
-    best: float
+    mean: Real
+    best: Real
 
 
 class _Drawn(_Part):
@@ -31,25 +33,40 @@ class _Drawn(_Part):
 
 class _Scores(_Part):
     density: Annotated[Numbers, Field(min_length=1)]
-    low: float
-    high: float
+    low: Real
+    high: Real
 
 
 class _Learned(_Part):
     scores: _Scores
     parabola: Annotated[Numbers, Field(min_length=3, max_length=3)]
-    low: list[float | None]
-    high: list[float | None]
+    low: list[Real | None]
+    high: list[Real | None]
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        ends, bins = list(zip(self.low, self.high, strict=False)), len(self.scores.density)
+        if not len(self.low) == len(self.high) == bins or any((low is None) != (high is None) for low, high in ends):
+            raise ValueError("low and high should be given for the same bins as the scores")
+        if all(low is None for low in self.low):
+            raise ValueError("low and high are given for no bin")
+        return self
 
 
 class _Similarity(_Part):
     scores: _Scores
     similarity: Numbers
-    mean: Annotated[float, Field(gt=0)]
-    least: float
-    lowest: float
-    small: dict[str, float]
+    mean: Annotated[Real, Field(gt=0)]
+    least: Real
+    lowest: Real
+    small: dict[str, Real]
     learned: _Learned | None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if len(self.similarity) != len(self.scores.density):
+            raise ValueError("there should be one similarity per bin of the scores")
+        return self
 
 
 class _TaskLayer(_Part):
@@ -57,7 +74,7 @@ class _TaskLayer(_Part):
     mass: _Measure
     entropy: _Measure
     noisy: _Measure
-    matrix_iou: float
+    matrix_iou: Real
     similarity: _Similarity | None
     drawn: list[_Drawn]
 
@@ -67,7 +84,7 @@ class _TaskProbe(_Part):
     model: str
     folder: str
     split: Literal["train", "test", "held_out"]
-    accuracy: float
+    accuracy: Real
     examples: int
     context: Annotated[int, Field(ge=1, le=2**16)]
     layers: Annotated[list[_TaskLayer], Field(min_length=1)]
@@ -75,19 +92,19 @@ class _TaskProbe(_Part):
 
 class _Distance(_Part):
     nearest: Annotated[int, Field(ge=1)]
-    uniform: float
+    uniform: Real
 
 
 class _ByDistance(_Part):
-    best: float
+    best: Real
 
 
 class _TextLayer(_Part):
     layer: int
     heads: int
-    mean: float
+    mean: Real
     best_head: int
-    best: float
+    best: Real
     best_interval: Ends
     by_distance: list[_ByDistance]
 
@@ -100,7 +117,7 @@ class _TextProbe(_Part):
     kind: Literal["text"]
     model: str
     folder: str
-    uniform: float
+    uniform: Real
     best: _Best
     distances: Annotated[list[_Distance], Field(min_length=1)]
     layers: Annotated[list[_TextLayer], Field(min_length=1)]
