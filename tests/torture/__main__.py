@@ -345,7 +345,11 @@ def where_from() -> dict[str, Any]:
     """The command, the code and the machine, for a record."""
     import torch
 
-    command = " ".join(["python -m tests.torture", *sys.argv[1:]])
+    words = sys.argv[1:]
+    if "--keep" in words:  # where a user keeps files says nothing about the trials
+        at = words.index("--keep")
+        del words[at : at + 2]
+    command = " ".join(["python -m tests.torture", *words])
     return {"command": command, "code": describe_code(), "machine": describe_machine(torch.device("cpu"))}
 
 
