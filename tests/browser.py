@@ -21,7 +21,7 @@ def browse(url: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     words = [str(BROWSER), "--headless", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     words += ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to run as root otherwise
     words += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}"]
-    words += ["--virtual-time-budget=60000", "--dump-dom", url]
+    words += ["--virtual-time-budget=1000000", "--dump-dom", url]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     seen = re.search(r'<pre id="seen">(.*?)</pre>', answer.stdout, flags=re.DOTALL)
     assert seen is not None, answer.stderr[-2000:]
