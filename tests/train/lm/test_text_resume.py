@@ -19,11 +19,12 @@ import torch.distributed.checkpoint as dcp
 
 from rebased.config import merge
 from rebased.files import describe_file
-from rebased.models import LanguageModel
+from rebased.models import LanguageModel, preset
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import Sink, checkpoint, train
-from rebased.train.lm.checkpoint import SafeReader
+from rebased.train.lm.checkpoint import SafeReader, _tensors
+from rebased.train.optimiser import make_moments
 from tiny_lm_run import everything, losses, start, tiny, wait, write_text
 from tiny_run import AtStep
 
@@ -327,3 +328,15 @@ def test_divergence_is_an_error_and_its_weights_are_not_saved(text: Path, tmp_pa
     assert not (tmp_path / "run" / "checkpoint.json").exists()
     with pytest.raises(ValueError, match="holds a run that went no further"):
         train(config, tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_walks_through_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per tensor took minutes at a thousand layers."""
+    model = LanguageModel(preset("rebased", d_model=24, vocab_size=8))
+    optimiser = torch.optim.AdamW(model.parameters())
+    make_moments(optimiser)
+    walks, original = [], model.state_dict
+    monkeypatch.setattr(model, "state_dict", lambda *args, **named: walks.append(1) or original(*args, **named))
+    found = _tensors(model, optimiser)
+    assert len(walks) == 1
+    assert {f"model.{name}" for name in original()} == {name for name in found if name.startswith("model.")}

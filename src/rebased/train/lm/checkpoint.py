@@ -111,7 +111,8 @@ class _Unpickler(pickle.Unpickler):
 def _tensors(model: LanguageModel, optimiser: AdamW) -> dict[str, Tensor]:
     """Everything that a step changes, by name. The names are the same for any number of processes."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
-    state = {f"model.{name}": tensor.detach() for name, tensor in named.items() if name in model.state_dict()}
+    kept = model.state_dict().keys()  # once: it walks through all modules
+    state = {f"model.{name}": tensor.detach() for name, tensor in named.items() if name in kept}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             state |= {f"{moment}.{name}": optimiser.state[parameter][moment] for moment in MOMENTS}
