@@ -58,10 +58,10 @@ def linear_norm_kernel(
 
 
 @triton.jit
-def _load_part(x, part, row, in_row, stride: tl.constexpr, N: tl.constexpr):
+def _load_part(x, part, row, in_row, N: tl.constexpr):
     """Columns part * PART ... of rows [R] of a matrix with N columns: [R, PART], with zeros outside."""
     n = part * PART + tl.arange(0, PART)
-    return tl.load(x + row[:, None] * stride + n[None, :], mask=in_row[:, None] & (n < N)[None, :], other=0.0)
+    return tl.load(x + row[:, None] * N + n[None, :], mask=in_row[:, None] & (n < N)[None, :], other=0.0)
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def _back_through_part(
     n = part * PART + tl.arange(0, PART)
     if HAS_WEIGHT:
         w *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out = _load_part(dy, part, row, in_row, N, N)
+    out = _load_part(dy, part, row, in_row, N)
     u = tl.dot(out, w.to(out.dtype), u, input_precision="tf32")
     # Loaded again, transposed: Triton 3.4 to 3.7 miscompile a transposed operand in registers.
     across = tl.load(dy + row[None, :] * N + n[:, None], mask=in_row[None, :] & (n < N)[:, None], other=0.0)
@@ -96,6 +96,7 @@ def _back_through_part(
 
 @triton.jit
 def _store_part(to, share, shift, part, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Stores what one part of the columns of dy gave: share [PART, D] and shift [PART]."""
     n = part * PART + tl.arange(0, PART)
     d = tl.arange(0, BLOCK_D)
     tl.store(to + n[:, None] * D + d[None, :], share, mask=(n < N)[:, None] & (d < D)[None, :])
