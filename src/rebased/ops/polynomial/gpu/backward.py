@@ -10,10 +10,12 @@ from rebased.ops.polynomial.gpu.features import (
     SLICE,
     TILE,
     add_product,
+    as_factor,
     fold,
     fold_linear,
     half_slope,
     load_linear,
+    load_numbers,
     load_rows,
     load_slice,
     locate_tile,
@@ -22,6 +24,8 @@ from rebased.ops.polynomial.gpu.features import (
     pair_of,
     positions,
     rounded,
+    score_positions,
+    similarity,
 )
 from rebased.ops.polynomial.gpu.forward import EARLY, find_o_lo
 from rebased.ops.polynomial.gpu.states import find_state
@@ -128,7 +132,7 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
                 EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dq plus half of what the keys n .. n+BN send, without the scale of each query. HI_LO, also on the diagonal: where
     dq loses digits through states too, gradients at scores are multiplied as hi and lo."""
-    columns = positions(n, BN, WIDE)
+    columns = score_positions(n, BN, WIDE, dtype)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
     s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
@@ -138,7 +142,9 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
     ds *= half_slope(s, c1, c2, LOW)
     if DIAGONAL and LOW:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
-    return add_product(dq, ds, keys, HI_LO, PRECISION, dtype)
+    if dtype == tl.float32:
+        keys = load_rows(k, k_token, positions(n, BN, WIDE), length, K, KP, DIAGONAL and not EVEN)
+    return add_product(dq, as_factor(ds, dtype), keys, HI_LO, PRECISION, dtype)
 
 
 @triton.jit(do_not_specialize=["tiles_per_sequence", "chunks_per_sequence", "chunk_length"])
@@ -212,33 +218,43 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
               BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """dk plus half, and dv plus all, of what the queries m .. m+BM send. Scores are transposed: [keys, queries]."""
-    rows = positions(m, BM, WIDE)
-    if EVEN:
-        scale = tl.load(inverse + rows)
-        delta = tl.load(deltas + rows)
-    else:
-        scale = tl.load(inverse + rows, mask=rows < length, other=0.0)
-        delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
+    """dk plus half, and dv plus all, of what the queries m .. m+BM send. Scores are transposed: [keys, queries].
+
+    The scale of a query is multiplied into its scores in bf16, where dk and dv depend on how these are rounded. In
+    TF32 it is multiplied into the query and its gradient, which have fewer numbers."""
+    rows = score_positions(m, BM, WIDE, dtype)
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
+    delta = load_numbers(deltas, rows, length, not EVEN)
     s = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
     ds = tl.dot(values, tl.trans(grads), input_precision=PRECISION) + delta[None, :]
     if DIAGONAL and not LOW:
         s = tl.where(rows[None, :] >= columns[:, None], s, 0.0)
-    slope = (c2 * scale)[None, :] * s  # half of it
-    if LOW:
-        sim = (c0 * scale)[None, :] + s * ((c1 * scale)[None, :] + slope)
-        slope += (0.5 * c1 * scale)[None, :]
+    if dtype == tl.float32:
+        slope = half_slope(s, c1, c2, LOW)
+        sim = similarity(s, c0, c1, c2, LOW)
     else:
-        sim = slope * s
+        scale = load_numbers(inverse, rows, length, not EVEN)
+        slope = (c2 * scale)[None, :] * s
+        if LOW:
+            sim = (c0 * scale)[None, :] + s * ((c1 * scale)[None, :] + slope)
+            slope += (0.5 * c1 * scale)[None, :]
+        else:
+            sim = slope * s
     ds *= slope
     if DIAGONAL and LOW:
         seen = rows[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
-    dv = add_product(dv, sim, grads, DIAGONAL, PRECISION, dtype)
-    dk = add_product(dk, ds, queries, DIAGONAL, PRECISION, dtype)
+    if dtype == tl.float32:
+        rows = positions(m, BM, WIDE)
+        scale = load_numbers(inverse, rows, length, not EVEN)
+        if not LOW:
+            scale *= c2
+        queries = scale[:, None] * load_rows(q, q_token, rows, length, K, KP, not EVEN)
+        grads = scale[:, None] * load_rows(do, do_token, rows, length, V, VP, not EVEN)
+    dv = add_product(dv, as_factor(sim, dtype), grads, DIAGONAL, PRECISION, dtype)
+    dk = add_product(dk, as_factor(ds, dtype), queries, DIAGONAL, PRECISION, dtype)
     return dk, dv
 
 

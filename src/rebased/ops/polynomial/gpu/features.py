@@ -71,6 +71,15 @@ def load_rows(base, stride, rows, n_rows, n_columns: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
+def load_numbers(base, rows, n_rows, MASK: tl.constexpr):
+    """[rows]: one number per row; zeros outside."""
+    if MASK:
+        return tl.load(base + rows, mask=rows < n_rows, other=0.0)
+    else:
+        return tl.load(base + rows)
+
+
+@triton.jit
 def load_slice(base, stride, rows, n_rows, index, K: tl.constexpr, MASK_ROWS: tl.constexpr):
     """[rows, 8]: the columns of slice number `index`; zeros outside."""
     columns = tl.arange(0, SLICE) + index * SLICE
@@ -203,6 +212,32 @@ def rounded(x, dtype: tl.constexpr):
     result to bf16 in pairs, which is far faster than number by number."""
     if dtype == tl.bfloat16:
         return ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+    else:
+        return x
+
+
+@triton.jit
+def score_positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr, dtype: tl.constexpr):
+    """positions in the order of the columns of a matrix of scores that as_factor makes a factor."""
+    if dtype == tl.float32:
+        column = tl.arange(0, SIZE)
+        rows = first + (column & -8) + (column & 1) * 4 + (column & 7) // 2
+        return rows.to(tl.int64) if WIDE else rows
+    else:
+        return positions(first, SIZE, WIDE)
+
+
+@triton.jit
+def as_factor(x, dtype: tl.constexpr):
+    """x [rows, columns], a function of scores with columns in the order of score_positions, in the natural order.
+
+    The tensor cores give a thread the columns 2t and 2t + 1 of eight; as a factor in TF32 they want t and t + 4 from it.
+    With the columns in this order no number has to change its thread."""
+    if dtype == tl.float32:
+        ROWS: tl.constexpr = x.shape[0]
+        COLUMNS: tl.constexpr = x.shape[1]
+        x = tl.permute(tl.reshape(x, [ROWS, COLUMNS // 8, 4, 2]), (0, 1, 3, 2))
+        return tl.reshape(x, [ROWS, COLUMNS])
     else:
         return x
 

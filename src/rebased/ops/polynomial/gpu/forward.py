@@ -6,6 +6,7 @@ import triton.language as tl
 from rebased.ops.polynomial.gpu.features import (
     TILE,
     add_product,
+    as_factor,
     load_linear,
     load_rows,
     load_slice,
@@ -13,6 +14,7 @@ from rebased.ops.polynomial.gpu.features import (
     outer,
     pair_of,
     positions,
+    score_positions,
     similarity,
 )
 from rebased.ops.polynomial.gpu.states import find_state
@@ -35,23 +37,26 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, VP] and total [rows, 16], in its first column, plus the keys n .. n+BN. Only on the DIAGONAL some keys
-    come after a query."""
-    columns = positions(n, BN, WIDE)
+    """acc [rows, VP] and total [rows, 16] plus the keys n .. n+BN. The sum of similarities is in column V of acc, or, if
+    values fill all columns, in column 0 of total. Only on the DIAGONAL some keys come after a query."""
+    columns = score_positions(n, BN, WIDE, dtype)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
-    values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
+    values = load_rows(v, v_token, positions(n, BN, WIDE), length, V, VP, DIAGONAL and not EVEN)
     s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
     if DIAGONAL and not LOW:
         s = tl.where(rows[:, None] >= columns[None, :], s, 0.0)
     sim = similarity(s, c0, c1, c2, LOW)
     if DIAGONAL and LOW:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
-    first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
-    first, values = first.to(dtype), values.to(dtype)
+    sim = as_factor(sim, dtype)
     # The total is a product too, of the same rounded weights as the values: a single key then gives back its value, and
     # it takes fewer instructions. As hi and lo on the diagonal, where queries with few keys have their largest weights.
-    total = add_product(total, sim, first, DIAGONAL, PRECISION, dtype)
-    acc = add_product(acc, sim, values, DIAGONAL, PRECISION, dtype)
+    if V < VP:
+        values = tl.where(tl.arange(0, VP)[None, :] == V, 1.0, values)
+    else:
+        first = (tl.arange(0, 16)[None, :] + tl.zeros([BN, 1], tl.int32)) == 0
+        total = add_product(total, sim, first.to(dtype), DIAGONAL, PRECISION, dtype)
+    acc = add_product(acc, sim, values.to(dtype), DIAGONAL, PRECISION, dtype)
     return acc, total
 
 
@@ -134,7 +139,7 @@ def forward_kernel(
     for n in range(chunk * chunk_length, first, BN):
         acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
                                K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    total = tl.sum(total, 1)
+    total = tl.sum(total if V == VP else tl.where(tl.arange(0, VP)[None, :] == V, acc, 0.0), 1)
     if not LOW:
         acc *= c2
         total *= c2
