@@ -2,6 +2,7 @@
 all gradients; and every number they hand out starts as NaN."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -62,6 +63,32 @@ def test_groups_that_do_not_fill_ask_for_no_block_that_is_not_there(cut: Cut, mo
     given, exact = tensors(Shape(B=1, T=128, H=1, K=24, V=16), REBASED, torch.float32)
     assert_small_error(attend(given, REBASED), attend(exact, REBASED), NAMES, torch.float32)
     assert asked == set(range(6))
+
+
+def test_a_tall_tile_keeps_the_rounding_errors_of_the_first_outputs_only(
+    cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept for 64 tokens of each head. Those of the next head follow them, and something else the last."""
+    cut(None, 128, 64)
+    behind = []
+
+    def guarded(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        flat = torch.full((prod(shape) + 4096,), torch.nan, dtype=dtype or like.dtype)
+        behind.append(flat[prod(shape) :])
+        return flat[: prod(shape)].view(shape)
+
+    monkeypatch.setattr(launch, "_empty", guarded)
+    (q, k, v, *_), _ = tensors(Shape(B=1, T=150, H=2, K=16, V=10), REBASED, torch.float16)
+    out = launch.forward(launch.ForwardInputs(q, k, v, None, None, None, *REBASED, 1e-12, False))
+    assert out.o_lo is not None and not out.o_lo.isnan().any()
+    assert all(each.isnan().all() for each in behind), "written behind the end"
+    out.o_lo[:, 1] = torch.nan
+    dq = launch.backward(
+        launch.BackwardInputs(
+            v, None, None, q, k, v, out.o, out.o_lo, out.inverse, None, None, None, False, False, *REBASED
+        )  # fmt: skip
+    ).q
+    assert not dq[:, :, 0].isnan().any(), "read from the other head"
 
 
 @pytest.mark.parametrize("chunk", [None, 64])

@@ -58,7 +58,7 @@ def test_every_plan_is_one_the_kernels_can_take() -> None:
             assert tile.rows % tile.step == 0, where  # the loops before the diagonal end where it begins
             assert made.chunk is None or made.chunk % tile.rows == 0, where  # no tile lies in two chunks
         for tile in made.tiles[:2]:
-            assert EARLY.value % tile.rows == 0, where  # first outputs are kept by whole tiles
+            assert EARLY.value % tile.rows == 0 or tile.rows % EARLY.value == 0, where  # kept: tiles, or part of one
         for tile in made.tiles:
             assert tile.step >= 16, where  # the least a tensor core takes
             assert tile.step & (tile.step - 1) == tile.rows & (tile.rows - 1) == 0, where

@@ -181,7 +181,8 @@ def query_grad_kernel(
     outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN).to(tl.float32)
     if o_lo is not None and first < EARLY:
         o_lo, stride = find_o_lo(o_lo, here, sequence, H, h, V, LO_LIKE_O)
-        outputs += load_rows(o_lo, stride, rows, length, V, VP, not EVEN).to(tl.float32)
+        kept = length if BM <= EARLY else tl.minimum(length, EARLY)
+        outputs += load_rows(o_lo, stride, rows, kept, V, VP, BM > EARLY or not EVEN).to(tl.float32)
     delta = -tl.sum(grads.to(tl.float32) * outputs, 1)
     tl.store(deltas + scalars + rows, delta, mask=rows < length)
     grads = grads.to(dtype)

@@ -158,4 +158,4 @@ def forward_kernel(
     if o_lo is not None and first < EARLY:
         o_lo, stride = find_o_lo(o_lo, at, sequence, H, h, V, LO_LIKE_O)
         lo = (acc - outputs.to(tl.float32)).to(o.dtype.element_ty)
-        tl.store(o_lo + (rows[:, None] * stride + columns[None, :]), lo, mask=mask)
+        tl.store(o_lo + (rows[:, None] * stride + columns[None, :]), lo, mask=mask & (rows < EARLY)[:, None])

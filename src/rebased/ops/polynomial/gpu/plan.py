@@ -83,6 +83,7 @@ _KEYS = Tile(64, 64, 4, 1, 168)
 _SQUARE = Tile(64, 64, 4, 1, 128)
 _STAGED = Tile(64, 64, 4, 3, 128)
 _NARROW, _SMALL, _WIDE = Tile(64, 32, 4, 3), Tile(64, 32, 4, 1, 168), Tile(64, 32, 4, 2)
+_TALL = Tile(128, 64, 8, 3)  # two warp groups, which share keys and values
 _PLAIN, _HALF, _FEW = Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 2, 1)
 
 # Where KP + VP is large, shared memory and registers are short. Where KP is above 16, products with a state are in a
@@ -100,9 +101,10 @@ TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
         Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=32, VP=16),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 2, 168), _SUMS), KP=16, VP=64),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 3, 168), _SUMS), KP=32, VP=32),
-        Row(_tiles(_STAGED, _STAGED, Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
+        Row(_tiles(_STAGED, Tile(128, 64, 8, 2), Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
+        Row(_tiles(_TALL, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), KP=64, VP=64),
         Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), sum=192),
-        Row(_tiles(_NARROW, _NARROW, _NARROW, _SUMS)),
+        Row(_tiles(_TALL, _TALL, _NARROW, _SUMS)),
     ),
     ("bf16", "chunked"): (
         Row(_tiles(Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), TWO_WARPS, Tile(64, 32, 2, 4)), KP=16, VP=16),
