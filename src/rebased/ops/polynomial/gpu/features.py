@@ -231,8 +231,8 @@ def score_positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr, dtype: tl.con
 def as_factor(x, dtype: tl.constexpr):
     """x [rows, columns], a function of scores with columns in the order of score_positions, in the natural order.
 
-    The tensor cores give a thread the columns 2t and 2t + 1 of eight; as a factor in TF32 they want t and t + 4 from it.
-    With the columns in this order no number has to change its thread."""
+    Of every eight columns the tensor cores give a thread 2t and 2t + 1, and want t and t + 4 from it for a factor in
+    TF32. With the columns in this order no number has to change its thread."""
     if dtype == tl.float32:
         ROWS: tl.constexpr = x.shape[0]
         COLUMNS: tl.constexpr = x.shape[1]

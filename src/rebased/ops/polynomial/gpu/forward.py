@@ -37,7 +37,7 @@ def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, 
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """acc [rows, VP] and total [rows, 16] plus the keys n .. n+BN. The sum of similarities is in column V of acc, or, if
+    """acc [rows, VP] and total [rows, 16] plus the keys n .. n+BN. Similarities are summed in column V of acc, or, if
     values fill all columns, in column 0 of total. Only on the DIAGONAL some keys come after a query."""
     columns = score_positions(n, BN, WIDE, dtype)
     keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
