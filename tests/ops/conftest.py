@@ -61,6 +61,7 @@ def poisoned_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.full(shape, float("nan"), device=like.device, dtype=dtype or like.dtype)
 
     monkeypatch.setattr(launch, "_empty", nan)
+    monkeypatch.setattr(launch, "_like", lambda x: nan(*x.shape, like=x))
 
 
 @pytest.fixture

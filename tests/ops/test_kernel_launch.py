@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rebased.ops import REBASED, kernel_launch, poly_attention
+from rebased.ops import REBASED, poly_attention
 from rebased.ops.backend import Backend
-from rebased.ops.kernel_launch import Launch, launch
 from tolerances import assert_small_error
+
+pytest.importorskip("triton")
+from rebased.ops import kernel_launch
+from rebased.ops.kernel_launch import Launch, launch
 
 
 class Memory:
@@ -46,17 +50,25 @@ class Kernel:
         return search
 
     class Compiled:
+        function, packed_metadata = "function", "metadata"
+
         def __init__(self, kernel: "Kernel") -> None:
             self.kernel = kernel
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args: self.kernel.again.append((grid, args))
 
+        def run(self, x: int, y: int, z: int, stream: str, function: str, metadata: str, *others: Any) -> None:
+            assert (stream, function, metadata, *others[:3]) == ("stream 0", "function", "metadata", None, None, None)
+            self[x, y, z](*others[3:])
+
 
 @pytest.fixture(autouse=True)
 def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_launch, "_remembered", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    streams = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream {}".format))
+    monkeypatch.setattr(kernel_launch, "driver", streams)
 
 
 X, Y = Memory(), Memory(1024, torch.bfloat16)
@@ -69,6 +81,18 @@ def test_the_second_launch_goes_straight_to_the_compiled_kernel() -> None:
     launch(kernel, (9, 2), X, other, 64, 2.5, BLOCK=16, WIDE=False, num_warps=4)  # another grid, address and scale
     assert kernel.searches == 1
     assert kernel.again == [((9, 2, 1), (X, other, 64, 2.5, False, 16))]  # constants in the kernel's own order
+
+
+def test_a_profiler_hears_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Triton's own way calls its hooks."""
+    kernel = Kernel()
+    monkeypatch.setattr(Kernel.Compiled, "run", None)
+    for hook in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patch:
+            patch.setattr(getattr(kernel_launch.knobs.runtime, hook), "calls", [print])
+            launch(kernel, (7,), X, Y, 64, 0.5, BLOCK=16, WIDE=False)
+            launch(kernel, (7,), X, Y, 64, 0.5, BLOCK=16, WIDE=False)
+    assert (kernel.searches, len(kernel.again)) == (1, 3)
 
 
 def test_a_launch_that_is_kept_wants_only_tensors() -> None:

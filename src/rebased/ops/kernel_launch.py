@@ -8,6 +8,8 @@ another one: the constants, the values of integers, and of a tensor its dtype an
 from typing import Any
 
 import torch
+from triton import knobs
+from triton.runtime import driver
 
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
 ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
@@ -32,7 +34,8 @@ class Launch:
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: float, **constants: Any) -> None:
-        self._kernel, self._grid, self._numbers, self._constants = kernel, grid, numbers, constants
+        self._kernel, self._numbers, self._constants = kernel, numbers, constants
+        self._grid = (*grid, 1, 1)[:3]
         key = (kernel, numbers, tuple(constants), *constants.values())  # the grid does not change the compiled kernel
         found = _remembered.get(key)
         self._compiled = _keep(_remembered, key, {}) if found is None else found
@@ -53,11 +56,23 @@ class Launch:
             _keep(self._compiled, key, (self._search(args), [*self._numbers, *constants]))
             return
         compiled, bound = found
-        compiled[(*self._grid, 1, 1)[:3]](*args, *bound)
+        if _hooked():
+            compiled[self._grid](*args, *bound)
+        else:  # the same, without what it prepares for hooks
+            stream = driver.active.get_current_stream(device)
+            compiled.run(
+                *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *bound
+            )  # fmt: skip
 
     def _search(self, args: tuple[Any, ...]) -> Any:
         """Launches by way of Triton; returns the compiled kernel."""
         return self._kernel[self._grid](*args, *self._numbers, **self._constants)
+
+
+def _hooked() -> bool:
+    """True if a profiler wants to hear of every launch."""
+    runtime = knobs.runtime
+    return any(getattr(hook, "calls", hook) for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook))
 
 
 def _kind(x: Any) -> Any:

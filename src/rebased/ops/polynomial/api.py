@@ -2,9 +2,10 @@
 
 import logging
 import math
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -251,26 +252,51 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, coefficients: AnyCoefficients, scale: float | None, eps: float
 ) -> tuple[AnyCoefficients, float, float]:
     """The coefficients (plain floats, or the tensor), the scale and eps as plain floats; or one clear ValueError."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(x.shape)}")
-        if x.dtype not in _FLOATS:
-            raise ValueError(f"{name} has dtype {x.dtype}; use float16, bfloat16, float32 or float64")
-    if q.shape[:3] != k.shape[:3] or q.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            "q, k and v must agree in B, T and H; their shapes are "
-            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-        )
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k must have the same width K; q has {q.shape[3]} and k has {k.shape[3]}")
-    if 0 in q.shape[2:] or 0 in v.shape[2:]:
-        raise ValueError(f"no axis may be empty, except B and T; q is {list(q.shape)}, v is {list(v.shape)}")
-    if not (q.dtype == k.dtype == v.dtype):
-        raise ValueError(f"q, k and v must share one dtype; they have {q.dtype}, {k.dtype} and {v.dtype}")
-    if not (q.device == k.device == v.device):
-        raise ValueError(f"q, k and v must be on one device; they are on {q.device}, {k.device} and {v.device}")
-    checked = _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else _check_numbers(coefficients)
-    scale, eps = float(q.shape[3] ** -0.5 if scale is None else scale), float(eps)
+    learnt = isinstance(coefficients, Tensor)
+    kind = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        None if learnt else coefficients, scale, eps,
+    )  # fmt: skip
+    plain = type(eps) is float and scale is None and type(coefficients) is tuple
+    if plain and not torch.compiler.is_compiling() and {float} == {type(c) for c in coefficients}:
+        return _check_kind(*kind)
+    numbers, scale, eps = _check_kind.__wrapped__(*kind)
+    return _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else numbers, scale, eps
+
+
+@lru_cache(maxsize=1024)
+def _check_kind(
+    q: torch.Size,
+    k: torch.Size,
+    v: torch.Size,
+    q_dtype: torch.dtype,
+    k_dtype: torch.dtype,
+    v_dtype: torch.dtype,
+    q_device: torch.device,
+    k_device: torch.device,
+    v_device: torch.device,
+    coefficients: Coefficients | None,
+    scale: float | None,
+    eps: float,
+) -> tuple[Any, float, float]:
+    """_check of shapes, dtypes, devices and numbers: of a short sequence, checks take a tenth of the time of a call."""
+    for name, shape, dtype in (("q", q, q_dtype), ("k", k, k_dtype), ("v", v, v_dtype)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(shape)}")
+        if dtype not in _FLOATS:
+            raise ValueError(f"{name} has dtype {dtype}; use float16, bfloat16, float32 or float64")
+    if q[:3] != k[:3] or q[:3] != v[:3]:
+        raise ValueError(f"q, k and v must agree in B, T and H; their shapes are {list(q)}, {list(k)} and {list(v)}")
+    if q[3] != k[3]:
+        raise ValueError(f"q and k must have the same width K; q has {q[3]} and k has {k[3]}")
+    if 0 in q[2:] or 0 in v[2:]:
+        raise ValueError(f"no axis may be empty, except B and T; q is {list(q)}, v is {list(v)}")
+    if not (q_dtype == k_dtype == v_dtype):
+        raise ValueError(f"q, k and v must share one dtype; they have {q_dtype}, {k_dtype} and {v_dtype}")
+    if not (q_device == k_device == v_device):
+        raise ValueError(f"q, k and v must be on one device; they are on {q_device}, {k_device} and {v_device}")
+    checked = None if coefficients is None else _check_numbers(coefficients)
+    scale, eps = float(q[3] ** -0.5 if scale is None else scale), float(eps)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number; it is {scale} (None means K ** -0.5)")
     if not 0 <= eps < math.inf:
