@@ -14,6 +14,7 @@ from rebased.ops.polynomial.gpu.features import (
     fold,
     fold_linear,
     half_slope,
+    in_score_order,
     load_linear,
     load_numbers,
     load_rows,
@@ -133,17 +134,15 @@ def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, leng
     """dq plus half of what the keys n .. n+BN send, without the scale of each query. HI_LO, also on the diagonal: where
     dq loses digits through states too, gradients at scores are multiplied as hi and lo."""
     columns = score_positions(n, BN, WIDE, dtype)
-    keys = load_rows(k, k_token, columns, length, K, KP, DIAGONAL and not EVEN)
+    keys = load_rows(k, k_token, positions(n, BN, WIDE), length, K, KP, DIAGONAL and not EVEN)
     values = load_rows(v, v_token, columns, length, V, VP, DIAGONAL and not EVEN)
-    s = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+    s = tl.dot(queries, tl.trans(in_score_order(keys, dtype)), input_precision=PRECISION)
     ds = tl.dot(grads, tl.trans(values.to(dtype)), input_precision=PRECISION) + delta[:, None]
     if DIAGONAL and not LOW:
         s = tl.where(rows[:, None] >= columns[None, :], s, 0.0)
     ds *= half_slope(s, c1, c2, LOW)
     if DIAGONAL and LOW:
         ds = tl.where(rows[:, None] >= columns[None, :], ds, 0.0)
-    if dtype == tl.float32:
-        keys = load_rows(k, k_token, positions(n, BN, WIDE), length, K, KP, DIAGONAL and not EVEN)
     return add_product(dq, as_factor(ds, dtype), keys, HI_LO, PRECISION, dtype)
 
 
@@ -223,12 +222,13 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
 
     The scale of a query is multiplied into its scores in bf16, where dk and dv depend on how these are rounded. In
     TF32 it is multiplied into the query and its gradient, which have fewer numbers."""
-    rows = score_positions(m, BM, WIDE, dtype)
+    rows = positions(m, BM, WIDE)
     queries = load_rows(q, q_token, rows, length, K, KP, not EVEN)
     grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
+    rows = score_positions(m, BM, WIDE, dtype)
     delta = load_numbers(deltas, rows, length, not EVEN)
-    s = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
-    ds = tl.dot(values, tl.trans(grads), input_precision=PRECISION) + delta[None, :]
+    s = tl.dot(keys, tl.trans(in_score_order(queries, dtype)), input_precision=PRECISION)
+    ds = tl.dot(values, tl.trans(in_score_order(grads, dtype)), input_precision=PRECISION) + delta[None, :]
     if DIAGONAL and not LOW:
         s = tl.where(rows[None, :] >= columns[:, None], s, 0.0)
     if dtype == tl.float32:
@@ -248,12 +248,11 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
     if dtype == tl.float32:
-        rows = positions(m, BM, WIDE)
-        scale = load_numbers(inverse, rows, length, not EVEN)
+        scale = load_numbers(inverse, positions(m, BM, WIDE), length, not EVEN)
         if not LOW:
             scale *= c2
-        queries = scale[:, None] * load_rows(q, q_token, rows, length, K, KP, not EVEN)
-        grads = scale[:, None] * load_rows(do, do_token, rows, length, V, VP, not EVEN)
+        queries = scale[:, None] * queries
+        grads = scale[:, None] * grads
     dv = add_product(dv, as_factor(sim, dtype), grads, DIAGONAL, PRECISION, dtype)
     dk = add_product(dk, as_factor(ds, dtype), queries, DIAGONAL, PRECISION, dtype)
     return dk, dv

@@ -228,6 +228,18 @@ def score_positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr, dtype: tl.con
 
 
 @triton.jit
+def in_score_order(x, dtype: tl.constexpr):
+    """Rows [rows, width] of consecutive tokens in the order of score_positions."""
+    if dtype == tl.float32:
+        ROWS: tl.constexpr = x.shape[0]
+        WIDTH: tl.constexpr = x.shape[1]
+        x = tl.permute(tl.reshape(x, [ROWS // 8, 2, 4, WIDTH]), (0, 2, 1, 3))
+        return tl.reshape(x, [ROWS, WIDTH])
+    else:
+        return x
+
+
+@triton.jit
 def as_factor(x, dtype: tl.constexpr):
     """x [rows, columns], a function of scores with columns in the order of score_positions, in the natural order.
 

@@ -83,6 +83,7 @@ _KEYS = Tile(64, 64, 4, 1, 168)
 _SQUARE = Tile(64, 64, 4, 1, 128)
 _STAGED = Tile(64, 64, 4, 3, 128)
 _NARROW, _SMALL, _WIDE = Tile(64, 32, 4, 3), Tile(64, 32, 4, 1, 168), Tile(64, 32, 4, 2)
+_WHOLE = Tile(64, 64, 4, 1)
 _TALL = Tile(128, 64, 8, 3)  # two warp groups, which share keys and values
 _PLAIN, _HALF, _FEW = Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 2, 1)
 
@@ -122,7 +123,12 @@ TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
         Row(_tiles(_WIDE, _SMALL, _SMALL, _SUMS), sum=192),
         Row(_tiles(_WIDE, _SMALL, _WIDE, _SUMS)),
     ),
-    ("tf32", "quadratic"): (Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64), *_WIDE_32_BITS),
+    ("tf32", "quadratic"): (
+        Row(_tiles(_WHOLE, _SQUARE, _PLAIN, _NARROW), KP=16, VP=16, low=False),
+        Row(_tiles(_WHOLE, _PLAIN, _KEYS, _NARROW), KP=16, VP=16),
+        Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
+        *_WIDE_32_BITS,
+    ),
     ("tf32", "chunked"): (
         Row(_tiles(_SQUARE, _SQUARE, _KEYS, TWO_WARPS), KP=16, VP=32),
         Row(_tiles(TWO_WARPS, _PLAIN, _PLAIN, _NARROW), KP=16, VP=64),
