@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.checks import CheckResult, NotApplicable
 from rebased.mixers import (
     attention_map,
     can_extend,
@@ -61,10 +61,6 @@ SPLITS = ([21], [1] * 21, [20, 1], [1, 20], [8, 5, 1, 7], [3, 16, 2])
 DOCUMENTS = [0, 1, 12, 12, 21, 42, 44, 63]  # one of a single token, an empty one and a whole row
 
 
-class NotApplicable(Exception):
-    """The mixer lacks an optional method that a check is about. The message names it."""
-
-
 class Check(NamedTuple):
     """One check of the contract."""
 
@@ -92,12 +88,12 @@ def _results(name: str) -> Iterator[CheckResult]:
     for check in CHECKS:
         try:
             check.run(name)
-            yield CheckResult(check.name, True, "")
+            yield CheckResult(check.name, "passed")
         except NotApplicable as reason:
-            yield CheckResult(check.name, True, f"skipped: {reason}")
+            yield CheckResult(check.name, "skipped", str(reason))
         except Exception as error:
             kind = "" if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: "
-            yield CheckResult(check.name, False, f"{kind}{error} ({check.why})")
+            yield CheckResult(check.name, "failed", f"{kind}{error} ({check.why})")
 
 
 def keeps_shape(name: str, length: int) -> None:
