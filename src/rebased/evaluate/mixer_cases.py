@@ -114,11 +114,3 @@ def error_of(call: Callable[[], Any]) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def tensors_of(state: Any) -> list[Tensor]:
-    """Return all tensors in a state, whatever tuples, lists and dicts it is made of."""
-    if isinstance(state, Tensor):
-        return [state]
-    children = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else ()
-    return [tensor for child in children for tensor in tensors_of(child)]

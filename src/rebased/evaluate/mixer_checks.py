@@ -25,7 +25,6 @@ from rebased.evaluate.mixer_cases import (
     require_near,
     require_same_function,
     state_after,
-    tensors_of,
     tolerance,
 )
 from rebased.mixers import (
@@ -42,6 +41,7 @@ from rebased.mixers import (
     mixer_class,
     mixer_name,
     register_mixer,
+    tensors_of,
 )
 from rebased.models.config import LMConfig
 
