@@ -87,6 +87,7 @@ def fake_lm_run(
     status: str = "done",
     sha256: str = "a" * 64,
     tokens: int = 1000,
+    windows: str | None = None,
     settings: dict[str, str] | None = None,
 ) -> Run:
     """A language model's run with perplexities of all, AR and non-AR tokens of the test split.
@@ -115,4 +116,6 @@ def fake_lm_run(
         {"type": "step", "step": 10, "tokens": 327_680, "loss": 4.0, "tokens_per_second": 1000.0 + seed},
         {"type": "end", "status": status, "step": 10, "test": {"tokens": tokens, "ar_share": 0.25, **parts}},
     ]
+    if windows:
+        lines[-1]["test"]["windows"] = windows
     return Run(f"{model}-{seed}", lines)

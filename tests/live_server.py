@@ -33,13 +33,14 @@ def live_server(
     context: int = 4096,
     limits: Limits | None = None,
     api_key: str | None = None,
+    hosts: frozenset[str] | None = None,
     **options: Any,
 ) -> Iterator[Live]:
     """Serve `model` as "tiny" until the block ends."""
     engine = Engine(model, ByteTokenizer(), slots=slots, context=context, **options)
     service = Service("tiny", engine, limits or Limits(), api_key)
     ready = threading.Event()
-    app = build_app(service)
+    app = build_app(service, hosts)
     server = Server(app, grace_seconds=20, on_ready=ready.set, on_signal=engine.drain)
     with open_socket("127.0.0.1", 0) as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -1,5 +1,6 @@
 """`rebased check`: one line per check, and exit codes, over fake suites."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,12 +22,14 @@ fake_suites.mixers.append("leaky")
 
 def checks(name: str, settings: Mapping[str, Any] | None = None) -> Iterator[CheckResult]:
     if settings:
-        yield CheckResult(f"takes {settings}", ok=True, message="")
-    yield CheckResult("keeps shapes", ok=True, message="")
-    yield CheckResult(
-        "never looks ahead", ok=name != "leaky", message="y[:, 3] changed\nwith x[:, 4]" * (name == "leaky")
-    )
-    yield CheckResult("extends", ok=True, message="skipped: it has no extend")
+        yield CheckResult(f"takes {settings}", "passed")
+    yield CheckResult("keeps shapes", "passed")
+    if name == "leaky":
+        yield CheckResult("never looks ahead", "failed", "y[:, 3] changed\nwith x[:, 4]")
+    else:
+        yield CheckResult("never looks ahead", "passed")
+    if name != "mqar":
+        yield CheckResult("extends", "skipped", "it has no extend")
 
 
 @pytest.fixture(autouse=True)
@@ -46,26 +49,44 @@ def run(*words: str) -> int:
     return int(left.value.code or 0)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("rebased", "mixer"), ("mqar", "task")])
-def test_one_line_per_check(capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
-    assert run(name) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == ["✓ keeps shapes", "✓ never looks ahead", "✓ extends: skipped: it has no extend"]
-    assert last == f"{kind} {name}: all 3 checks passed"
+def test_one_line_per_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("mqar") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "✓ keeps shapes",
+        "✓ never looks ahead",
+        "task mqar: all 2 checks passed",
+    ]
+
+
+def test_a_skipped_check_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("rebased") == 0
+    *_, line, last = capsys.readouterr().out.splitlines()
+    assert line == "- extends: skipped: it has no extend"
+    assert last == "mixer rebased: 2 checks passed, 1 skipped"
+    assert run("rebased", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["passed"], answer["skipped"]) == (True, 1)
+    assert answer["checks"][-1] == {
+        "kind": "mixer",
+        "check": "extends",
+        "ok": True,
+        "outcome": "skipped",
+        "message": "it has no extend",
+    }
 
 
 def test_a_failed_check_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("mine.py:leaky") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "✗ never looks ahead: y[:, 3] changed with x[:, 4]"
-    assert lines[-1] == "mixer leaky: 1 of 3 checks failed"
+    assert lines[-1] == "mixer leaky: 1 of 3 checks failed, 1 skipped"
 
 
 def test_a_name_in_both_registers_is_checked_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("shared") == 0
     text = capsys.readouterr().out
-    assert "mixer shared: all 3" in text
-    assert "task shared: all 3" in text
+    assert "mixer shared: 2 checks passed, 1 skipped" in text
+    assert "task shared: 2 checks passed, 1 skipped" in text
 
 
 def test_a_task_is_checked_with_the_fields_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:

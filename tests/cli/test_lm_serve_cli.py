@@ -89,6 +89,7 @@ def test_it_serves_until_a_signal_and_ends_what_it_began(home: Path) -> None:
         (["tiny", *BYTES, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["tiny", *BYTES, "--api-key-file", "no-key"], "--api-key-file no-key: a key is one or more"),
         (["tiny", *BYTES, "--api-key-file", "missing"], "missing: No such file or directory"),
+        (["tiny", *BYTES, "--allow-host", "http://a.example/"], "--allow-host 'http://a.example/': give a host name"),
         (["tiny", *BYTES, "--slots", "0"], "--slots 0 is out of range"),
         (["tiny", *BYTES, "--slots", "1000000000000"], "--slots 1000000000000 is out of range; give 1 to 65536"),
         (["tiny", *BYTES, "--cache-mb", "-1"], "--cache-mb -1 is out of range"),

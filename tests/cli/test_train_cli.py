@@ -91,6 +91,21 @@ def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--train.stop_above", "0"], "the test accuracy is above 0 (train.stop_above)"),
+        (["--train.give_up", "{after_epoch: 1, below: 0.99}"], "no test accuracy reached 0.99 (train.give_up)"),
+    ],
+)
+def test_a_run_that_ends_early_says_why(
+    config: str, capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert rebased("train", "--config", config, *words) == 0
+    *_, line, _ = capsys.readouterr().out.splitlines()
+    assert line == f"ended after 1 of 2 epochs: {why}"
+
+
 def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased("train", "--config", config, "--train.lr", "3e-3", "--model.mixers.1.n_heads=4") == 0
     captured = capsys.readouterr()

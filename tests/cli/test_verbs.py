@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from cyclopts import Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
 import rebased.cli
-from rebased.cli import ALIASES, COMMANDS, GROUPS, json_target, main
+from rebased.cli import ALIASES, COMMANDS, EXAMPLES, GROUPS, json_target, main
+from rebased.cli.lists import first_sentence
 from rebased.cli.output import TO_TERMINAL
 from rebased.mixers import mixer_class, mixer_names
 from rebased.runs.shipped import CONFIGS
@@ -22,15 +25,21 @@ def _two_word_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {
         "paper": COMMANDS["paper"],
         "zoo feed": ("test_verbs:feed", "Feed one animal."),
+        "zoo wash": ("test_verbs:wash", "Wash one animal."),
         "zoo close": ("no.such.module:close", "Close the gates."),
     }
     monkeypatch.setattr(rebased.cli, "COMMANDS", table)
+    monkeypatch.setattr(rebased.cli, "EXAMPLES", {"zoo feed": "bear --grams 500"})
     monkeypatch.setattr(rebased.cli, "GROUPS", {"zoo": "All about animals."})
 
 
 def feed(animal: str, *, grams: int = 10) -> int:
     print(f"{animal} eats {grams} g")
     return 3
+
+
+def wash(*words: Annotated[str, Parameter(allow_leading_hyphen=True)], with_: str) -> None:
+    print(words, with_)
 
 
 def run(*words: str) -> int:
@@ -41,6 +50,23 @@ def run(*words: str) -> int:
 
 def test_every_group_has_verbs_and_every_two_word_verb_a_group() -> None:
     assert {verb.split()[0] for verb in COMMANDS if " " in verb} == set(GROUPS)
+
+
+def test_every_verb_that_cannot_stand_alone_has_an_example() -> None:
+    verbs = {verb: function.split(":") for verb, (function, _) in COMMANDS.items()}
+    signatures = {
+        verb: inspect.signature(getattr(importlib.import_module(module), name))
+        for verb, (module, name) in verbs.items()
+    }
+    needy = {
+        verb
+        for verb, signature in signatures.items()
+        if any(
+            each.default is each.empty and each.kind is not each.VAR_POSITIONAL
+            for each in signature.parameters.values()
+        )
+    }
+    assert set(EXAMPLES) == needy
 
 
 def test_a_verb_of_two_words_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,9 +91,15 @@ def test_help_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (("zoo", "fed"), "unknown command 'zoo fed'; did you mean 'feed'?"),
-        (("zoo", "xylophone"), "unknown command 'zoo xylophone'; known: feed, close"),
+        (("zoo", "xylophone"), "unknown command 'zoo xylophone'; known: feed, wash, close"),
         (("feeds",), "unknown command 'feeds'; did you mean 'zoo feed'?"),
         (("zooo",), "unknown command 'zooo'; did you mean 'zoo'?"),
+        (("close",), "unknown command 'close'; did you mean 'zoo close'?"),
+        (("xylophone",), "unknown command 'xylophone'; known: paper, zoo\n"),
+        (("zoo", "feed"), "rebased zoo feed needs ANIMAL; for example: rebased zoo feed bear --grams 500\n"),
+        (("zoo", "feed", "bear", "--grams"), "--grams needs a value\n"),
+        (("zoo", "wash", "--whit", "soap"), "unknown option '--whit'; did you mean '--with'?"),
+        (("zoo", "wash", "bear"), "rebased zoo wash needs --with\n"),
     ],
 )
 def test_an_unknown_verb_is_named(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
@@ -198,3 +230,7 @@ def test_lists_say_every_name_whole(
     assert [one["name"] for one in found if one["name"] not in printed] == []
     assert run("list", what, "--quiet") == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_product_ends_no_sentence() -> None:
+    assert first_sentence("Similarity (q . k)^2\n of both. And more.") == "Similarity (q . k)^2 of both."

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebased.data import Corpus, window_rows, write_corpus
+from rebased.data import Corpus, spread_rows, window_rows, write_corpus
 from rebased.data.shards import Encoded, writing_shards
 from rebased.data.windows import Windows
 
@@ -120,7 +120,17 @@ def test_order_costs_nothing_at_any_size() -> None:
     assert int(rows.max()) < 10**15
 
 
+@pytest.mark.parametrize(
+    ("n_windows", "wanted", "rows"),
+    [(10, 5, [0, 2, 4, 6, 8]), (10, 3, [0, 3, 6]), (10, 1, [0]), (3, 9, [0, 1, 2]), (3, None, [0, 1, 2])],
+)
+def test_some_windows_are_spread(n_windows: int, wanted: int | None, rows: list[int]) -> None:
+    assert spread_rows(n_windows, wanted) == rows
+
+
 def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="0 windows cannot be chosen; give 1 or more"):
+        spread_rows(5, 0)
     with pytest.raises(ValueError, match="n_windows and batch_size must be at least 1, got 0 and 8"):
         window_rows(0, 8, 0, 0)
     with pytest.raises(ValueError, match="seed and step must be 0 or more, got -1 and 0"):

@@ -186,8 +186,7 @@ def test_a_good_mixer_passes_every_check() -> None:
     stream = torch.get_rng_state()
     results = list(run_mixer_contract("under_test"))
     assert [result.name for result in results] == [check.name for check in CHECKS]
-    assert {result.message for result in results if result.ok} == {""}
-    assert all(result.ok for result in results)
+    assert {(result.outcome, result.message) for result in results} == {("passed", "")}
     assert torch.equal(torch.get_rng_state(), stream)
 
 
@@ -211,12 +210,14 @@ def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:
             return x.cumsum(1)
 
     results = {result.name: result for result in run_mixer_contract("under_test")}
-    assert results["keeps_shape[T=21]"] == CheckResult("keeps_shape[T=21]", True, "")
+    assert results["keeps_shape[T=21]"] == CheckResult("keeps_shape[T=21]", "passed")
     assert results["keeps_shape[T=64]"].message.startswith("KeyError: 'too long' (")
     assert not results["keeps_shape[T=64]"].ok
-    assert results["state_has_declared_size[T=5]"].message.startswith("skipped: ")
+    assert results["state_has_declared_size[T=5]"].outcome == "skipped"
     assert "no init_state, extend and state_size" in results["state_has_declared_size[T=5]"].message
-    assert results["shards_are_the_whole[n=3, float32]"].message == "skipped: mixer 'under_test' has no forward_shard"
+    shards = results["shards_are_the_whole[n=3, float32]"]
+    assert (shards.outcome, shards.ok) == ("skipped", True)
+    assert str(shards) == "- shards_are_the_whole[n=3, float32]: skipped: mixer 'under_test' has no forward_shard"
 
 
 def test_names_are_unique_and_reasons_are_given() -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
 from rebased.ops import layer_norm, linear_layer_norm, use_backend
+from rebased.ops.backend import matmul_dtype
 from rebased.ops.inspection import compile_launch, record_launches
 from rebased.train.precision import matmul_precision
 from tolerances import KERNEL_ERRORS
@@ -24,6 +26,17 @@ def test_the_answer_has_the_dtype_that_is_asked_for_under_autocast_too() -> None
         assert layer_norm(x.bfloat16(), weight, weight).dtype == torch.bfloat16
         assert layer_norm(x, weight, weight).dtype == torch.float32
         assert layer_norm(x, weight, weight, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_the_dtype_of_a_product_is_torchs(dtype: torch.dtype, autocast: torch.dtype | None) -> None:
+    x, weight = torch.randn(2, 8, dtype=dtype), torch.randn(4, 8, dtype=dtype)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        assert matmul_dtype(x, weight) == functional.linear(x, weight).dtype
+        assert matmul_dtype(x) == matmul_dtype(x, weight)
+        if autocast and dtype != torch.float64:  # without autocast torch multiplies no two dtypes
+            assert matmul_dtype(x, weight.float()) == functional.linear(x, weight.float()).dtype
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])

@@ -57,14 +57,21 @@ def test_one_question_is_decided_and_other_pairs_are_counted() -> None:
         rebased=[2, 3, 2, 2, 3, 2, 4], based=[5, 5, None, 4, 4, None, 5], conv_attention=[1, 2, 1, 1, 1, 1, 1]
     )
     assert findings(runs) == [
-        "ReBased reached 0.9 in 7 of 7 runs, after 2 (2 to 4) epochs. It recalled 95.0% of what it was asked.",
-        "Based reached 0.9 in 5 of 7 runs. It recalled 73.6% of what it was asked.",
-        "ConvAttention reached 0.9 in 7 of 7 runs, after 1 (1 to 2) epochs. It recalled 95.0% of what it was asked.",
+        "ReBased reached accuracy 0.9 in 7 of 7 runs, after 2 (2 to 4) epochs. It recalled 95.0% of what it was asked.",
+        "Based reached accuracy 0.9 in 5 of 7 runs. It recalled 73.6% of what it was asked.",
+        "ConvAttention reached accuracy 0.9 in 7 of 7 runs, after 1 (1 to 2) epochs. "
+        "It recalled 95.0% of what it was asked.",
         "ReBased needed fewer epochs than Based with 7 of 7 seeds. "
         "So ReBased learns this task sooner (sign test, p = 0.016).",
         "ConvAttention needed fewer epochs than ReBased with 7 of 7 seeds.",
         "ConvAttention needed fewer epochs than Based with 7 of 7 seeds.",
     ]
+
+
+def test_the_test_is_explained_where_there_are_seeds_enough_for_one() -> None:
+    few, many = ([*range(2, 5)], [*range(2, 5)] * 3)
+    assert "p is the probability" not in demo_page(runs_of(rebased=few, based=few), "").to_html()
+    assert "p is the probability" in demo_page(runs_of(rebased=many, based=many), "").to_html()
 
 
 def test_pairs_are_of_the_same_seed() -> None:
@@ -104,8 +111,8 @@ def test_what_is_not_decided_is_said(rebased: list[int | None], based: list[int 
 
 def test_one_run_per_model() -> None:
     text = findings(runs_of(rebased=[3], based=[None]))
-    assert text[0] == "ReBased reached 0.9 in its run, after 3 epochs. It recalled 95.0% of what it was asked."
-    assert text[1] == "Based reached 0.9 in none of its runs. It recalled 20.0% of what it was asked."
+    assert text[0] == "ReBased reached accuracy 0.9 in its run, after 3 epochs. It recalled 95.0% of what it was asked."
+    assert text[1] == "Based reached accuracy 0.9 in none of its runs. It recalled 20.0% of what it was asked."
 
 
 def test_text_from_outside_cannot_break_out() -> None:

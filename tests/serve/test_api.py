@@ -292,7 +292,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, live: Live, cli
 def test_a_client_that_sends_half_a_request_holds_nobody_up(live: Live, client: OpenAI) -> None:
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as half:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\n"
         half.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         assert client.completions.create(model="tiny", prompt="x", max_tokens=1).choices
     with socket.create_connection((host, int(port))) as noise:

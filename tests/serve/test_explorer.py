@@ -204,7 +204,8 @@ def test_what_is_refused(http: httpx.Client, path: str, body: Any, status: int, 
 
 def test_other_sites_get_nothing(http: httpx.Client) -> None:
     """A page of another site may lead here by its own name, or post a form: neither is answered."""
-    assert http.get("/api/models", headers={"Host": "evil.example"}).status_code == 400
+    refused = http.get("/api/models", headers={"Host": "evil.example"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
     form = http.post("/api/recall", content="x", headers={"Content-Type": "text/plain"})
     assert form.status_code == 415
     assert http.get("/api/nothing").status_code == 404

@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Never
 
 from rebased import __version__
 
 if TYPE_CHECKING:  # imported by `main`, where Ctrl-C ends the command without a traceback
-    from cyclopts import App
+    from cyclopts import App, MissingArgumentError
 
 # verb: (module:function, one line of help). The function's signature defines the options. It returns the exit code
 # (None means 0). If it raises, the error is shown in one line. A verb may have two words ("lm train"); then its first
@@ -51,6 +52,24 @@ GROUPS: dict[str, str] = {
     "lm": "Language models: train them, measure them, let them write.",
     "data": "Text for language models.",
     "list": "What there is by name: mixers, tasks, presets and configs.",
+}
+
+# What may follow a verb that cannot stand alone, for the error of who lets it.
+EXAMPLES = {
+    "train": "--config mqar/quick",
+    "sweep": "table1-cpu",
+    "check": "rebased",
+    "report": "runs -o report.html",
+    "leaderboard": "results.jsonl.xz",
+    "probe": "runs/my-run -o probe.html",
+    "lm train": "--config lm/quick",
+    "lm eval": "runs/my-run",
+    "lm compare": "runs",
+    "lm export": "runs/my-run -o exported",
+    "lm import": "model.safetensors -o imported",
+    "lm recall": "runs/my-run",
+    "data prepare": "texts/ -o data/mine",
+    "data verify": "data/mine",
 }
 
 # Former names, which still work and are not listed.
@@ -164,7 +183,12 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
     if words and not words[0].startswith("-") and words[0] not in known and typed not in ALIASES:
         from rebased.config import did_you_mean
 
-        raise ValueError(f"unknown command {typed!r}; {did_you_mean(words[0], known)}")
+        # one that lacks its first word ("export"), else the most similar one, else a list that is not too long
+        meant = next((verb for verb in COMMANDS if not group and verb.endswith(f" {words[0]}")), words[0])
+        near = did_you_mean(meant, known)
+        if not group and near.startswith("known: "):
+            near = f"known: {', '.join(dict.fromkeys(verb.split()[0] for verb in COMMANDS))}"
+        raise ValueError(f"unknown command {typed!r}; {near}")
 
 
 def is_users(error: Exception) -> bool:
@@ -181,8 +205,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def explain_error(error: Exception) -> str:
     """Return the message that the user sees."""
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, MissingArgumentError
 
+    if isinstance(error, MissingArgumentError):
+        return explain_missing(error)
     if isinstance(error, CycloptsError):
         return " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -196,6 +222,19 @@ def explain_error(error: Exception) -> str:
         return str(error)
     what = f"{type(error).__name__}: {_first_line(str(error))}"
     return f"{what} (not your fault: run again with --debug and report what it shows)"
+
+
+def explain_missing(error: "MissingArgumentError") -> str:
+    """Return the message about an argument, or the value of an option, that is not there."""
+    argument, verb = error.argument, " ".join(error.command_chain or ())
+    if argument is None or error.keyword or argument.tokens:
+        return f"{error.keyword or (argument and argument.name)} needs a value"
+    name = argument.name.lstrip("-").upper() if argument.field_info.is_positional else argument.name
+    typed = [word for word in error.root_input_tokens or () if word.startswith("--")]
+    if name.startswith("--") and (near := get_close_matches(name, typed, n=1, cutoff=0.7)):
+        return f"unknown option {near[0]!r}; did you mean {name!r}?"
+    example = f"; for example: rebased {verb} {EXAMPLES[verb]}" if verb in EXAMPLES else ""
+    return f"rebased {verb} needs {name}{example}"
 
 
 def _first_line(text: str) -> str:

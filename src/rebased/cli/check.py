@@ -1,5 +1,6 @@
 """rebased check: the contract suite for one mixer or task, without a checkout and without pytest."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +13,7 @@ from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.overrides import parse_overrides
 from rebased.config import did_you_mean, parse_yaml
-from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.checks import CheckResult, Outcome
 from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.evaluate.task_contract import run_task_contract
 from rebased.mixers import mixer_names
@@ -20,6 +21,7 @@ from rebased.tasks import task_names
 
 OPTIONS = ("--help", *OUTPUT, "--task.seq_len")
 FAILED = 1
+COLOURS: dict[Outcome, str] = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 class Suite(NamedTuple):
@@ -38,6 +40,8 @@ def check(
     to: Output = TO_TERMINAL,
 ) -> int:
     """Run the contract suite for a mixer or a task: one line per check.
+
+    A check of something optional that yours does not have is skipped, and its line says why.
 
     The fields of a task can be set with --task.KEY VALUE, for example --task.seq_len 32; a field without a default must
     be set. The exit code is 1 if a check failed, 2 if there is nothing to check (no such file, no such name).
@@ -65,10 +69,13 @@ def check(
     for kind in kinds:
         given = (fields,) if fields and kind == "task" else ()
         results = run_suite(kind, name, partial(SUITES[kind].run, name, *given), to)
-        found += [{"kind": kind, "check": one.name, "ok": one.ok, "message": one.message} for one in results]
-    passed = all(check["ok"] for check in found)
-    to.emit({"name": name, "passed": passed, "checks": found})
-    return 0 if passed else FAILED
+        found += [
+            {"kind": kind, "check": each.name, "ok": each.ok, "outcome": each.outcome, "message": each.message}
+            for each in results
+        ]
+    counts = Counter(check["outcome"] for check in found)
+    to.emit({"name": name, "passed": not counts["failed"], "skipped": counts["skipped"], "checks": found})
+    return FAILED if counts["failed"] else 0
 
 
 def task_fields(settings: Sequence[str]) -> dict[str, Any]:
@@ -98,14 +105,21 @@ def run_suite(kind: str, name: str, run: Callable[[], Iterable[CheckResult]], to
             results.append(result)
             console.print(line_of(result), soft_wrap=True)
             status.update(Text(f"checking {kind} {name}: {len(results)} done ..."))
-    failed, done = sum(not result.ok for result in results), len(results)
-    verdict = f"{failed} of {done} checks failed" if failed else f"all {done} checks passed"
-    console.print(f"{kind} {name}: {verdict}", style="bold red" if failed else "bold green", highlight=False)
+    failed = any(not result.ok for result in results)
+    console.print(f"{kind} {name}: {verdict(results)}", style="bold red" if failed else "bold green", highlight=False)
     return results
 
 
+def verdict(results: Sequence[CheckResult]) -> str:
+    """Return how many checks failed or passed, and how many were skipped."""
+    counts = Counter(result.outcome for result in results)
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    if counts["failed"]:
+        return f"{counts['failed']} of {len(results)} checks failed{skipped}"
+    return f"{'' if skipped else 'all '}{counts['passed']} checks passed{skipped}"
+
+
 def line_of(result: CheckResult) -> Text:
-    """Return the line for one check. The message of a failed check stays on that line."""
-    mark = ("✓", "green") if result.ok else ("✗", "red")
-    message = f": {' '.join(result.message.split())}" if result.message else ""
-    return Text.assemble(mark, f" {result.name}{message}")
+    """Return the line for one check, with its mark in colour. The message stays on that line."""
+    mark, _, rest = str(result).partition(" ")
+    return Text.assemble((mark, COLOURS[result.outcome]), " ", rest)

@@ -45,6 +45,12 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to:
     check_replaceable(page)  # before minutes of training, not after
     configs = demo_configs(config, seeds)
     folders = {name: out / f"{name.replace(' ', '-')}-{run.digest()}" for name, run in configs.items()}
+    left = sum(not is_done(folder) for folder in folders.values())
+    if left:
+        say(
+            console,
+            f"{left} runs to train, {seeds} per model, in {out}; Ctrl-C saves them, and the same command goes on",
+        )
     try:
         with Board(console) as board:
             jobs = [

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from rebased.cli.imports import import_user_code
+from rebased.cli.lm_serve import AllowHost
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
 from rebased.runs.open_model import find_model, open_model, shipped_models
@@ -21,6 +22,7 @@ def explore(
     /,
     *,
     port: int = 8010,
+    allow_host: AllowHost = (),
     list_models: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
     tokenizer: str | None = None,
     data: Path | None = None,
@@ -40,6 +42,9 @@ def explore(
         package. Default: mqar/rebased and mqar/based.
     port
         Port to listen on; 0 for any free one.
+    allow_host
+        Host name under which requests may come, besides localhost and IP addresses: for example that of a proxy.
+        *.NAME for all names below NAME, * for any. Can be given several times.
     list_models
         List the models that come with the package, and end.
     tokenizer
@@ -59,6 +64,7 @@ def explore(
     try:
         from rebased.serve.explorer.api import build_explorer
         from rebased.serve.explorer.workbench import Workbench, check_comparable
+        from rebased.serve.hosts import allowed_names
         from rebased.serve.server import open_socket, serve
     except ModuleNotFoundError as error:
         raise ImportError(
@@ -66,6 +72,7 @@ def explore(
         ) from error
     for each in imports:
         import_user_code(each)
+    hosts = allowed_names(HOST, allow_host)
     where, console = choose_device(device), to.console()
     with open_socket(HOST, port) as sock:  # first: to load models takes longer
         shown: list[str] = []
@@ -83,7 +90,7 @@ def explore(
         right = others[0] if others else None
         if right is not None:
             check_comparable(left, right, models)
-        app = build_explorer(Workbench(models, left, right))
+        app = build_explorer(Workbench(models, left, right), hosts)
         address = f"http://{HOST}:{sock.getsockname()[1]}/"
 
         def say_ready() -> None:

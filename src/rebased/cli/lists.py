@@ -1,4 +1,4 @@
-"""rebased list: mixers, tasks, presets and shipped configs by name, each with a sentence; and one config's text."""
+"""rebased list: mixers, tasks, presets and shipped configs by name, each in words; and one config's text."""
 
 import re
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def tasks(*, imports: Imports = (), to: Output = TO_TERMINAL) -> None:
     from rebased.tasks import task_class, task_names
 
     import_all(imports)
-    show({name: first_sentence(task_class(name).about()) for name in task_names()}, to)
+    show({name: task_class(name).about() for name in task_names()}, to)
 
 
 def presets(*, to: Output = TO_TERMINAL) -> None:
@@ -78,7 +78,7 @@ def configs(name: str | None = None, *, to: Output = TO_TERMINAL) -> None:
 
 
 def show(found: Mapping[str, str], to: Output) -> None:
-    """Print one line per name, with its sentence."""
+    """Print each name with what is said of it."""
     to.check()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)  # a name is never cut or wrapped
@@ -96,5 +96,5 @@ def first_comment(text: str) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a text, in one line."""
-    return re.split(r"(?<=[.?]) ", " ".join(text.split()))[0]
+    """Return the first sentence of a text, in one line. The dot of a product, q . k, ends no sentence."""
+    return re.split(r"(?<=\S[.?]) ", " ".join(text.split()))[0]

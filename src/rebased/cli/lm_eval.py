@@ -14,7 +14,7 @@ from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
-from rebased.data import Corpus
+from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
 from rebased.evaluate.text import evaluate_text
@@ -124,7 +124,9 @@ def lm_eval(
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
     trained.corpus.verify_if_small(split, *(["train"] if max_count is not None else []))
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
-    rows = evenly_spaced(len(text), windows)
+    if windows is not None and windows < 1:
+        raise ValueError(f"--windows {windows}: give 1 or more")
+    rows = spread_rows(len(text), windows)
     with progress_bars(console) as begin_bar:
         counts = None
         if max_count is not None:
@@ -193,16 +195,6 @@ def parse_reset_token(name: str | None, corpus: Corpus) -> int | None:
     if not name.isdecimal() or int(name) >= corpus.vocab_size:
         raise ValueError(f"--reset-token {name}: give a number below {corpus.vocab_size}, or `end`")
     return int(name)
-
-
-def evenly_spaced(n: int, wanted: int | None) -> list[int]:
-    """Indices of `wanted` of n windows at even distances; all if `wanted` is None."""
-    if wanted is None:
-        return list(range(n))
-    if wanted < 1:
-        raise ValueError(f"--windows {wanted}: give 1 or more")
-    wanted = min(wanted, n)
-    return [i * n // wanted for i in range(wanted)]
 
 
 def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRule) -> None:

@@ -21,6 +21,7 @@ CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SLOTS = 65_536
 SLOTS = {"cpu": 8, "cuda": 64}
+AllowHost = Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="", show_default=False)]
 
 
 def lm_serve(
@@ -29,6 +30,7 @@ def lm_serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    allow_host: AllowHost = (),
     name: str | None = None,
     tokenizer: str | None = None,
     data: Path | None = None,
@@ -61,6 +63,9 @@ def lm_serve(
         Address to listen on. Default: this machine alone.
     port
         Port to listen on; 0 for any free one.
+    allow_host
+        Host name under which requests may come, besides localhost, the name of --host and IP addresses: for example
+        that of a reverse proxy. *.NAME for all names below NAME, * for any. Can be given several times.
     name
         The model's name in requests. Default: that of the folder.
     tokenizer
@@ -99,6 +104,7 @@ def lm_serve(
     try:
         from rebased.serve.api import build_app
         from rebased.serve.engine import Engine
+        from rebased.serve.hosts import allowed_names
         from rebased.serve.server import open_socket, serve
         from rebased.serve.service import Limits, Service
     except ModuleNotFoundError as error:
@@ -111,7 +117,7 @@ def lm_serve(
         raise ValueError(f"--slots {slots} is out of range; give 1 to {MAX_SLOTS}")
     if not 0 <= cache_mb < 2**30:
         raise ValueError(f"--cache-mb {cache_mb} is out of range; give 0 (none) or more")
-    key = read_key(api_key_file)
+    key, hosts = read_key(api_key_file), allowed_names(host, allow_host)
     for each in imports:
         import_user_code(each)
     to.check()
@@ -141,7 +147,7 @@ def lm_serve(
                 ) from error
             limits = Limits(max_tokens=max_tokens, seconds=seconds, body_bytes=max_body)
             service = Service(name or name_of(model), engine, limits, key)
-            app = build_app(service)
+            app = build_app(service, hosts)
         bound = sock.getsockname()[1]
         address = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
 

@@ -1,7 +1,7 @@
 """rebased train: train one model on a synthetic task, as a config file says."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -101,9 +101,23 @@ def describe(result: RunResult, run: SyntheticRunConfig, imports: tuple[str, ...
     if result.status == "interrupted":
         return f"interrupted at step {result.step}, saved; {continue_with('train', result.folder, imports)}"
     begin = "this run is done already: " if result.status == "already_done" else ""
-    cuts = [line["micro_batch"] for line in read_record(result.folder) if line["type"] == OUT_OF_MEMORY]
+    record = read_record(result.folder)
+    cuts = [line["micro_batch"] for line in record if line["type"] == OUT_OF_MEMORY]
     note = f"out of GPU memory: continued with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
+    note += ended_early(run, [line for line in record if line["type"] == "epoch"])
     return f"{note}{begin}{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
+
+
+def ended_early(run: SyntheticRunConfig, epochs: list[dict[str, Any]]) -> str:
+    """A line that says which setting ended the run before its last epoch; empty if none did."""
+    if not epochs or len(epochs) == run.train.epochs:
+        return ""
+    begin = f"ended after {len(epochs)} of {run.train.epochs} epochs: "
+    if epochs[-1]["test"]["accuracy"] > run.train.stop_above:
+        return f"{begin}the test accuracy is above {run.train.stop_above:g} (train.stop_above)\n"
+    if run.train.give_up is not None:
+        return f"{begin}no test accuracy reached {run.train.give_up.below:g} (train.give_up)\n"
+    return ""
 
 
 def split_of(run: SyntheticRunConfig) -> str:

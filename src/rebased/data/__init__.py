@@ -3,7 +3,7 @@
 from rebased.data.corpus import Corpus
 from rebased.data.in_memory import write_corpus
 from rebased.data.preparation import PrepareConfig, Progress, prepare
-from rebased.data.windows import TextBatch, Windows, window_rows
+from rebased.data.windows import TextBatch, Windows, spread_rows, window_rows
 
 __all__ = [
     "Corpus",
@@ -12,6 +12,7 @@ __all__ = [
     "TextBatch",
     "Windows",
     "prepare",
+    "spread_rows",
     "window_rows",
     "write_corpus",
 ]

@@ -1,11 +1,28 @@
 """What a contract suite answers: one result per check."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Outcome = Literal["passed", "failed", "skipped"]
+MARKS: dict[Outcome, str] = {"passed": "✓", "failed": "✗", "skipped": "-"}
+
+
+class NotApplicable(Exception):
+    """A check is about something optional that the mixer or task does not have. The message names it."""
 
 
 class CheckResult(NamedTuple):
-    """The outcome of one named check. The message says what was expected and what was found; empty where it is ok."""
+    """The outcome of one named check."""
 
     name: str
-    ok: bool
-    message: str
+    outcome: Outcome
+    message: str = ""  # of a failed check what was expected and what was found; of a skipped one the reason
+
+    @property
+    def ok(self) -> bool:
+        """True unless the check failed."""
+        return self.outcome != "failed"
+
+    def __str__(self) -> str:
+        """One line: a mark, the name, and the message if there is one."""
+        said = ("skipped", self.message) if self.outcome == "skipped" else (self.message,)
+        return " ".join(f"{MARKS[self.outcome]} {': '.join(filter(None, (self.name, *said)))}".split())

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.evaluate.checks import CheckResult
+from rebased.evaluate.checks import CheckResult, NotApplicable
 from rebased.tasks import IGNORE, Examples, Split, Task, TaskData, task_class, task_data
 
 ROWS = 64
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {}
-"""By name; each raises ValueError with a message where a task breaks the contract."""
+"""By name; each raises ValueError with a message where a task breaks the contract, and NotApplicable to be skipped."""
 
 
 def check(name: str) -> Callable[[Check], Check]:
@@ -57,7 +57,7 @@ def run_task_contract(name: str, settings: Mapping[str, Any] | None = None) -> l
         case = Case(name, task_class(name).model_validate(dict(settings or {})))
     except ValidationError as error:
         message = f"give settings that the task takes: {explain(error)}".replace("\n", "; ")
-        return [CheckResult("settings are valid", False, message)]
+        return [CheckResult("settings are valid", "failed", message)]
     return [run_check(each, case) for each in CHECKS]
 
 
@@ -65,10 +65,12 @@ def run_check(name: str, case: Case) -> CheckResult:
     """One check by its name. Whatever the task itself raises is a failure with that message."""
     try:
         CHECKS[name](case)
+    except NotApplicable as reason:
+        return CheckResult(name, "skipped", str(reason))
     except Exception as error:  # the user's code may raise anything
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return CheckResult(name, False, said)
-    return CheckResult(name, True, "")
+        return CheckResult(name, "failed", said)
+    return CheckResult(name, "passed")
 
 
 def require(condition: bool, message: str) -> None:
@@ -175,6 +177,8 @@ def _disjoint(case: Case) -> None:
 def _slices(case: Case) -> None:
     for split in ("test", "held_out"):
         examples = case.task.build(ROWS, 0, "cpu", split)
+        if not examples.slices:
+            raise NotApplicable(f"task {case.name!r} has no slices")
         asked = examples.labels != IGNORE
         for name, mask in examples.slices.items():
             covered = asked & (mask if mask.ndim == 2 else mask.unsqueeze(1))
@@ -190,7 +194,7 @@ def _answers(case: Case) -> None:
     examples = case.task.build(ROWS, 0, "cpu", "test")
     positions = case.task.answer_positions(examples)
     if positions is None:
-        return
+        raise NotApplicable(f"task {case.name!r} has no answer_positions")
     require(positions.shape == examples.labels.shape, "answer_positions must return [N, T], one position per label")
     asked = examples.labels != IGNORE
     require(bool((positions[~asked] == -1).all()), "answer_positions must be -1 where nothing is asked")
@@ -212,6 +216,8 @@ def _config(case: Case) -> None:
 
 @check("words are of segment fields")
 def _words(case: Case) -> None:
+    if not case.task.segment_words:
+        raise NotApplicable(f"task {case.name!r} has no segment_words")
     for key, words in case.task.segment_words.items():
         require(key in case.task.segment_fields, f"segment_words has {key!r}, which is not in segment_fields")
         require("{}" in words, f"segment_words writes {key!r} as {words!r}; it needs {{}}, where the value goes")

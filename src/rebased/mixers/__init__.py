@@ -26,9 +26,10 @@ from rebased.mixers.documents import (
 )
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
-from rebased.mixers.polynomial import Based, PolynomialAttention, ReBased
+from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.qk_norm import QKTransform
+from rebased.mixers.rebased import Based, ReBased
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache

@@ -19,7 +19,8 @@ from rebased.mixers import (
     mixer_class,
 )
 from rebased.models.config import LMConfig
-from rebased.models.norm import LayerNorm, RMSNorm, product_dtype
+from rebased.models.norm import LayerNorm, RMSNorm
+from rebased.ops.backend import matmul_dtype
 
 
 class MLP(nn.Module):
@@ -111,7 +112,7 @@ class Block(nn.Module):
         With `cu_seqlens` [n+1] packed documents do not see each other (mixers/documents.py). With `gather_earlier` x is
         this rank's shard of a sequence (mixers/context_parallel.py).
         """
-        y = self.norm1(x, dtype=product_dtype(x))
+        y = self.norm1(x, dtype=matmul_dtype(x))
         if gather_earlier is not None:
             return x + check_output(self.mixer, y, self.mixer.forward_shard(y, gather_earlier), "forward_shard")
         if cu_seqlens is not None:
@@ -124,7 +125,7 @@ class Block(nn.Module):
             return u
         if isinstance(self.mlp, nn.Identity):
             return self.norm2(u, residual=True)
-        return u + self.mlp(self.norm2(u, dtype=product_dtype(u)))
+        return u + self.mlp(self.norm2(u, dtype=matmul_dtype(u)))
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return (x' [B,T,D], state after x) for tokens x [B,T,D] that follow those the mixer's state has seen."""

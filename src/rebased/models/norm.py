@@ -25,11 +25,3 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         """Return the norm of x [..., D] in `dtype`, which is x's unless given."""
         return rms_norm(x, self.weight, self.eps, dtype=dtype)
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which matrix products with x are computed: autocast's for fp32 under autocast, else x's."""
-    device = x.device.type
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype

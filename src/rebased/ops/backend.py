@@ -1,4 +1,4 @@
-"""Which path a call takes, and in which dtype it accumulates. The one file that asks what hardware there is.
+"""Which path a call takes, and in which dtypes it computes. The one file that asks what hardware there is.
 
 An operator called with backend="auto" asks here which of its paths to take. The answer can be overridden for some
 lines of code (`with use_backend("reference"): ...`) or for a process (REBASED_BACKEND=reference).
@@ -128,6 +128,14 @@ def kernel_path(backend: Backend, x: Tensor) -> Backend:
     if path == "triton" and x.numel() == 0:
         return "chunked"
     return "reference" if path == "recurrent" else path
+
+
+def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:
+    """The dtype in which torch multiplies x (by `weight` if given): that of autocast under autocast, fp64 excepted."""
+    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return dtype
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

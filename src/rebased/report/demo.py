@@ -51,8 +51,8 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
     """The page about these runs. `command` is the command that made the runs and this page."""
     models = list(by_model(runs))
     sections = [
-        Section("The task", describe_task(runs[0])),
-        Section("What this shows", bullets(findings(runs)) + paragraphs(describe_test(models))),
+        Section("The task", describe_task(runs[0], models)),
+        Section("What this shows", bullets(findings(runs)) + paragraphs(describe_test(runs))),
         Section(
             f"Epochs until {MARK:g}",
             figure(
@@ -90,16 +90,18 @@ def demo_page(runs: Sequence[Run], command: str) -> Page:
     return Page("How soon do they learn to recall?", lead, sections, describe_origin(runs), data)
 
 
-def describe_task(run: Run) -> str:
+def describe_task(run: Run, models: Sequence[str]) -> str:
     """The task and the settings that all models share, as HTML."""
     data, model, train = run.config.task, run.config.model, run.config.train
+    attention = " ConvAttention is the paper's name for softmax attention after such a convolution."
     counts = {mixer.arguments()["n_heads"] for mixer in model.mixers if "n_heads" in mixer.arguments()}
     heads = ", with one head" if counts == {1} else ""
     return paragraphs(
         f"{data.task_type.about()} Here: {sizes_of(run.settings['task'])}, from a vocabulary of {data.vocab_size}.",
         f"Every model has {model.n_layers} layers of width {model.d_model}: a gated convolution over three tokens, and "
         f"the layer that is compared{heads}. Same data, same order, same learning rate ({train.lr:g}), "
-        f"{sum(part.examples for part in data.train):,} sequences, at most {train.epochs} epochs.",
+        f"{sum(part.examples for part in data.train):,} sequences, at most {train.epochs} epochs."
+        + (attention if "ConvAttention" in models else ""),
     )
 
 
@@ -124,7 +126,7 @@ def describe_model(model: str, group: Sequence[Run]) -> str:
     how_many = f"{reached} of {len(group)} runs" if len(group) > 1 else "its run" if reached else "none of its runs"
     epochs = f", after {epochs_spread(group, MARK)} epochs" if reached == len(group) else ""
     recalled = mean(run.reported.accuracy for run in group)
-    return f"{model} reached {MARK:g} in {how_many}{epochs}. It recalled {recalled:.1%} of what it was asked."
+    return f"{model} reached accuracy {MARK:g} in {how_many}{epochs}. It recalled {recalled:.1%} of what it was asked."
 
 
 def compare(groups: Mapping[str, Sequence[Run]], a: str, b: str) -> Pair:
@@ -157,13 +159,19 @@ def decide(pair: Pair) -> str:
     return f"These runs do not decide which learns sooner {p}."
 
 
-def describe_test(models: Sequence[str]) -> str:
-    """Sentences about what is compared, and by which test."""
+def describe_test(runs: Sequence[Run]) -> str:
+    """Sentences about what is compared, and by which test if there are seeds enough for one."""
+    groups = by_model(runs)
+    models = list(groups)
+    enough = len(models) > 1 and sign_test(compare(groups, *models[:2]).seeds, 0) < SIGNIFICANT
+    test = (
+        " p is the probability of so clear a result if both models learn equally fast. "
+        f"Below {SIGNIFICANT:g} the question counts as decided."
+    )
     others = "; other pairs are only counted" if len(models) > 2 else ""
     return (
         f"The demo asks one question: which of {listed(models[:2])} learns sooner? It is asked seed by seed, by the "
-        f"epochs until test accuracy {MARK:g}{others}. p is the probability of so clear a result if both "
-        f"models learn equally fast. Below {SIGNIFICANT:g} the question counts as decided."
+        f"epochs until test accuracy {MARK:g}{others}.{test if enough else ''}"
     )
 
 

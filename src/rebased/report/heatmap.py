@@ -7,6 +7,9 @@ from itertools import groupby
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Cells of at least so much get the first, second, ... shade; smaller ones none. Steps are finer near zero, where
 attention is noisy."""
+MARK, FRAME = 0.006, 0.004
+"""Widths of lines as shares of a matrix's width: 2 and 1 pixels of a panel of 300."""
+MAX_LINE = 0.2  # of a cell: in a wide matrix a line hides no cell
 
 
 def heatmap(matrix: Sequence[Sequence[float]], title: str, marks: Sequence[tuple[int, int]] = ()) -> str:
@@ -25,10 +28,12 @@ def heatmap(matrix: Sequence[Sequence[float]], title: str, marks: Sequence[tuple
         for level, cells in sorted(shades.items())
     )
     outlines = "".join(f"M{x} {y}h1v1h-1z" for y, x in marks)
-    paths += f'<path d="{outlines}" fill="none" stroke="var(--series-1)" stroke-width=".18"/>' if outlines else ""
-    frame = f'<path d="M0 0h{columns}v{rows}h-{columns}z" fill="none" stroke="var(--line)" stroke-width=".2"/>'
+    mark, edge = (f"{min(MAX_LINE, share * columns):.3g}" for share in (MARK, FRAME))
+    paths += f'<path d="{outlines}" fill="none" stroke="var(--series-1)" stroke-width="{mark}"/>' if outlines else ""
+    frame = f'<path d="M0 0h{columns}v{rows}h-{columns}z" fill="none" stroke="var(--line)" stroke-width="{edge}"/>'
     return (
-        f'<svg role="img" aria-label="{escape(title)}" viewBox="-.2 -.2 {columns + 0.4:g} {rows + 0.4:g}" '
+        f'<svg role="img" aria-label="{escape(title)}" viewBox="-{edge} -{edge} {columns + 2 * float(edge):g} '
+        f'{rows + 2 * float(edge):g}" '
         f'shape-rendering="crispEdges">{paths}{frame}</svg>'
     )
 

@@ -60,8 +60,10 @@ class LMTrainConfig(Config):
     )
     log_every: int = Field(10, ge=1, le=10**6, description="steps between two lines of the record")
     eval_every: int | None = Field(500, ge=1, description="steps between two evaluations; none: only at the end")
-    eval_windows: int | None = Field(None, ge=1, description="windows of the valid split to evaluate; none: all")
-    final_windows: int | None = Field(None, ge=1, description="windows of each split to measure at the end; none: all")
+    eval_windows: int | None = Field(None, ge=1, description="first windows of the valid split to evaluate; none: all")
+    final_windows: int | None = Field(
+        None, ge=1, description="windows of each split to measure at the end, at even distances; none: all"
+    )
     checkpoint_every: int = Field(500, ge=1, description="steps between two checkpoints")
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from rebased.serve.errors import add_error_handlers
+from rebased.serve.hosts import AllowedHosts, allowed_names
 from rebased.serve.metrics import Measured
 from rebased.serve.service import Service
 
@@ -28,8 +29,11 @@ SECURITY = (
 )
 
 
-def build_app(service: Service) -> FastAPI:
-    """Return the application. Its lifespan starts and ends the engine."""
+def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
+    """Return the application. Its lifespan starts and ends the engine.
+
+    It answers to the host names `hosts`, by default those of this machine alone.
+    """
     engine = service.engine
 
     @asynccontextmanager
@@ -41,6 +45,7 @@ def build_app(service: Service) -> FastAPI:
         engine.close()
 
     app = FastAPI(title="rebased", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(AllowedHosts, names=allowed_names() if hosts is None else hosts)
     app.add_middleware(Measured, metrics=service.metrics, paths=PATHS)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
     about = {

@@ -55,8 +55,8 @@ class MQAR(Task):
             raise ValueError(f"kv_pairs must be at least 1, got {self.kv_pairs}")
         if 4 * self.kv_pairs > self.seq_len:
             raise ValueError(
-                f"kv_pairs={self.kv_pairs} needs {4 * self.kv_pairs} tokens (4 a pair), but seq_len is {self.seq_len}: "
-                f"use seq_len >= {4 * self.kv_pairs} or kv_pairs <= {self.seq_len // 4}"
+                f"kv_pairs={self.kv_pairs} needs {4 * self.kv_pairs} tokens (4 per pair), but seq_len is "
+                f"{self.seq_len}: use seq_len >= {4 * self.kv_pairs} or kv_pairs <= {self.seq_len // 4}"
             )
         if self.vocab_size <= self.seq_len:  # with 4n <= T this also leaves at least 2n - 1 keys and 2n values
             raise ValueError(

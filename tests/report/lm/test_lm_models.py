@@ -92,6 +92,7 @@ def test_settings_that_set_models_apart_are_told() -> None:
     [
         ({"sha256": "b" * 64}, "different texts, so .* a{12} in rebased-42; b{12} in based-42"),
         ({"tokens": 999}, "different numbers of measured tokens"),
+        ({"windows": "spread"}, "different choices of measured windows, .* all or the first in rebased-42; spread in"),
         ({"settings": {"data.seq_len": "1024"}}, r"different data\.seq_len, .* 2048 in rebased-42; 1024 in based-42"),
     ],
 )

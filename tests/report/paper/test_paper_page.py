@@ -12,7 +12,7 @@ from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
 from rebased.report.paper import mqar, ship
-from rebased.report.paper.evidence import RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
+from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.page import PaperPage
@@ -165,6 +165,35 @@ def test_another_precision_departs_least_and_another_task_is_not_the_papers() ->
     assert mqar.departures_of(alone) == ["runs that learned nothing early were ended", "data drawn anew for every seed"]
 
 
+def test_tf32_is_stated_and_lowers_no_verdict_but_bf16_does(tmp_path: Path) -> None:
+    """Everything else is the paper's protocol."""
+    runs = {
+        name: [
+            paper_run("rebased", 0.5, pairs=32, d_model=24, lr=lr, seed=seed, precision=name)
+            for lr in RATES
+            for seed in SEEDS
+        ]
+        for name in ("tf32", "bf16")
+    }
+    (tf32,), (bf16,) = (mqar.groups_of(some, TABLE_1.__contains__) for some in runs.values())
+    assert (tf32.protocol, tf32.departures, tf32.stated) == ("paper", [], ["precision tf32 instead of fp32"])
+    assert (bf16.protocol, bf16.departures, bf16.stated) == ("departs", ["precision bf16 instead of fp32"], [])
+    found = found_in(tmp_path, tf32=runs["tf32"])["Table 1"]
+    assert found.sentence.endswith("By the paper's protocol. Stated, and no departure: precision tf32 instead of fp32.")
+    assert found.to_record()["stated"] == ["precision tf32 instead of fp32"]
+    mixed = mqar.groups_of([*runs["tf32"], *runs["bf16"]], TABLE_1.__contains__)
+    assert len(mixed) == 2  # they are never mixed in one table
+
+
+def test_the_test_of_tf32_excludes_no_equality_and_is_on_the_page() -> None:
+    """What the page says of TF32 rests on this record; if it ever shows a loss, TF32 is a departure again."""
+    evidence = shipped_evidence()
+    assert len(evidence.precision.differences) >= 5
+    assert evidence.precision.interval.low < 0 < evidence.precision.interval.high
+    assert str(evidence.precision).startswith("TF32 products instead of fp32 are stated and are no departure")
+    assert evidence.precision.record in PaperPage(evidence).page("rebased paper").to_html()
+
+
 def test_figures_1_7_and_10(tmp_path: Path) -> None:
     levels = {"rebased": 0.98, "based": 0.9, "mamba": 0.7, "rwkv": 0.1, "conv_attention": 0.99, "attention": 0.8}
     runs = [
@@ -284,7 +313,8 @@ def test_the_package_has_the_committed_records(tmp_path: Path) -> None:
     """If this fails: python -m rebased.report.paper.ship"""
     made = {path.name: path for path in ship.ship(ROOT, tmp_path)}
     assert made.keys() == {path.name for path in RECORDS.iterdir()}
-    assert (RECORDS / SPEEDS.name).read_bytes() == made[SPEEDS.name].read_bytes()
+    for name in (SPEEDS.name, PRECISION.name):
+        assert (RECORDS / name).read_bytes() == made[name].read_bytes()
     fresh, shipped = read_evidence([tmp_path]), shipped_evidence()
     for name in ("runs", "lm_runs"):
         lines = [{run.digest: run.lines for run in getattr(evidence, name)} for evidence in (fresh, shipped)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import accumulate_dtype, kernel_path
+from rebased.ops.backend import accumulate_dtype, kernel_path, matmul_dtype
 from rebased.ops.cross_entropy.reference import losses_and_gradient_
 
 HALF_SCALE = 2.0**14  # of softmax - onehot in fp16: fp16 holds up to 65,504, and down to 6e-5 with all digits
@@ -40,9 +40,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
             check would wait for the device. Also on a second derivative.
     """
     _check(hidden, weight, targets)
-    dtype, device = torch.promote_types(hidden.dtype, weight.dtype), hidden.device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = matmul_dtype(hidden, weight)
     on_gpu = kernel_path("auto", hidden) == "triton" and dtype != torch.float64
     wanted = torch.is_grad_enabled()
     loss, _, _ = _forward(

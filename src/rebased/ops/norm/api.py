@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rebased.ops.backend import accumulate_dtype, kernel_path
+from rebased.ops.backend import accumulate_dtype, kernel_path, matmul_dtype
 
 MAX_FEATURES = 8192  # of a row, that a kernel takes
 
@@ -68,9 +68,7 @@ def linear_layer_norm(
     Returns:
         [..., N] in the dtype of the product.
     """
-    dtype, device = torch.promote_types(x.dtype, projection.dtype), x.device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = matmul_dtype(x, projection)
     if _together(x, projection, dtype):
         from rebased.ops.norm.linear_gpu import linear_norm
 

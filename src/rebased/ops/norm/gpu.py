@@ -17,7 +17,7 @@ PROGRAMS = 1024  # of the backward, at most
 
 
 @triton.jit
-def _standardise(x, inside, N, eps, CENTRE: tl.constexpr):
+def standardise(x, inside, N, eps, CENTRE: tl.constexpr):
     """x [ROWS, WIDTH] standardised, with zeros outside of the N features; and 1 / deviation [ROWS, 1]."""
     if CENTRE:
         x = tl.where(inside, x - (tl.sum(x, 1) / N)[:, None], 0.0)
@@ -26,7 +26,7 @@ def _standardise(x, inside, N, eps, CENTRE: tl.constexpr):
 
 
 @triton.jit
-def _locate(tile, M, N, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def locate(tile, M, N, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """The offsets [ROWS, WIDTH] of a tile in [M, N], the mask of those inside, and the columns [1, WIDTH]."""
     rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, WIDTH)[None, :]
@@ -40,9 +40,9 @@ def forward_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """y [M, N] of x [M, N], weight [N] and bias [N]; one tile of ROWS rows per program."""
-    at, inside, columns = _locate(tl.program_id(0), M, N, ROWS, WIDTH)
+    at, inside, columns = locate(tl.program_id(0), M, N, ROWS, WIDTH)
     given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    out, _ = _standardise(given, inside, N, eps, CENTRE)
+    out, _ = standardise(given, inside, N, eps, CENTRE)
     if HAS_WEIGHT:
         out *= tl.load(weight + columns, mask=columns < N, other=0.0).to(tl.float32)
     if HAS_BIAS:
@@ -65,10 +65,10 @@ def backward_kernel(
     gains = tl.zeros([1, WIDTH], tl.float32)
     shifts = tl.zeros([1, WIDTH], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        at, inside, _ = _locate(tile, M, N, ROWS, WIDTH)
+        at, inside, _ = locate(tile, M, N, ROWS, WIDTH)
         given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         out = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        standard, scale = _standardise(given, inside, N, eps, CENTRE)
+        standard, scale = standardise(given, inside, N, eps, CENTRE)
         gains += tl.sum(out * standard, 0)[None, :]
         shifts += tl.sum(out, 0)[None, :]
         inner = out * gain

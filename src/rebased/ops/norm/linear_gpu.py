@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
-from rebased.ops.norm.gpu import _locate, _standardise
+from rebased.ops.norm.gpu import locate, standardise
 
 MAX_FEATURES = 64
 """The largest D: the gradient of the projection, [D, N], stays in registers."""
@@ -27,7 +27,7 @@ PROGRAMS = 264  # at most: two for each multiprocessor
 @triton.jit
 def _load(x, tile, M, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
     """A tile [ROWS, BLOCK_D] of x [M, D], with zeros outside."""
-    at, inside, _ = _locate(tile, M, D, ROWS, BLOCK_D)
+    at, inside, _ = locate(tile, M, D, ROWS, BLOCK_D)
     return tl.load(x + at, mask=inside, other=0.0)
 
 
@@ -50,8 +50,8 @@ def linear_norm_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         given = _load(x, tile, M, D, BLOCK_D, ROWS)
         projected = tl.dot(given, tl.trans(matrix), input_precision="tf32")
-        at, inside, _ = _locate(tile, M, N, ROWS, WIDTH)
-        standard, scale = _standardise(projected, inside, N, eps, True)
+        at, inside, _ = locate(tile, M, N, ROWS, WIDTH)
+        standard, scale = standardise(projected, inside, N, eps, True)
         tl.store(y + at, (standard * gain + shift).to(y.dtype.element_ty), mask=inside)
         row = tile * ROWS + tl.arange(0, ROWS)
         tl.store(scales + row, tl.reshape(scale, [ROWS]), mask=row < M)

@@ -62,7 +62,8 @@ def compare_language_models(runs: Sequence[Run]) -> LanguageModels:
     check_one(done, "texts", checksum)
     for key in ("seq_len", "isolate_documents"):
         check_one(done, f"data.{key}", lambda run, key=key: run.settings["data"][key])  # type: ignore[misc]
-    check_one(done, "numbers of measured tokens", lambda run: measured(run, split).get("tokens"))
+    check_one(done, "numbers of measured tokens", lambda run: measured_on(run, split)[0])
+    check_one(done, "choices of measured windows", lambda run: measured_on(run, split)[1])
     return by_name(done, split, left_out)
 
 
@@ -75,7 +76,7 @@ def group_language_models(runs: Sequence[Run]) -> list[LanguageModels]:
     groups = []
     for alike in by_data:
         split = common_split(alike)
-        by_tokens = grouped(alike, lambda run, split=split: measured(run, split)["tokens"])  # type: ignore[misc]
+        by_tokens = grouped(alike, lambda run, split=split: measured_on(run, split))  # type: ignore[misc]
         groups += [by_name(group, split, []) for group in by_tokens]
     return groups
 
@@ -183,6 +184,12 @@ def measured(run: Run, split: str) -> dict[str, Any]:
         return found if all(isfinite(number) for number in numbers) and steps(run) else {}
     except (KeyError, TypeError):
         return {}
+
+
+def measured_on(run: Run, split: str) -> tuple[int, str]:
+    """(number of tokens, choice of windows) of a measurement. Records that name no choice have all or the first."""
+    found = measured(run, split)
+    return found["tokens"], found.get("windows", "all or the first")
 
 
 def check_one(runs: Sequence[Run], what: str, of: Callable[[Run], Any]) -> None:

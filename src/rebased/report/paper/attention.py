@@ -12,6 +12,7 @@ from rebased.report.paper.evidence import Evidence, Probe
 from rebased.report.paper.exhibits import BY_NAME
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Pair
+from rebased.report.paper.precision import STATED
 from rebased.report.paper.redrawn import similarity_functions
 from rebased.report.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
 from rebased.report.paper.verdict import Number, Protocol, hold_number
@@ -33,6 +34,7 @@ class Probes(NamedTuple):
 
     cells: Sequence[ProbeCell]
     departures: Sequence[str]
+    stated: Sequence[str]  # differences from the paper that are no departures
     protocol: Protocol
     files: Sequence[str]
     remarks: Sequence[str]
@@ -73,6 +75,7 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
             numbers,
             held,
             departures=probes.departures,
+            stated=probes.stated,
             draw=draw,
             remarks=probes.remarks,
             seeds=probes.seeds,
@@ -94,16 +97,18 @@ def choose(evidence: Evidence) -> Probes | None:
         cells = group_probes([probe for _, probe in others]) if others else []
         kept = [cell for cell in cells if cell.task == cells[0].task]
         files = sorted({file for file, _ in others})
-        return Probes(kept, [f"another task ({cells[0].task})"], "stand-in", files, []) if kept else None
+        return Probes(kept, [f"another task ({cells[0].task})"], [], "stand-in", files, []) if kept else None
     settings, *weaker = sorted(own, key=lambda settings: rank(settings, own[settings]))
     cells = group_probes([probe for _, probe in own[settings]])
     main = [cell for cell in cells if cell.model.kind in TABLE_3]
-    departures, seeds = [*settings, *rates_words(evidence, main)], [len(cell.records) for cell in main]
+    stated = [words for words in settings if words == STATED]
+    departures = [*(words for words in settings if words != STATED), *rates_words(evidence, main)]
+    seeds = [len(cell.records) for cell in main]
     if min(seeds) < SEEDS:
         departures.append(f"{mqar.seeds_words(seeds)} instead of {SEEDS}")
     unused = [f"Not used: {plural(len(own[more]), 'probe')} that depart more ({'; '.join(more)})." for more in weaker]
     files = sorted({file for file, _ in own[settings]})
-    return Probes(cells, departures, "departs" if departures else "paper", files, unused)
+    return Probes(cells, departures, stated, "departs" if departures else "paper", files, unused)
 
 
 def is_main(pair: tuple[str, Probe]) -> bool:
@@ -119,7 +124,7 @@ def rank(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> tuple[b
 
 
 def departures_of(probe: Probe) -> list[str]:
-    """The settings in which a probe departs from the paper's experiment, in words."""
+    """The settings in which a probe differs from the paper's experiment, in words; all but STATED are departures."""
     found = deviations(Run(probe["folder"], [{"type": "run", **probe}]))
     if probe["examples"] < EXAMPLES:
         found.append(f"{probe['examples']:,} probed examples instead of {EXAMPLES:,}")

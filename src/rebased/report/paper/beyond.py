@@ -99,8 +99,8 @@ def text_body(records: Sequence[Probe]) -> str:
 
 
 def protocol_words(runs: Sequence[Run]) -> str:
-    """How many runs, their departures from the paper's protocol, and the files they are in."""
+    """How many runs, their differences from the paper's settings, and the files they are in."""
     settings = [words for words in departures_of(runs[0]) if not words.startswith("heads ")]
-    depart = f"Departures from the paper's protocol: {'; '.join(settings)}. " if settings else ""
+    depart = f"Differences from the paper's settings: {'; '.join(settings)}. " if settings else ""
     seeds = plural(len({run.seed for run in runs}), "seed")
     return f"{plural(len(runs), 'run')}, {seeds}. {depart}Records: {', '.join(sources(runs))}."

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rebased.report.paper.cost import Speeds, load_speeds
+from rebased.report.paper.precision import PrecisionTest, load_precision_test
 from rebased.report.probe.files import PROBES, OtherJson, Probe, is_probe_file, read_probes
 from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run
@@ -12,15 +13,17 @@ from rebased.runs.finished import Run
 RECORDS = Path(__file__).parent / "records"
 """The package's records: compact copies of those in the repository's results/ (ship.py makes them)."""
 SPEEDS = RECORDS / "speeds.json"
+PRECISION = RECORDS / "precision.json"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Records of runs and probes, and the speeds that costs are computed from."""
+    """Records of runs and probes, the speeds that costs are computed from, and the test of TF32 against fp32."""
 
     found: Collection
     probes: Sequence[tuple[str, Probe]]  # (name of the file, record of a probe on a synthetic task)
     speeds: Speeds
+    precision: PrecisionTest
     text_probes: Sequence[tuple[str, Probe]] = ()  # of language models
     shipped: bool = True  # the package's own records
     left_out: Sequence[str] = field(default=())  # files that hold no probe, in words
@@ -65,4 +68,4 @@ def read_evidence(
     if not found.runs and not found.lm_runs and not probes:
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
     tasks, texts = ([pair for pair in probes if pair[1]["kind"] == kind] for kind in ("task", "text"))
-    return Evidence(found, tasks, load_speeds(SPEEDS), texts, shipped, left_out)
+    return Evidence(found, tasks, load_speeds(SPEEDS), load_precision_test(PRECISION), texts, shipped, left_out)

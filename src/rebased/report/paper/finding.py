@@ -35,6 +35,7 @@ class Finding:
     numbers: Sequence[Number] = ()
     claims: Sequence[Claim] = ()
     departures: Sequence[str] = ()  # from the paper's protocol, in words
+    stated: Sequence[str] = ()  # differences from the paper that are no departures, in words
     settings: Table | None = None  # the paper's protocol beside ours
     draw: Callable[[], str] = str  # returns pictures as HTML; called for a page only
     remarks: Sequence[str] = ()
@@ -88,9 +89,10 @@ class Finding:
             return f"Only a stand-in was run: {departures}. There, {self.claim_counts}."
         if not self.settings_matter:
             return f"{counts}."
+        stated = f" Stated, and no departure: {'; '.join(self.stated)}." if self.stated else ""
         if self.protocol == "paper":
-            return f"{counts}. By the paper's protocol."
-        return f"{counts}. Departures from the paper's protocol: {departures}."
+            return f"{counts}. By the paper's protocol.{stated}"
+        return f"{counts}. Departures from the paper's protocol: {departures}.{stated}"
 
     @property
     def settings_matter(self) -> bool:
@@ -172,6 +174,7 @@ class Finding:
             "verdict": self.verdict,
             "protocol": self.protocol,
             "departures": list(self.departures),
+            "stated": list(self.stated),
             "sentence": self.sentence,
             "seeds": self.seeds,
             "numbers": [one._asdict() for one in self.numbers],

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rebased.analysis import compare_all
 from rebased.models.presets import preset_to_change
 from rebased.report.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
+from rebased.report.paper.precision import STATED
 from rebased.report.paper.values import EPOCHS, EXAMPLES, KERNEL_ORDER, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
 from rebased.report.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
 from rebased.report.prose import plural
@@ -26,18 +27,18 @@ Pair = tuple[str, Mapping[int, float] | None, Mapping[int, float] | None]
 
 
 class Group(NamedTuple):
-    """Runs on places of one grid that depart from the paper's protocol in the same settings."""
+    """Runs on places of one grid that differ from the paper's in the same settings."""
 
-    settings: tuple[str, ...]  # in which they depart, in words
+    settings: tuple[str, ...]  # in which they differ, in words
     results: Results
     cells: Mapping[Place, Cell]
 
     @property
     def departures(self) -> list[str]:
-        """All departures: in settings, learning rates and seeds."""
+        """All departures: in settings but for those that are only stated, in learning rates and in seeds."""
         cells = list(self.cells.values())
         rates = [len(rates_of(cell)) for cell in cells]
-        found = list(self.settings)
+        found = [words for words in self.settings if words != STATED]
         if min(rates) < len(RATES):
             found.append(f"{span(rates)} of the paper's {len(RATES)} learning rates")
         elif any(cell.choice.left_out for cell in cells):
@@ -46,6 +47,11 @@ class Group(NamedTuple):
         if min(seeds) < SEEDS:
             found.append(f"{seeds_words(seeds)} instead of {SEEDS}")
         return found
+
+    @property
+    def stated(self) -> list[str]:
+        """Differences from the paper that are stated and are no departure."""
+        return [words for words in self.settings if words == STATED]
 
     @property
     def protocol(self) -> Protocol:
@@ -89,7 +95,7 @@ def rank(group: Group) -> tuple[bool, int, int, int, int]:
 
 
 def departures_of(run: Run) -> list[str]:
-    """The settings in which a run departs from the paper's protocol, in words."""
+    """The settings in which a run differs from the paper's, in words; all but STATED are departures."""
     found, train, task = deviations(run), run.settings["train"], run.settings["task"]
     if isinstance(train.get("give_up"), dict):
         found.append("runs that learned nothing early were ended")

@@ -70,7 +70,7 @@ class PaperPage:
 
     def _sections(self, command: str) -> Iterator[Section]:
         items = "".join(f"<li>{badge(verdict)} {escape(words)}</li>" for verdict, words in RULES.items())
-        rules = f"<ul>{items}</ul>" + paragraphs(*MEANINGS, NOT_HELD)
+        rules = f"<ul>{items}</ul>" + paragraphs(*MEANINGS, str(self.evidence.precision), NOT_HELD)
         yield Section("Summary", summary(self.findings))
         yield Section("How the verdicts are made", rules)
         if self.warnings:

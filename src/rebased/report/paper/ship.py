@@ -1,6 +1,6 @@
 """Make the package's records from the committed ones: python -m rebased.report.paper.ship [ROOT]
 
-Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds in
+Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds and the test of TF32 in
 ROOT/benchmarks/results go to the folder `records` of this package. What the page does not read is left out.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from rebased.files import replacing
 from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import RECORDS, SPEEDS
+from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS
+from rebased.report.paper.precision import read_precision_test
 from rebased.report.probe.cells import group_probes
 from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
@@ -43,9 +44,10 @@ def ship(root: Path, folder: Path) -> list[Path]:
         path = folder / f"{file.name.partition('.json')[0]}.json.xz"
         write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(probes)})))
         written.append(path)
-    speeds = folder / SPEEDS.name
-    write(speeds, as_json(read_speeds(root / "benchmarks" / "results")._asdict()))
-    return [*written, speeds]
+    benchmarks, speeds, precision = root / "benchmarks" / "results", folder / SPEEDS.name, folder / PRECISION.name
+    write(speeds, as_json(read_speeds(benchmarks)._asdict()))
+    write(precision, as_json(read_precision_test(benchmarks)._asdict()))
+    return [*written, speeds, precision]
 
 
 def compact_run(run: Run) -> Run:

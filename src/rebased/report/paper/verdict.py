@@ -19,7 +19,7 @@ from its protocol; in another experiment (another text, task or size), which sta
 RULES: dict[Verdict, str] = {
     "reproduced": "All its numbers were measured by the paper's protocol and agree, and all its claims hold.",
     "partly": "The paper's own experiment was run, at least in part, and at least one claim holds or at least half of "
-    "the measured numbers agree. Departures from the paper's protocol (fewer epochs, rates or seeds, another "
+    "the measured numbers agree. Departures from the paper's protocol (fewer epochs, rates or seeds, half "
     "precision) allow no better verdict.",
     "not reproduced": "The paper's own experiment was run, at least in part, and neither of that is so. With "
     "departures from the protocol this says little about the paper.",

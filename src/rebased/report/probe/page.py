@@ -26,9 +26,11 @@ LOOK = (
     "sees, in nats. noisy tokens: wrong tokens with more attention than a uniform share (Figure 9 of the paper)."
 )
 SMALL = (
-    "The scale of a similarity cancels, so a weight is compared with the uniform one: what a token would get if all "
-    "visible tokens were alike. Based cannot go below 0.5; how small a weight can get then depends on how large the "
-    "others are. All numbers are over pairs of a question and a token it sees, and over heads."
+    "smallest: the smallest similarity. of the mean: divided by the mean similarity. 1 % below: the weight that 1 % of "
+    "all weights are below. The last columns: the share of weights below such a part of the uniform one. The scale of "
+    "a similarity cancels, so a weight is compared with the uniform one: what a token would get if all visible tokens "
+    "were alike. Based cannot go below 0.5; how small a weight can get then depends on how large the others are. All "
+    "numbers are over pairs of a question and a token it sees, and over heads."
 )
 TEXT = (
     "At each AR token (the bigram that it ends occurred before in the window): the attention on the token that "

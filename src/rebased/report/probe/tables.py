@@ -76,7 +76,7 @@ def similarity_table(cells: Sequence[ProbeCell]) -> Table:
     """How near to zero similarities come, and how often."""
     known = [(cell, parts) for cell in cells if (parts := similarities(cell))]
     shares = list(known[0][1][0]["small"]) if known else []
-    head = ("model", "D", "smallest similarity", "of the mean", "1 % of weights below")
+    head = ("model", "D", "smallest", "of the mean", "1 % below (× uniform)")
     rows = []
     for cell, parts in known:
         least = min(part["least"] for part in parts)
@@ -84,7 +84,7 @@ def similarity_table(cells: Sequence[ProbeCell]) -> Table:
         rows.append(
             (
                 *(str(cell.model), str(cell.d_model), f"{least:.2g}", f"{relative:.2g}"),
-                f"{mean([part['lowest'] for part in parts]):.2g} × uniform",
+                f"{mean([part['lowest'] for part in parts]):.2g}",
                 *(f"{mean([part['small'][share] for part in parts]):.1%}" for share in shares),
             )
         )

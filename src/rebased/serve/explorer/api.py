@@ -8,15 +8,13 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from rebased.serve.bodies import read_body
 from rebased.serve.errors import ApiError, add_error_handlers
 from rebased.serve.explorer.schema import BODY_BYTES, AttentionBody, CurveBody, RecallBody, SequenceBody, TextBody
 from rebased.serve.explorer.workbench import Workbench
+from rebased.serve.hosts import AllowedHosts, allowed_names
 
-HOSTS = ["127.0.0.1", "localhost"]
-"""The names under which the page is asked for: a page of another site that leads here by its own name gets nothing."""
 MAX_WAITING = 32
 """Requests that wait for their turn. Beyond, they get the status 429."""
 SECURITY = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:"
@@ -48,10 +46,10 @@ class Turns:
             self._waiting -= 1
 
 
-def build_explorer(workbench: Workbench) -> FastAPI:
-    """Return the application."""
+def build_explorer(workbench: Workbench, hosts: frozenset[str] | None = None) -> FastAPI:
+    """Return the application. It answers to the host names `hosts`, by default those of this machine alone."""
     app = FastAPI(title="rebased explore", openapi_url=None, docs_url=None, redoc_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
+    app.add_middleware(AllowedHosts, names=allowed_names() if hosts is None else hosts)
     turns = Turns()
 
     def answer(path: str, schema: type[Body], compute: Callable[[Body], Any]) -> None:

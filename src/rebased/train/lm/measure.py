@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, perplexity
-from rebased.data import Windows
+from rebased.data import Windows, spread_rows
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel
 from rebased.train.world import World
@@ -22,13 +22,15 @@ def measure(
     world: World,
     on_progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Losses and perplexities over the first `max_windows` windows (None: all), the same in every process.
+    """Losses and perplexities over `max_windows` windows at even distances (None: all), the same in every process.
 
-    The result is {"tokens", "ar_share", "all", "ar", "non_ar"}, the last three {"loss", "perplexity"}. A number that
-    does not exist is None, such as the loss of AR tokens in a text without any. The windows are divided among the
-    processes: each calls `on_progress(done, total)` once before the first and then as its windows are done.
+    The result is {"tokens", "ar_share", "all", "ar", "non_ar"}, the last three {"loss", "perplexity"}, and "windows":
+    "spread" if not all were measured. A number that does not exist is None, such as the loss of AR tokens in a text
+    without any. The windows are divided among the processes: each calls `on_progress(done, total)` once before the
+    first and then as its windows are done.
     """
-    rows = range(len(windows))[:max_windows][world.rank :: world.size]
+    chosen = spread_rows(len(windows), max_windows)
+    rows = chosen[world.rank :: world.size]
     dtype = torch.bfloat16 if precision == "bf16" else None
     on_progress(0, len(rows))
     local = None
@@ -37,6 +39,7 @@ def measure(
     scores = TextScores.join([part for part in world.gather(local) if part is not None])
     return {
         "tokens": scores.tokens(),
+        **({"windows": "spread"} if len(chosen) < len(windows) else {}),
         "ar_share": finite(scores.ar_share),
         **{
             name: {"loss": finite(scores.mean(columns)), "perplexity": finite(perplexity(scores.mean(columns)))}

@@ -1,0 +1,116 @@
+"""Mixers at a small size, random inputs, and comparisons: what the checks of the mixer contract are made of."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rebased.evaluate.checks import NotApplicable
+from rebased.mixers import can_extend, check_output
+from rebased.models.block import build_mixer
+from rebased.models.config import LMConfig
+
+B, T, D = 3, 21, 48  # 48 is a multiple of 1, 2, 3, 4, 6, 8, 12, 16 and 24 heads
+MAX_LEN = 64
+SUMS = (D, D, T, 153, D)
+"""Lengths of the sums in any mixer: projection in, norm or convolution, tokens, features or states, projection out."""
+CONDITION = 8.0
+"""Norms, gates and denominators of a few random tokens make numbers some times larger, of which some cancel."""
+MARGIN = 8.0
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The largest error that passes, divided by the largest expected number (at least 1).
+
+    A sum of n random roundings is off by about sqrt(n) unit roundoffs. A mixer in bf16 or fp16 sums in fp32, and rounds
+    what it stores, some eight times in a row, each time by at most two unit roundoffs.
+    """
+    exact = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps / 2
+    stored = 0.0 if dtype in (torch.float32, torch.float64) else 8 * torch.finfo(dtype).eps
+    return MARGIN * exact * CONDITION * sum(math.sqrt(n) for n in SUMS) + stored
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    """Return the mixer as a model builds it, in eval mode: dropout would hide what the checks look for."""
+    return build_mixer(LMConfig(d_model=D, max_len=MAX_LEN, mixers=(name,)), layer=1).to(dtype).eval()
+
+
+def build_extendable(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    """Return the mixer if it has a state. Raises NotApplicable otherwise."""
+    mixer = build(name, dtype)
+    if not can_extend(mixer):
+        raise NotApplicable(f"mixer {name!r} has no init_state, extend and state_size")
+    return mixer
+
+
+def random_inputs(batch: int = B, length: int = T, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return random x [batch, length, D]: the same numbers in every dtype, but for rounding."""
+    return torch.randn(batch, length, D, dtype=torch.float64).to(dtype)
+
+
+def checked_forward(mixer: nn.Module, x: Tensor) -> Tensor:
+    """Return mixer(x), checked: one tensor with the shape, dtype and device of x."""
+    return check_output(mixer, x, mixer(x))
+
+
+def state_after(mixer: Any, x: Tensor) -> Any:
+    """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
+    state = mixer.init_state(1)
+    return mixer.extend(x, state)[1] if x.shape[1] else state
+
+
+def forward_in_shards(mixer: Any, shards: list[Tensor]) -> Tensor:
+    """Return forward_shard of all shards, computed one after the other and put together: [B,T,D]."""
+    sent: list[list[Tensor]] = []  # of each shard, in the order of its calls
+    outputs = []
+    for rank, shard in enumerate(shards):
+        calls: list[Tensor] = []
+        sent.append(calls)
+
+        def gather_earlier(tensor: Tensor, calls: list[Tensor] = calls, rank: int = rank) -> Tensor:
+            calls.append(tensor)
+            earlier = [others[len(calls) - 1] for others in sent[:rank]]
+            return torch.stack(earlier) if earlier else tensor.new_empty(0, *tensor.shape)
+
+        outputs.append(check_output(mixer, shard, mixer.forward_shard(shard, gather_earlier), "forward_shard"))
+    counts = {len(calls) for calls in sent}
+    require(len(counts) == 1, f"shards call gather_earlier {sorted(counts)} times: processes would wait forever")
+    return torch.cat(outputs, dim=1)
+
+
+def require(condition: bool | Tensor, message: str) -> None:
+    """Raise AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def require_near(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Raise AssertionError unless two tensors have one shape and differ by no more than `tolerance`."""
+    require(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
+    largest = max(1.0, float(expected.detach().abs().max()))
+    error = float((actual.detach().double() - expected.detach().double()).abs().max()) / largest
+    most = tolerance(actual.dtype)
+    require(error <= most, f"{what}: off by {error:.2g} of the largest number; at most {most:.2g} is allowed")
+
+
+def require_same_function(mixer: nn.Module, x: Tensor, actual: Tensor, expected: Tensor, what: str) -> None:
+    """Check that two outputs agree, and so do their gradients in x and in every parameter."""
+    leaves = {"x": x, **dict(mixer.named_parameters())}
+    weights = torch.randn(expected.shape, dtype=expected.dtype)
+    actual_grads, expected_grads = (
+        torch.autograd.grad((y * weights).sum(), list(leaves.values())) for y in (actual, expected)
+    )
+    require_near(actual, expected, what)
+    for key, got, wanted in zip(leaves, actual_grads, expected_grads, strict=True):
+        require_near(got, wanted, f"{what}: the gradient of {key}")
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the message of the ValueError that a call raises; empty if it raises none."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
