@@ -38,6 +38,7 @@ from rebased.files import replacing
 from rebased.models import LanguageModel, LMConfig, preset
 from rebased.ops.backend import has_gpu
 from rebased.runs.lm_config import LMTrainConfig
+from rebased.train.cuda_graph import own_stream
 from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.step import LMStep
 from rebased.train.world import World
@@ -134,7 +135,7 @@ def seconds_of(run: Callable[[], None], times: int, device: str) -> float:
 def warm(case: Case) -> Iterator[Callable[[], None]]:
     """A step that is compiled and has run, as often as one likes."""
     torch._dynamo.reset()  # a length that was compiled before would make the next one dynamic
-    with MODELS[case.model].context():
+    with MODELS[case.model].context(), own_stream(torch.device(case.device)):
         run = ready_step(case)
         seconds_of(run, WARM_UP, case.device)
         yield run

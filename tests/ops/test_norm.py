@@ -73,13 +73,13 @@ def test_the_kernels_of_a_projection_build(
     from rebased.ops.norm import linear_gpu
 
     launches: list[dict[str, Any]] = []
-    for name in ("linear_norm_kernel", "linear_norm_backward_kernel"):
+    for name in ("linear_norm_kernel", "linear_norm_backward_kernel", "linear_norm_sums_kernel"):
         monkeypatch.setattr(linear_gpu, name, record_launches(getattr(linear_gpu, name), launches))
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     weight, x, projection = torch.ones(192), torch.randn(2, 64).to(dtype), torch.randn(192, 64).to(dtype)
     with use_backend("triton"), matmul_precision("tf32"):
         linear_layer_norm(x, projection.requires_grad_(), weight, weight).sum().backward()
-    assert len(launches) == 2
+    assert len(launches) == 3
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= (160 if capability == 80 else 224) * 1024
 

@@ -21,6 +21,7 @@ MAX_WIDTH = 256
 
 ROWS, BACKWARD_ROWS = 32, 32  # of a tile
 PART = tl.constexpr(64)  # columns of dy that the backward takes at a time
+COLUMNS = tl.constexpr(16)  # of the projection's gradient that a program makes from the sums
 PROGRAMS = 264  # at most: two for each multiprocessor
 
 
@@ -179,6 +180,34 @@ def linear_norm_backward_kernel(
     tl.store(shares + N * D + N + d[:, None] * D + d[None, :], moments, mask=square)
 
 
+@triton.jit
+def linear_norm_sums_kernel(
+    projection, weight, sums, dprojection, dweight, dbias,
+    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS columns of dprojection [N, D], and in the first program dweight and dbias [N], from the sums over rows
+    (see `_backward`)."""
+    n = tl.arange(0, WIDTH)
+    d = tl.arange(0, BLOCK_D)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (n < N)[:, None] & (d < D)[None, :]
+    w = tl.load(projection + n[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    w = tl.where(inside, w - (tl.sum(w, 0) / N)[None, :], 0.0)
+    square = (d < D)[:, None] & (c < D)[None, :]
+    moments = tl.load(sums + N * D + N + d[:, None] * D + c[None, :], mask=square, other=0.0)
+    here = (n < N)[:, None] & (c < D)[None, :]
+    dw = tl.load(sums + n[:, None] * D + c[None, :], mask=here, other=0.0)
+    if HAS_WEIGHT:
+        dw *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    dw -= tl.dot(w, moments, input_precision="ieee")
+    dw -= (tl.sum(dw, 0) / N)[None, :]  # rows behind the last are zero
+    tl.store(dprojection + n[:, None] * D + c[None, :], dw, mask=here)
+    if tl.program_id(0) == 0:
+        shares = tl.load(sums + n[:, None] * D + d[None, :], mask=inside, other=0.0)
+        tl.store(dweight + n, tl.sum(w * shares, 1), mask=n < N)
+        tl.store(dbias + n, tl.load(sums + N * D + n, mask=n < N, other=0.0), mask=n < N)
+
+
 def _sizes(x: Tensor, projection: Tensor) -> tuple[int, dict[str, int]]:
     """The number of rows M, and the widths as constants of a kernel."""
     N, D = projection.shape
@@ -227,13 +256,14 @@ def _backward(
         x, projection, weight, scales, dy, dx, shares, M, tiles,
         **widths, ROWS=BACKWARD_ROWS, HAS_WEIGHT=weight is not None, num_warps=4, num_stages=1,
     )  # fmt: skip
-    total = shares.sum(0)
-    G, dbias, A = total[: N * D].view(N, D), total[N * D : N * D + N].clone(), total[N * D + N :].view(D, D)
-    wide = projection.float()
-    W = wide - wide.mean(0)
-    gain = G if weight is None else G * weight.float().unsqueeze(1)
-    dW = gain - W @ A
-    return dx, dW - dW.mean(0), (W * G).sum(1), dbias
+    dprojection = torch.empty_like(projection, dtype=torch.float32, memory_format=torch.contiguous_format)
+    dweight, dbias = (x.new_empty(N, dtype=torch.float32) for _ in range(2))
+    launch(
+        linear_norm_sums_kernel, (widths["BLOCK_D"] // COLUMNS.value,),
+        projection, weight, shares.sum(0), dprojection, dweight, dbias,
+        **widths, WIDTH=max(16, triton.next_power_of_2(N)), HAS_WEIGHT=weight is not None, num_warps=8,
+    )  # fmt: skip
+    return dx, dprojection, dweight, dbias
 
 
 @_backward.register_fake
