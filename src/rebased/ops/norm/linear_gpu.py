@@ -199,7 +199,7 @@ def linear_norm_sums_kernel(
     dw = tl.load(sums + n[:, None] * D + c[None, :], mask=here, other=0.0)
     if HAS_WEIGHT:
         dw *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    dw -= tl.dot(w, moments, input_precision="ieee")
+    dw -= tl.dot(w, moments, input_precision="tf32x3")
     dw -= (tl.sum(dw, 0) / N)[None, :]  # rows behind the last are zero
     tl.store(dprojection + n[:, None] * D + c[None, :], dw, mask=here)
     if tl.program_id(0) == 0:
