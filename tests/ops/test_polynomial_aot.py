@@ -43,6 +43,14 @@ def test_builds_and_fits(capability: int, case: Call) -> None:
             assert not false_descriptors(instructions(compiled.asm["cubin"])), name
 
 
+def test_keys_that_are_no_multiple_of_sixteen_are_read_in_large_pieces() -> None:
+    """Triton knows of a stride that is a multiple of 16, and of no other: a head of 24 was read number by number."""
+    (launch,) = launches_of(Call(BF16, 24, 64, 256, REBASED, "quadratic", gradients=False))
+    assert launch["values"]["K_UNIT"] == 8
+    listing = instructions(compile_launch(launch, 90).asm["cubin"])
+    assert not [line for line in listing if line.startswith("LDG.E.U16")]
+
+
 @pytest.mark.parametrize("capability", SHARED_MEMORY)
 def test_no_kernel_is_left_out(capability: int) -> None:
     cases = [case for number, case in CASES if number == capability]

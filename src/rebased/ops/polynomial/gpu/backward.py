@@ -11,6 +11,7 @@ from rebased.ops.polynomial.gpu.features import (
     TILE,
     add_product,
     as_factor,
+    find_head,
     fold,
     fold_linear,
     half_slope,
@@ -156,7 +157,7 @@ def query_grad_kernel(
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, LO_LIKE_O: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, LO_LIKE_O: tl.constexpr,
 ):  # fmt: skip
     """dq [B, T, H, K], and deltas [B, H, T] = -(do . o) for the next kernels; o_lo as in forward.py."""
     h, sequence, row, start, length, first = locate_tile(
@@ -164,11 +165,10 @@ def query_grad_kernel(
     )
     if first >= length:
         return
-    head = h.to(tl.int64)
-    q += row * q_batch + start * q_token + head * q_head
-    k += row * k_batch + start * k_token + head * k_head
-    v += row * v_batch + start * v_token + head * v_head
-    do += row * do_batch + start * do_token + head * do_head
+    q = find_head(q, row, start, h, q_batch, q_token, q_head, K_UNIT)
+    k = find_head(k, row, start, h, k_batch, k_token, k_head, K_UNIT)
+    v = find_head(v, row, start, h, v_batch, v_token, v_head, V_UNIT)
+    do = find_head(do, row, start, h, do_batch, do_token, do_head, V_UNIT)
     HALF: tl.constexpr = v.dtype.element_ty == tl.bfloat16
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 
@@ -268,7 +268,7 @@ def key_grad_kernel(
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_FINAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr,
 ):  # fmt: skip
     """dk [B, T, H, K] and dv [B, T, H, V] for BN keys of one head; kv and z are the gradients of the states after."""
     h, sequence, row, start, length, first = locate_tile(
@@ -276,11 +276,10 @@ def key_grad_kernel(
     )
     if first >= length:
         return
-    head = h.to(tl.int64)
-    q += row * q_batch + start * q_token + head * q_head
-    k += row * k_batch + start * k_token + head * k_head
-    v += row * v_batch + start * v_token + head * v_head
-    do += row * do_batch + start * do_token + head * do_head
+    q = find_head(q, row, start, h, q_batch, q_token, q_head, K_UNIT)
+    k = find_head(k, row, start, h, k_batch, k_token, k_head, K_UNIT)
+    v = find_head(v, row, start, h, v_batch, v_token, v_head, V_UNIT)
+    do = find_head(do, row, start, h, do_batch, do_token, do_head, V_UNIT)
     here = (row * T + start) * H + h
     inverse += (row * H + h) * T + start
     deltas += (row * H + h) * T + start

@@ -5,6 +5,7 @@ Python takes longer than the kernels of a short sequence. So a Call is made once
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -120,19 +121,25 @@ class Call:
         owner = torch.searchsorted(ends, numbers, right=True).clamp_(max=len(lengths) - 1).to(torch.int32)
         return Documents(cu_seqlens, first, owner)
 
-    def constants(self, tile: Tile, strides: Strides) -> dict[str, Any]:
-        """The constants of a kernel that meets queries and keys, or sums over either.
+    def constants(self, tile: Tile, keys: Strides, values: Strides) -> dict[str, Any]:
+        """The constants of a kernel that meets queries and keys, or sums over either. Strides are those of the inputs:
+        of queries and keys, and of values and their gradients.
 
         PRECISION is that of products not in bf16. EVEN: all tiles are full. WIDE: an offset in one batch row, of inputs
-        or of what the kernels write, may not fit into 32 bits.
+        or of what the kernels write, may not fit into 32 bits. K_UNIT and V_UNIT divide all strides; at most 16.
         """
-        packed, token = self.documents is not None, max(self.H * max(self.K, self.V), *(abs(s[1]) for s in strides))
+        packed = self.documents is not None
+        token = max(self.H * max(self.K, self.V), *(abs(stride[1]) for stride in (*keys, *values)))
         return {
             "K": self.K, "V": self.V, "VP": padded(self.V), **self.features,
             "PRECISION": "tf32x3" if self.products == "tf32x3" else "tf32",
             "PACKED": packed, "EVEN": not packed and self.T % max(tile.rows, tile.step) == 0,
-            "WIDE": self.T * token >= 2**31, **tile.options,
+            "WIDE": self.T * token >= 2**31, "K_UNIT": _unit(keys), "V_UNIT": _unit(values), **tile.options,
         }  # fmt: skip
+
+
+def _unit(strides: Strides) -> int:
+    return gcd(16, *(number for stride in strides for number in stride[:3]))
 
 
 def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, low: bool, has_state: bool) -> Call:

@@ -46,6 +46,13 @@ def locate_tile(cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, SIZE: t
 
 
 @triton.jit
+def find_head(x, row, start, head, batch, token, stride, UNIT: tl.constexpr):
+    """The pointer to the first token of a sequence and head. All three strides are multiples of UNIT; a width such as
+    24 would be read number by number if the compiler did not know."""
+    return x + tl.multiple_of(row * batch + start * token + head.to(tl.int64) * stride, UNIT)
+
+
+@triton.jit
 def positions(first, SIZE: tl.constexpr, WIDE: tl.constexpr):
     """[SIZE]: first, first + 1, ...; in 64 bits if WIDE, where a position times a stride may not fit into 32."""
     rows = first + tl.arange(0, SIZE)

@@ -7,6 +7,7 @@ from rebased.ops.polynomial.gpu.features import (
     TILE,
     add_product,
     as_factor,
+    find_head,
     load_linear,
     load_rows,
     load_slice,
@@ -107,7 +108,7 @@ def forward_kernel(
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, LO_LIKE_O: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, LO_LIKE_O: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] and inverse [B, H, T] = 1 / (sum of similarities + eps), for BM queries of one head.
 
@@ -118,10 +119,9 @@ def forward_kernel(
     )
     if first >= length:
         return
-    head = h.to(tl.int64)
-    q += row * q_batch + start * q_token + head * q_head
-    k += row * k_batch + start * k_token + head * k_head
-    v += row * v_batch + start * v_token + head * v_head
+    q = find_head(q, row, start, h, q_batch, q_token, q_head, K_UNIT)
+    k = find_head(k, row, start, h, k_batch, k_token, k_head, K_UNIT)
+    v = find_head(v, row, start, h, v_batch, v_token, v_head, V_UNIT)
     HALF: tl.constexpr = v.dtype.element_ty == tl.bfloat16
     dtype: tl.constexpr = tl.bfloat16 if HALF else tl.float32
 

@@ -130,7 +130,7 @@ def _sums_launch(call: Call, strides: Strides, weighted: bool, backward: bool, w
     return Launch(
         chunk_sums_kernel, (chunks.total * call.H, -(-tiles // group)),
         *_numbers(strides), call.T, call.H, chunks.per_sequence,
-        **call.constants(tile, strides), GROUP=group, CHUNK=call.chunk, BT=tile.step,
+        **call.constants(tile, strides[:1], strides[1:]), GROUP=group, CHUNK=call.chunk, BT=tile.step,
         WEIGHTED=weighted, HI_LO=call.plan.hi_lo, BACKWARD=backward, ALL=want_final,
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ def _forward_launch(call: Call, strides: Strides, coefficients: Coefficients, ep
     return Launch(
         forward_kernel, (tiles.total * call.H,),
         *_numbers(strides), call.T, call.H, tiles.per_sequence, chunks.per_sequence, call.chunk, *coefficients, eps,
-        **call.constants(tile, strides), KP=padded(call.K), BM=tile.rows, BN=tile.step, LOW=call.low,
+        **call.constants(tile, strides[:2], strides[2:]), KP=padded(call.K), BM=tile.rows, BN=tile.step, LOW=call.low,
         HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=has_initial, LO_LIKE_O=call.lo_like_o,
     )  # fmt: skip
 
@@ -168,7 +168,7 @@ def _query_grad_launch(call: Call, strides: Strides, coefficients: Coefficients,
     return Launch(
         query_grad_kernel, (tiles.total * call.H,),
         *_numbers(strides), call.T, call.H, tiles.per_sequence, chunks.per_sequence, call.chunk, *coefficients,
-        **call.constants(tile, strides), KP=padded(call.K), BM=tile.rows, BN=tile.step, LOW=call.low,
+        **call.constants(tile, strides[:2], strides[2:]), KP=padded(call.K), BM=tile.rows, BN=tile.step, LOW=call.low,
         HAS_STATES=call.plan.chunk is not None, HAS_INITIAL=has_initial, LO_LIKE_O=call.lo_like_o,
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _key_grad_launch(call: Call, strides: Strides, coefficients: Coefficients, h
     return Launch(
         key_grad_kernel, (tiles.total * call.H,),
         *_numbers(strides), call.T, call.H, tiles.per_sequence, chunks.per_sequence, call.chunk, *coefficients,
-        **call.constants(tile, strides), KP=padded(call.K), BM=tile.step, BN=tile.rows, LOW=call.low,
+        **call.constants(tile, strides[:2], strides[2:]), KP=padded(call.K), BM=tile.step, BN=tile.rows, LOW=call.low,
         HAS_STATES=call.plan.chunk is not None, HAS_FINAL=has_final,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from rebased.ops.polynomial.gpu.features import (
     TILE,
+    find_head,
     load_linear_across,
     load_rows,
     load_slice_across,
@@ -92,7 +93,7 @@ def chunk_sums_kernel(
     SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BT: tl.constexpr,
     WEIGHTED: tl.constexpr, HI_LO: tl.constexpr, BACKWARD: tl.constexpr, ALL: tl.constexpr, PACKED: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr,
 ):  # fmt: skip
     """kv [chunks, H, F, VP] and z [chunks, H, F]: sums over the tokens of a chunk of phi(x)^T [y, 1]. If not ALL, the
     last chunk in time is left out: no running total needs it.
@@ -111,8 +112,8 @@ def chunk_sums_kernel(
         last = inside == 0 if BACKWARD else (inside + 1) * CHUNK >= length
         if last:
             return
-    x += row * x_batch + start * x_token + h.to(tl.int64) * x_head
-    y += row * y_batch + start * y_token + h.to(tl.int64) * y_head
+    x = find_head(x, row, start, h, x_batch, x_token, x_head, K_UNIT)
+    y = find_head(y, row, start, h, y_batch, y_token, y_head, V_UNIT)
     if WEIGHTED:
         scale += (row * H + h) * T + start
         weight += (row * H + h) * T + start
