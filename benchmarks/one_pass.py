@@ -2,7 +2,7 @@
 
     PYTHONPATH=src compute-sanitizer --tool memcheck python benchmarks/one_pass.py       and --tool racecheck
 
-ReBased with keys of 16 and values of 64 in bf16, at lengths that fill no tile.
+ReBased at lengths that fill no tile: in bf16 and TF32, with narrow and with wide keys and values.
 """
 
 import argparse
@@ -12,7 +12,16 @@ import torch
 from rebased.ops import REBASED, poly_attention
 from rebased.ops.backend import has_gpu
 
-LENGTHS = (200, 2100, 8300)  # quadratic; chunked; chunked, with features summed as two numbers
+BF16, FP32 = torch.bfloat16, torch.float32
+SHAPES = (  # T, K, V, dtype
+    (200, 16, 64, BF16),  # quadratic
+    (2100, 16, 64, BF16),  # chunked
+    (8300, 16, 64, BF16),  # chunked, with features summed as two numbers
+    (200, 16, 5, FP32),
+    (2100, 16, 5, FP32),
+    (200, 24, 64, BF16),
+    (200, 128, 128, BF16),
+)
 
 
 def main() -> None:
@@ -21,11 +30,9 @@ def main() -> None:
     device = parser.parse_args().device
     if device == "cuda" and not has_gpu():
         raise SystemExit("no CUDA device here; --device cpu runs the same pass without kernels")
-    for T in LENGTHS:
-        q, k, v = (
-            torch.randn(1, T, 2, width, device=device, dtype=torch.bfloat16, requires_grad=True)
-            for width in (16, 16, 64)
-        )
+    torch.set_float32_matmul_precision("high")
+    for T, K, V, dtype in SHAPES:
+        q, k, v = (torch.randn(1, T, 2, w, device=device, dtype=dtype, requires_grad=True) for w in (K, K, V))
         o = poly_attention(q, k, v, coefficients=REBASED)
         grads = torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
         print(f"T = {T:,}: {'finite' if all(x.isfinite().all() for x in (o, *grads)) else 'NOT finite'}")
