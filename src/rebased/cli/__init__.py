@@ -54,7 +54,7 @@ GROUPS: dict[str, str] = {
     "list": "What there is by name: mixers, tasks, presets and configs.",
 }
 
-# What may follow a verb that cannot stand alone, for the error of who lets it.
+# Example arguments of the verbs that need some: the error about a missing one shows them.
 EXAMPLES = {
     "train": "--config mqar/quick",
     "sweep": "table1-cpu",
