@@ -125,7 +125,7 @@ def test_order_costs_nothing_at_any_size() -> None:
     [(10, 5, [0, 2, 4, 6, 8]), (10, 3, [0, 3, 6]), (10, 1, [0]), (3, 9, [0, 1, 2]), (3, None, [0, 1, 2])],
 )
 def test_some_windows_are_spread(n_windows: int, wanted: int | None, rows: list[int]) -> None:
-    assert spread_rows(n_windows, wanted) == rows
+    assert list(spread_rows(n_windows, wanted)) == rows
 
 
 def test_bad_arguments() -> None:

@@ -54,7 +54,7 @@ GROUPS: dict[str, str] = {
     "list": "What there is by name: mixers, tasks, presets and configs.",
 }
 
-# What may follow a verb that cannot stand alone, for the error of who lets it.
+# Example arguments of the verbs that need some: the error about a missing one shows them.
 EXAMPLES = {
     "train": "--config mqar/quick",
     "sweep": "table1-cpu",
@@ -80,6 +80,10 @@ USER_ERROR = 2
 OUR_ERROR = 1
 LONGEST_ERROR = 4000  # characters
 
+START = (
+    'Begin with "rebased demo", which trains three small models in a few minutes, or with "rebased explore", which '
+    'shows trained ones at work. "rebased list configs" names what can be trained.'
+)
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 
 
@@ -87,7 +91,7 @@ def build_app() -> "App":
     """Return the command with all its verbs. No verb's module is imported yet."""
     from cyclopts import App
 
-    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
+    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{START}\n\n{EPILOGUE}")
     groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
     for group in groups.values():
         app.command(group)

@@ -100,10 +100,10 @@ def window_rows(n_windows: int, batch_size: int, seed: int, step: int) -> Tensor
     return torch.from_numpy(rows)
 
 
-def spread_rows(n_windows: int, wanted: int | None) -> list[int]:
+def spread_rows(n_windows: int, wanted: int | None) -> Sequence[int]:
     """The indices of `wanted` windows at even distances, from the first on; all of them if `wanted` is None."""
     if wanted is None or wanted >= n_windows:
-        return list(range(n_windows))
+        return range(n_windows)
     if wanted < 1:
         raise ValueError(f"{wanted} windows cannot be chosen; give 1 or more")
     return [i * n_windows // wanted for i in range(wanted)]

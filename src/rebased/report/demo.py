@@ -10,6 +10,7 @@ from rebased.analysis import sign_test
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
+from rebased.report.prose import plural
 from rebased.report.tables import accuracy_by_pairs, epochs_by_seed, epochs_spread, summary
 from rebased.runs.finished import Run, by_model
 from rebased.runs.run_names import sizes_of
@@ -143,7 +144,7 @@ def count(pair: Pair) -> str:
     """A sentence with the counts of a pair."""
     if not pair.sooner:
         return f"{pair.one} and {pair.other} did not differ with any seed"
-    text = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {pair.seeds} seeds"
+    text = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {plural(pair.seeds, 'seed')}"
     text += f" and more with {pair.later}" if pair.later else ""
     return text + (f"; with {pair.equal} there was no difference" if pair.equal else "")
 
@@ -154,8 +155,7 @@ def decide(pair: Pair) -> str:
     if pair.is_decided:
         return f"So {pair.one} learns this task sooner {p}."
     if sign_test(pair.seeds, 0) >= SIGNIFICANT:
-        seeds = f"{pair.seeds} seed{'s' * (pair.seeds > 1)}"
-        return f"With {seeds} no result can decide which learns sooner; --seeds 8 can."
+        return f"With {plural(pair.seeds, 'seed')} no result can decide which learns sooner; --seeds 8 can."
     return f"These runs do not decide which learns sooner {p}."
 
 

@@ -2,7 +2,7 @@
 
 A browser lets a page read answers from the name that the page came from. A site can make its own name lead to this
 machine (DNS rebinding), and its page could then ask a server that listens here. Such a request carries the site's name
-in its Host header. An IP address there cannot be the work of a name, so every IP address is answered.
+in its Host header. It can never carry an IP address there, so requests under any IP address are answered.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""TF32 beside fp32: the paired test on which it rests that TF32 is stated on the page and is no departure."""
+"""TF32 beside fp32: the paired test that is the reason why the page states TF32 and counts it as no departure."""
 
 import json
 from pathlib import Path
