@@ -180,7 +180,7 @@ def test_a_chunks_features_are_the_states_in_another_order(K: int) -> None:
         c0, c1, c2 = coefficients
         weights = (c0, 0.3 * c1, 0.09 * c2)
         order = state_order(K, coefficients, k.device)
-        phi_k, phi_q = (expand(x[0].permute(1, 2, 0), coefficients, w)[:, order] for x, w in ((k, None), (q, weights)))
+        phi_k, phi_q = (expand(x[0].permute(1, 2, 0), coefficients, k.dtype, w)[:, order] for x, w in ((k, None), (q, weights)))
         want = key_features(k, coefficients), query_features(q, coefficients, 0.3)
         assert_close([phi_k, phi_q], [x[0].permute(1, 2, 0) for x in want], ["keys", "queries"])
 

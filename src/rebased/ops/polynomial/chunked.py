@@ -46,9 +46,15 @@ def forward(
     Two more outputs are only for the backward: o before it was rounded to half precision (else None), and the
     denominator [B, T, H, 1].
     """
-    sums, after = walk.sums(kernel, q, k, _with_ones(v), state, want_state=state is not None)
-    denominator = sums[..., -1:] + eps
-    o = sums[..., :-1] / denominator
+    o = v.new_empty(v.shape, dtype=accumulate_dtype(v.dtype))
+    denominator = o.new_empty(*v.shape[:3], 1)
+
+    def divide(at: walk.At, sums: Tensor) -> None:
+        below = sums[..., -1:].add_(eps)
+        walk.put(o[at], sums[..., :-1] / below)
+        walk.put(denominator[at], below)
+
+    after = walk.sums(kernel, q, k, v, state, divide, want_state=state is not None)
     if o.dtype == v.dtype:
         return o, after, None, denominator
     return o.to(v.dtype), after, o, denominator
@@ -67,20 +73,14 @@ def backward(
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of q, k, v and the state, of those that are needed, from the gradients of o and the state after."""
-    g1 = output_gradient(o, denominator, do)
-    dq, dk, dv, d_state = walk.gradients(kernel, q, k, _with_ones(v), g1, state, d_after, needed)
-    return (
-        dq.to(q.dtype) if dq is not None else None,
-        dk.to(k.dtype) if dk is not None else None,
-        dv[..., :-1].to(v.dtype) if dv is not None else None,
-        d_state,
-    )
+    do = torch.zeros_like(o) if do is None else do
+    last = (do * o).sum(-1, keepdim=True).neg_()
 
+    def gradient_of_sums(at: walk.At, L: int) -> Tensor:
+        below = walk.chunks_first(denominator[at], L).flatten(0, 2)
+        return walk.beside(do[at], last[at], L).div_(below)
 
-def output_gradient(o: Tensor, denominator: Tensor, do: Tensor | None) -> Tensor:
-    """g' = [do, -(do . o)] / denominator: the gradient of numerator and denominator, [B, T, H, V+1]."""
-    do = torch.zeros_like(o) if do is None else do.to(o.dtype)
-    return torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).div_(denominator)
+    return walk.gradients(kernel, q, k, v, gradient_of_sums, state, d_after, needed)
 
 
 def coefficient_gradient(
@@ -91,13 +91,15 @@ def coefficient_gradient(
     The inner sums are a forward walk with the similarity s^d, whose features are those of degree d alone.
     """
     K = q.shape[3]
-    g1, v1 = output_gradient(o, denominator, do).double(), _with_ones(v)
+    do = do.to(o.dtype)
+    g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).double().div_(denominator)
+    sums = torch.empty_like(g1, dtype=o.dtype)
     bounds = (0, 1, 1 + K, feature_count(K, EVERY_DEGREE))
     found = []
     for degree in range(3):
         one = Kernel((float(degree == 0), float(degree == 1), float(degree == 2)), scale)
         part = None if state is None else state[:, :, bounds[degree] : bounds[degree + 1]]
-        sums, _ = walk.sums(one, q, k, v1, part)
+        walk.sums(one, q, k, v, part, lambda at, group: walk.put(sums[at], group))
         found.append((g1 * sums).sum())
     return torch.stack(found)
 
@@ -168,9 +170,3 @@ def _fold_vmap(
     outputs = function.apply(*folded, *inputs[tensors:])
     unfolded = tuple(None if x is None else x.unflatten(0, (size, -1)) for x in outputs)
     return unfolded, tuple(None if x is None else 0 for x in outputs)
-
-
-def _with_ones(v: Tensor) -> Tensor:
-    """v' = [v, 1]: [B, T, H, V] -> [B, T, H, V+1], in the dtype of the sums."""
-    v = v.to(accumulate_dtype(v.dtype))
-    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)

@@ -41,7 +41,7 @@ class _Summary(torch.autograd.Function):
         wide = _wide_dtype(k)
         S = k.new_zeros(len(k), feature_count(k.shape[1], coefficients), v.shape[2], dtype=wide)
         for tokens in _chunks(k, coefficients):
-            S.baddbmm_(expand(k[:, :, tokens].to(wide), coefficients), v[:, tokens].to(wide))
+            S.baddbmm_(expand(k[:, :, tokens], coefficients, wide), v[:, tokens].to(wide))
         return S[:, state_order(k.shape[1], coefficients, k.device)].to(k.dtype)
 
     @staticmethod
@@ -52,7 +52,7 @@ class _Summary(torch.autograd.Function):
         order = state_order(k.shape[1], ctx.coefficients, k.device)
         dS = torch.empty_like(dS).index_copy_(1, order, dS)
         for tokens in _chunks(k, ctx.coefficients):
-            phi = expand(k[:, :, tokens], ctx.coefficients)  # [BH,F,C]
+            phi = expand(k[:, :, tokens], ctx.coefficients, k.dtype)  # [BH,F,C]
             dv[:, tokens] = phi.transpose(1, 2) @ dS
             dk[:, :, tokens] = contract(dS @ v[:, tokens].transpose(1, 2), k[:, :, tokens], ctx.coefficients)
         return dk, dv, None

@@ -33,123 +33,140 @@ ACCELERATOR_WORDS = 2**28
 THREADED = 2**24  # multiply-adds from which a walk runs on several threads: about a millisecond
 
 
-def sums(
-    kernel: AnyKernel, q: Tensor, k: Tensor, u: Tensor, state: Tensor | None, *, want_state: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """(out, state after): out_i = sum over j <= i of sim(q_i, k_j) u_j [B, T, H, W], with what the state adds to it.
+At = tuple[slice, slice, slice]
+"""Some batch rows, tokens and heads of a tensor [B, T, H, ...]."""
 
-    q, k [B, T, H, K]; u [B, T, H, W]; a state [B, H, F, W]. The state after is None if it is not wanted.
+
+def sums(
+    kernel: AnyKernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    take: Callable[[At, Tensor], None],
+    *,
+    want_state: bool = False,
+) -> Tensor | None:
+    """Calls take(at, sums) for every group: sum over j <= i of sim(q_i, k_j) v'_j and what the state adds, [m, L, V+1].
+
+    q, k [B, T, H, K]; v [B, T, H, V]; a state [B, H, F, V+1]. `put` writes what becomes of the sums to a tensor.
+    Returns the state after the tokens, None if it is not wanted.
     """
-    plan = _plan(kernel, q, u, reads_first=state is not None, writes_last=want_state)
-    out = torch.empty_like(u)
-    after = _empty_state(kernel, q, u) if want_state else None
-    cuts = {cut % plan.chunk for cut in _cuts(u, reverse=False)}
+    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=want_state)
+    dtype = accumulate_dtype(v.dtype)
+    after = _empty_state(kernel, q, v) if want_state else None
 
     def walk(b: slice, h: slice) -> None:
-        past = _State(kernel, q.shape[3], None if state is None else state[b, h], _wide(u), reverse=False)
+        past = _State(kernel, q.shape[3], None if state is None else state[b, h], _wide(v), reverse=False)
         for first, last, L in plan.groups:
-            x, y = (_features_first(a[b, first:last, h], L, u.dtype) for a in (q, k))  # [m,K,L]
-            us = _tokens_first(u[b, first:last, h], L)  # [m,L,W]
-            o = torch.empty_like(us)
-            for i, j in _spans(0, L, plan.tile, cuts):
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
+            u = _with_ones(v[at], L)  # [m,L,W]
+            o = torch.empty_like(u)
+            for i, j in _spans(0, L, plan.tile, _cuts(u)):
                 s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
                 sim = kernel.similarity_(s)
                 sim[:, i:].triu_()
-                o[:, i:j] = torch.bmm(sim.transpose(1, 2), us[:, :j])
-            before = past.walk(y, us, (last - first) // L, write_last=last < plan.T or want_state)
-            if len(before):
-                o[-len(before) :] += past.read(before, x[-len(before) :])
-            _put(out[b, first:last, h], o)
+                o[:, i:j].baddbmm_(sim.transpose(1, 2), u[:, :j], beta=0)
+            before = past.walk(y, u, (last - first) // L, write_last=last < plan.T or want_state)
+            if n := len(before):
+                o[-n:] += past.read(before, x[-n:])
+            take(at, o)
         if after is not None:
             past.copy_to(after[b, h])
 
     plan.run(walk)
-    return out, after
+    return after
 
 
 def gradients(
     kernel: AnyKernel,
     q: Tensor,
     k: Tensor,
-    u: Tensor,
-    g: Tensor,
+    v: Tensor,
+    g: Callable[[At, int], Tensor],
     state: Tensor | None,
     d_after: Tensor | None,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, u and the state, of those that are needed, from those of out (g) and of the state after.
+    """The gradients of q, k, v and the state, of those that are needed, from those of the sums and of the state after.
 
-        dq_i = sum over j <= i of (g_i . u_j) d sim(q_i, k_j) / dq_i
-        dk_j = sum over i >= j of (g_i . u_j) d sim(q_i, k_j) / dk_j      du_j = sum over i >= j of sim(q_i, k_j) g_i
+    g(at, L) is the gradient of the sums of a group, [m, L, V+1].
+
+        dq_i = sum over j <= i of (g_i . v'_j) d sim(q_i, k_j) / dq_i
+        dk_j = sum over i >= j of (g_i . v'_j) d sim(q_i, k_j) / dk_j      dv_j = sum over i >= j of sim(q_i, k_j) g_i
 
     The first walk goes forward, with all pairs of one chunk and the state for dq; the second goes back, with the state
-    for dk and du.
+    for dk and dv.
     """
-    need_q, need_k, need_u, need_state = needed
-    plan = _plan(kernel, q, u, reads_first=state is not None, writes_last=need_state)
-    dq, dk = (torch.empty_like(a, dtype=u.dtype) if need else None for a, need in ((q, need_q), (k, need_k)))
-    du = torch.empty_like(u) if need_u else None
-    d_state = _empty_state(kernel, q, u) if need_state else None
-    met = [(k, False)] * need_q + [(q, True)] * need_k + [(g, True)] * need_u
-    cuts = {cut % plan.chunk for a, reverse in met for cut in _cuts(a, reverse)}
+    need_q, need_k, need_v, need_state = needed
+    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=need_state)
+    dtype = accumulate_dtype(v.dtype)
+    dq, dk, dv = (a.new_empty(a.shape, dtype=dtype) if n else None for a, n in zip((q, k, v), needed, strict=False))
+    d_state = _empty_state(kernel, q, v) if need_state else None
     unit = kernel.scale * kernel.slope_unit
 
     def walk_forward(b: slice, h: slice) -> None:
-        past = _State(kernel, q.shape[3], None if state is None else state[b, h], u.dtype, reverse=False)
+        past = _State(kernel, q.shape[3], None if state is None else state[b, h], dtype, reverse=False)
         for first, last, L in plan.groups:
-            x, y = (_features_first(a[b, first:last, h], L, u.dtype) for a in (q, k))  # [m,K,L]
-            us, gs = (_tokens_first(a[b, first:last, h], L) for a in (u, g))  # [m,L,W]
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
+            u, gs = _with_ones(v[at], L), g(at, L)  # [m,L,W]
             w, xt = gs.transpose(1, 2).contiguous(), unit * x.transpose(1, 2).contiguous()
-            dx, dy, d_us = torch.empty_like(x), torch.empty_like(xt), torch.empty_like(us)
+            dx, dy, du = torch.empty_like(x), torch.empty_like(xt), torch.empty_like(u[..., :-1])
+            met = [(y, False)] * need_q + [(x, True)] * need_k
+            cuts = {cut for a, reverse in met for cut in _cuts(a.transpose(1, 2), reverse)}
+            cuts |= set(_cuts(gs, reverse=True) if need_v else ())
             for i, j in _spans(0, L, plan.tile, cuts)[::-1]:  # the last tile first: it sees all writers
                 beta = float(j < L)
                 s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
                 if need_q or need_k:
-                    ds = kernel.times_slope_(torch.bmm(us[:, :j], w[:, :, i:j]), s)
+                    ds = kernel.times_slope_(torch.bmm(u[:, :j], w[:, :, i:j]), s)
                     ds[:, i:].triu_()
                 if need_q:
                     dx[:, :, i:j] = torch.bmm(y[:, :, :j], ds)
                 if need_k:
                     dy[:, :j].baddbmm_(ds, xt[:, i:j], beta=beta)
-                if need_u:
+                if need_v:
                     sim = kernel.similarity_(s)
                     sim[:, i:].triu_()
-                    d_us[:, :j].baddbmm_(sim, gs[:, i:j], beta=beta)
+                    du[:, :j].baddbmm_(sim, gs[:, i:j, :-1], beta=beta)
             if dq is not None:
-                before = past.walk(y, us, (last - first) // L, write_last=last < plan.T)
+                before = past.walk(y, u, (last - first) // L, write_last=last < plan.T)
                 dx *= unit
                 if n := len(before):
                     dx[-n:] += past.read_slope(before, x[-n:], w[-n:])
-                _put(dq[b, first:last, h], dx.transpose(1, 2))
+                put(dq[at], dx.transpose(1, 2))
             if dk is not None:
-                _put(dk[b, first:last, h], dy)
-            if du is not None:
-                _put(du[b, first:last, h], d_us)
+                put(dk[at], dy)
+            if dv is not None:
+                put(dv[at], du)
 
     def walk_back(b: slice, h: slice) -> None:
         later = _State(
-            kernel, q.shape[3], None if d_after is None else d_after[b, h], _wide(u) if need_u else u.dtype, reverse=True
+            kernel, q.shape[3], None if d_after is None else d_after[b, h], _wide(v) if need_v else dtype, reverse=True
         )
         for first, last, L in plan.groups[::-1]:
-            x, y = (_features_first(a[b, first:last, h], L, u.dtype) for a in (q, k))
-            gs = _tokens_first(g[b, first:last, h], L)
-            before = later.walk(x, gs, (last - first) // L, write_last=first > 0 or need_state)
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))
+            before = later.walk(x, g(at, L), (last - first) // L, write_last=first > 0 or need_state)
             n = len(before)
-            if n and du is not None:
-                _put(du[b, first:last, h], later.read(before, y[:n]), add=True)
+            if n and dv is not None:
+                put(dv[at], later.read(before[..., :-1], y[:n]), add=True)
             if n and dk is not None:
-                w = _features_first(u[b, first:last, h], L, u.dtype)
-                _put(dk[b, first:last, h], later.read_slope(before, y[:n], w[:n]).transpose(1, 2), add=True)
+                w = _with_ones(v[at], L)[:n].transpose(1, 2).contiguous()
+                put(dk[at], later.read_slope(before, y[:n], w).transpose(1, 2), add=True)
         if d_state is not None:
             later.copy_to(d_state[b, h])
 
     def walk(b: slice, h: slice) -> None:
         walk_forward(b, h)
-        if need_state or ((need_k or need_u) and (plan.chunk < plan.T or d_after is not None)):
+        if need_state or ((need_k or need_v) and (plan.chunk < plan.T or d_after is not None)):
             walk_back(b, h)
 
     plan.run(walk)
-    return dq, dk, du, d_state
+    dq, dk, dv = (None if d is None else d.to(a.dtype) for d, a in ((dq, q), (dk, k), (dv, v)))
+    return dq, dk, dv, d_state
 
 
 class _State:
@@ -178,7 +195,7 @@ class _State:
             y, u = (a[-writes * n :] if self.reverse else a[: writes * n] for a in (y, u))
             new = (states[:writes] if self.reverse else states[starts:]).flatten(0, 1)
             for i in range(0, L, TILE):
-                phi = expand(y[:, :, i : i + TILE].to(self.dtype), self.coefficients, self.of_writers)
+                phi = expand(y[:, :, i : i + TILE], self.coefficients, self.dtype, self.of_writers)
                 new.baddbmm_(phi, u[:, i : i + TILE].to(self.dtype), beta=float(i > 0))
         for at, following in pairwise(order):
             states[following] += states[at]
@@ -191,7 +208,7 @@ class _State:
         """sum_j sim(x_i, y_j) u_j: x [m, K, L] -> [m, L, W]."""
         out = x.new_empty(len(x), x.shape[2], before.shape[2])
         for i in range(0, x.shape[2], TILE):
-            phi = expand(x[:, :, i : i + TILE].to(self.dtype), self.coefficients, self.of_readers)
+            phi = expand(x[:, :, i : i + TILE], self.coefficients, self.dtype, self.of_readers)
             out[:, i : i + TILE] = torch.bmm(phi.transpose(1, 2), before)
         return out
 
@@ -215,39 +232,49 @@ def _scores(y: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(y.transpose(1, 2), x)
 
 
-def _wide(u: Tensor) -> torch.dtype:
+def _wide(v: Tensor) -> torch.dtype:
     """The dtype of a state that sums are read from.
 
     The product of features and state cancels, and o is divided by such a sum. fp64 keeps o and dv right if one key is
     thousands of times larger than the others. dq and dk do not need it.
     """
-    return torch.float64 if u.device.type != "mps" else u.dtype
+    return torch.float64 if v.device.type != "mps" else accumulate_dtype(v.dtype)
 
 
-def _empty_state(kernel: AnyKernel, q: Tensor, u: Tensor) -> Tensor:
-    (B, _, H, K), W = q.shape, u.shape[3]
-    return u.new_empty(B, H, feature_count(K, kernel.coefficients), W)
+def _empty_state(kernel: AnyKernel, q: Tensor, v: Tensor) -> Tensor:
+    """[B, H, F, V+1]."""
+    (B, _, H, K), V = q.shape, v.shape[3]
+    return v.new_empty(B, H, feature_count(K, kernel.coefficients), V + 1, dtype=accumulate_dtype(v.dtype))
 
 
-def _chunks(x: Tensor, L: int) -> Tensor:
+def chunks_first(x: Tensor, L: int) -> Tensor:
     """[B, G L, H, K] -> [G, B, H, L, K], a view."""
     return x.unflatten(1, (-1, L)).permute(1, 0, 3, 2, 4)
 
 
-def _features_first(x: Tensor, L: int, dtype: torch.dtype) -> Tensor:
+def features_first(x: Tensor, L: int, dtype: torch.dtype) -> Tensor:
     """[B, G L, H, K] -> [m, K, L], contiguous."""
-    return _chunks(x, L).transpose(3, 4).to(dtype).contiguous().flatten(0, 2)
+    return chunks_first(x, L).transpose(3, 4).to(dtype).contiguous().flatten(0, 2)
 
 
-def _tokens_first(x: Tensor, L: int) -> Tensor:
-    """[B, G L, H, K] -> [m, L, K], contiguous."""
-    return _chunks(x, L).contiguous().flatten(0, 2)
+def _with_ones(v: Tensor, L: int) -> Tensor:
+    """v' = [v, 1]: [B, G L, H, V] -> [m, L, V+1]."""
+    return beside(v, 1.0, L)
 
 
-def _put(target: Tensor, values: Tensor, *, add: bool = False) -> None:
+def beside(a: Tensor, last: Tensor | float, L: int) -> Tensor:
+    """[a, last] of a [B, G L, H, V] and last [B, G L, H, 1], or a number: [m, L, V+1], in the dtype of the sums."""
+    chunks = chunks_first(a, L)
+    both = a.new_empty(*chunks.shape[:4], a.shape[3] + 1, dtype=accumulate_dtype(a.dtype))
+    both[..., :-1] = chunks
+    both[..., -1:] = chunks_first(last, L) if isinstance(last, Tensor) else last
+    return both.flatten(0, 2)
+
+
+def put(target: Tensor, values: Tensor, *, add: bool = False) -> None:
     """Writes values [m, L, K] to target [B, G L, H, K], or adds them; to its first chunks if values has fewer."""
     (B, _, H, _), (m, L, _) = target.shape, values.shape
-    chunks = _chunks(target, L)[: m // (B * H)]
+    chunks = chunks_first(target, L)[: m // (B * H)]
     values = values.unflatten(0, chunks.shape[:3])
     chunks.add_(values) if add else chunks.copy_(values)
 
@@ -273,8 +300,8 @@ class _Plan(NamedTuple):
         run_on_threads(run, self.rows, self.threads)
 
 
-def _plan(kernel: AnyKernel, q: Tensor, u: Tensor, *, reads_first: bool, writes_last: bool) -> _Plan:
-    (B, T, H, K), W = q.shape, u.shape[-1]
+def _plan(kernel: AnyKernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> _Plan:
+    (B, T, H, K), W = q.shape, v.shape[-1] + 1
     F = feature_count(K, kernel.coefficients)
     (chunk, tile), cost = _lengths(T, K, W, F, reads_first=reads_first, writes_last=writes_last)
     words = CPU_WORDS if q.device.type == "cpu" else ACCELERATOR_WORDS
@@ -324,7 +351,7 @@ def _spans(start: int, stop: int, length: int, cuts: Iterable[int] = ()) -> list
     return list(pairwise(sorted({*range(start, stop, length), *inside, stop})))
 
 
-def _cuts(u: Tensor, reverse: bool) -> list[int]:
+def _cuts(u: Tensor, reverse: bool = False) -> list[int]:
     """Positions at which tiles must end so that no NaN or infinity of u [B, T, H, W] reaches a token it may not reach.
 
     A product keeps the columns of u apart, and a sum that has met a NaN or an infinity is never finite again. So the
