@@ -49,7 +49,7 @@ def expand(x: Tensor, coefficients: Coefficients, dtype: torch.dtype, weights: W
     else:
         torch.mul(left, shifted, out=pairs)
     if weights is not None:
-        pairs[:, 0] *= 0.5
+        pairs[:, 0].mul_(0.5)
     return phi[:, : lower + K * (K + 1) // 2]
 
 

@@ -48,7 +48,7 @@ class RunningState:
                 phi = expand(y[:, :, i : i + self.tile], self.coefficients, self.dtype, self.of_writers)
                 new.baddbmm_(phi, u[:, i : i + self.tile].to(self.dtype), beta=float(i > 0))
         for at, following in pairwise(order):
-            states[following] += states[at]
+            states[following].add_(states[at])  # not +=, which would also copy the sum onto itself
         if len(states):
             self.sum = states[order[-1]]
         reads = chunks if starts else chunks - 1

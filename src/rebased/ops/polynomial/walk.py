@@ -61,7 +61,7 @@ def sums(
                 o[:, i:j].baddbmm_(sim.transpose(1, 2), u[:, :j], beta=0)
             before = past.walk(y, u, (last - first) // L, write_last=last < plan.T or want_state)
             if n := len(before):
-                o[-n:] += past.read(before, x[-n:])
+                o[-n:].add_(past.read(before, x[-n:]))
             take(at, o)
         if after is not None:
             past.copy_to(after[b, h])
@@ -126,7 +126,7 @@ def gradients(
                 before = past.walk(y, u, (last - first) // L, write_last=last < plan.T)
                 dx *= unit
                 if n := len(before):
-                    dx[-n:] += past.read_slope(before, x[-n:], w[-n:])
+                    dx[-n:].add_(past.read_slope(before, x[-n:], w[-n:]))
                 put(dq[at], dx.transpose(1, 2))
             if dk is not None:
                 put(dk[at], dy)
