@@ -47,7 +47,8 @@ def plan_walk(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool
     B, T, H, K = q.shape
     (chunk, tile), cost = _lengths(T, K, W, F, reads_first=reads_first, writes_last=writes_last)
     words = CPU_WORDS if q.device.type == "cpu" else ACCELERATOR_WORDS
-    matrices = max(1, words // (tile * (K * K + 2 * F + 3 * chunk + 4 * W)))
+    features = K * K + 2 * F if chunk < T or reads_first or writes_last else 2 * K
+    matrices = max(1, words // (tile * (features + 3 * chunk + 4 * W)))
     threads = _threads(q.device, B * T * H * cost)
     rows = min(matrices, -(-B * H // threads))
     whole = T - T % chunk

@@ -37,6 +37,8 @@ class RunningState:
         """
         (m, K, L), W = y.shape, u.shape[2]
         n, starts, writes = m // chunks, int(self.sum is not None), chunks if write_last else chunks - 1
+        if starts + writes == 0:
+            return y[:0]
         states = u.new_empty(starts + writes, n, feature_count(K, self.coefficients), W, dtype=self.dtype)
         order = range(len(states))[:: -1 if self.reverse else 1]
         if self.sum is not None:
@@ -46,11 +48,11 @@ class RunningState:
             new = (states[:writes] if self.reverse else states[starts:]).flatten(0, 1)
             for i in range(0, L, self.tile):
                 phi = expand(y[:, :, i : i + self.tile], self.coefficients, self.dtype, self.of_writers)
-                new.baddbmm_(phi, u[:, i : i + self.tile].to(self.dtype), beta=float(i > 0))
+                us = u[:, i : i + self.tile].to(self.dtype)
+                torch.bmm(phi, us, out=new) if i == 0 else new.baddbmm_(phi, us)
         for at, following in pairwise(order):
             states[following].add_(states[at])  # not +=, which would also copy the sum onto itself
-        if len(states):
-            self.sum = states[order[-1]]
+        self.sum = states[order[-1]]
         reads = chunks if starts else chunks - 1
         return (states[len(states) - reads :] if self.reverse else states[:reads]).flatten(0, 1)
 

@@ -58,7 +58,7 @@ def sums(
                 s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
                 sim = kernel.similarity_(s)
                 sim[:, i:].triu_()
-                o[:, i:j].baddbmm_(sim.transpose(1, 2), u[:, :j], beta=0)
+                _multiply(sim.transpose(1, 2), u[:, :j], o[:, i:j])
             before = past.walk(y, u, (last - first) // L, write_last=last < plan.T or want_state)
             if n := len(before):
                 o[-n:].add_(past.read(before, x[-n:]))
@@ -104,12 +104,11 @@ def gradients(
             x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
             u, gs = _with_ones(v[at], L), g(at, L)  # [m,L,W]
             w, xt = gs.transpose(1, 2).contiguous(), unit * x.transpose(1, 2).contiguous()
-            dx, dy, du = torch.empty_like(x), torch.empty_like(xt), torch.empty_like(u[..., :-1])
+            dx, dy, du = torch.empty_like(x), torch.empty_like(xt), u.new_empty(*u.shape[:2], v.shape[3])
             cuts = find_cuts(y.transpose(1, 2)) if need_q else set()
             cuts |= find_cuts(x.transpose(1, 2), reverse=True) if need_k else set()
             cuts |= find_cuts(gs, reverse=True) if need_v else set()
             for i, j in spans(0, L, plan.tile, cuts)[::-1]:  # the last tile first: it sees all writers
-                beta = float(j < L)
                 s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
                 if need_q or need_k:
                     ds = kernel.times_slope_(torch.bmm(u[:, :j], w[:, :, i:j]), s)
@@ -117,11 +116,11 @@ def gradients(
                 if need_q:
                     dx[:, :, i:j] = torch.bmm(y[:, :, :j], ds)
                 if need_k:
-                    dy[:, :j].baddbmm_(ds, xt[:, i:j], beta=beta)
+                    _multiply(ds, xt[:, i:j], dy[:, :j], add=j < L)
                 if need_v:
                     sim = kernel.similarity_(s)
                     sim[:, i:].triu_()
-                    du[:, :j].baddbmm_(sim, gs[:, i:j, :-1], beta=beta)
+                    _multiply(sim, gs[:, i:j, :-1], du[:, :j], add=j < L)
             if dq is not None:
                 before = past.walk(y, u, (last - first) // L, write_last=last < plan.T)
                 dx *= unit
@@ -149,7 +148,8 @@ def gradients(
             later.copy_to(d_state[b, h])
 
     def walk(b: slice, h: slice) -> None:
-        walk_forward(b, h)
+        if need_q or need_k or need_v:
+            walk_forward(b, h)
         if need_state or ((need_k or need_v) and (plan.chunk < plan.T or d_after is not None)):
             walk_back(b, h)
 
@@ -161,6 +161,16 @@ def gradients(
 def _scores(y: Tensor, x: Tensor) -> Tensor:
     """[m, K, J], [m, K, C] -> [m, J, C]."""
     return torch.bmm(y.transpose(1, 2), x)
+
+
+def _multiply(a: Tensor, b: Tensor, target: Tensor, *, add: bool = False) -> None:
+    """Writes a @ b to target, or adds it. Into a slice, bmm would multiply matrix by matrix, which is slow with MKL."""
+    if add:
+        target.add_(torch.bmm(a, b))
+    elif target.is_contiguous():
+        torch.bmm(a, b, out=target)
+    else:
+        target.copy_(torch.bmm(a, b))
 
 
 def _wide(v: Tensor) -> torch.dtype:
