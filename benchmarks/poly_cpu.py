@@ -5,8 +5,9 @@
     python benchmarks/poly_cpu.py --out F    writes F instead
 
 Ours is ReBased with 12 heads of K = 16 and V = 64, theirs scaled_dot_product_attention with 12 causal heads of 64, both
-fp32, on two threads (--threads). They take turns, so that a busy machine disturbs both; a time is the median of its turns, a ratio the median of
-the ratios of a turn. A path is timed only after its values and gradients have been held against the reference in fp64.
+fp32 and on two threads (--threads). They take turns, so that a busy machine disturbs both; a time is the median of its
+turns, a ratio the median of the ratios of a turn. A path is timed only after its values and gradients have been held
+against the reference in fp64.
 """
 
 import argparse
