@@ -116,11 +116,11 @@ def test_any_key_width(backend: Backend, K: int, coefficients: Coefficients) -> 
 def test_any_segment_and_tile(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int], coefficients: Coefficients
 ) -> None:
-    """One mechanism from the chunked to the quadratic form, also where rows go in groups."""
+    """One mechanism from the chunked to the quadratic form, also where rows and chunks go in groups."""
     shape = Shape(B=3, T=50, H=3, K=5, V=4)
     want = attend(shape, "reference", coefficients), extend(shape, [50], "reference", coefficients)
     monkeypatch.setattr(chunk_plan, "_lengths", lambda *_, **__: (lengths, 1.0))
-    for words in (1, 2**13, 2**30):  # one row at a time, some, all of them
+    for words in (1, 2**13, 2**30, 40_000):  # one row at a time, some, all with all chunks, all with a few
         monkeypatch.setattr(chunk_plan, "CPU_WORDS", words)
         assert_close(attend(shape, "chunked", coefficients), want[0], NAMES, condition=FIRST_TOKEN)
     assert_close(extend(shape, [50], "chunked", coefficients), want[1], STATE_NAMES, condition=FIRST_TOKEN)
