@@ -18,7 +18,7 @@ from rebased.ops import (
     poly_attention_map,
     poly_state,
 )
-from rebased.ops.polynomial import api, chunked
+from rebased.ops.polynomial import api, chunk_plan
 from tolerances import FIRST_TOKEN, assert_near
 
 SHAPE = Shape(B=2, T=37, H=2, K=3, V=4)
@@ -44,7 +44,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, c: Tensor, eps: float) -> Tensor:
 def _chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of all tokens, or of eight with states between them."""
     if request.param:
-        monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: ((8, 4), 1.0))
+        monkeypatch.setattr(chunk_plan, "_lengths", lambda *_, **__: ((8, 4), 1.0))
 
 
 @pytest.mark.usefixtures("_chunks")

@@ -22,9 +22,9 @@ from rebased.ops import (
     poly_attention_extend_,
     poly_state,
 )
-from rebased.ops.polynomial import chunked, summary
+from rebased.ops.polynomial import chunk_plan, summary
 from rebased.ops.polynomial.api import EPS
-from rebased.ops.polynomial.features import expand
+from rebased.ops.polynomial.features import expand, state_order
 from rebased.ops.polynomial.reference import similarity
 from rebased.ops.polynomial.state import key_features, query_features
 from tolerances import FEATURES, FIRST_TOKEN, assert_close, assert_near
@@ -116,12 +116,12 @@ def test_any_key_width(backend: Backend, K: int, coefficients: Coefficients) -> 
 def test_any_segment_and_tile(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int], coefficients: Coefficients
 ) -> None:
-    """One mechanism from the chunked to the quadratic form, also where rows go in groups."""
+    """One mechanism from the chunked to the quadratic form, also where rows and chunks go in groups."""
     shape = Shape(B=3, T=50, H=3, K=5, V=4)
     want = attend(shape, "reference", coefficients), extend(shape, [50], "reference", coefficients)
-    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: (lengths, 1.0))
-    for words in (1, 2**13, 2**30):  # one row at a time, some, all of them
-        monkeypatch.setattr(chunked, "CPU_WORDS", words)
+    monkeypatch.setattr(chunk_plan, "_lengths", lambda *_, **__: (lengths, 1.0))
+    for words in (1, 2**13, 2**30, 40_000):  # one row at a time, some, all with all chunks, all with a few
+        monkeypatch.setattr(chunk_plan, "CPU_WORDS", words)
         assert_close(attend(shape, "chunked", coefficients), want[0], NAMES, condition=FIRST_TOKEN)
     assert_close(extend(shape, [50], "chunked", coefficients), want[1], STATE_NAMES, condition=FIRST_TOKEN)
 
@@ -144,7 +144,7 @@ def test_any_shape_and_split(shape: Shape, coefficients: Coefficients, cut: floa
     first = round(cut * shape.T)
     lengths = [n for n in (first, shape.T - first) if n > 0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "TILE", tile)
+        patch.setattr(chunk_plan, "TILE", tile)
         got = extend(shape, lengths, "chunked", coefficients)
     assert_close(got, extend(shape, [shape.T], "reference", coefficients), STATE_NAMES, condition=FIRST_TOKEN)
 
@@ -171,9 +171,20 @@ def test_features_are_the_similarity_in_one_order() -> None:
         q, k, _, _ = inputs(Shape(B=1, T=6, H=2, K=5, V=1))
         dot = torch.einsum("bihf,bjhf->bhij", query_features(q, coefficients, 0.3), key_features(k, coefficients))
         assert_close([dot.tril()], [similarity(q, k, coefficients=coefficients, scale=0.3)], ["sim"])
-        assert_close(
-            [expand(k[0].permute(1, 2, 0), coefficients)], [key_features(k, coefficients)[0].permute(1, 2, 0)], ["phi"]
+
+
+@pytest.mark.parametrize("K", [1, 2, 4, 5])
+def test_a_chunks_features_are_the_states_in_another_order(K: int) -> None:
+    for coefficients in COEFFICIENTS:
+        q, k, _, _ = (x.detach() for x in inputs(Shape(B=1, T=6, H=2, K=K, V=1)))
+        c0, c1, c2 = coefficients
+        weights = (c0, 0.3 * c1, 0.09 * c2)
+        order = state_order(K, coefficients, k.device)
+        phi_k, phi_q = (
+            expand(x[0].permute(1, 2, 0), coefficients, k.dtype, w)[:, order] for x, w in ((k, None), (q, weights))
         )
+        want = key_features(k, coefficients), query_features(q, coefficients, 0.3)
+        assert_close([phi_k, phi_q], [x[0].permute(1, 2, 0) for x in want], ["keys", "queries"])
 
 
 @pytest.mark.parametrize("coefficients", [REBASED, BASED], ids=str)
@@ -195,7 +206,7 @@ def test_the_first_token_sees_itself(backend: Backend) -> None:
 
 @pytest.mark.parametrize("lengths", [(16, 16), (64, 16)], ids=str)
 def test_no_token_sees_a_later_one(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int]) -> None:
-    monkeypatch.setattr(chunked, "_lengths", lambda *_, **__: (lengths, 1.0))
+    monkeypatch.setattr(chunk_plan, "_lengths", lambda *_, **__: (lengths, 1.0))
     q, k, v, _ = inputs(Shape(B=1, T=64, H=2, K=3, V=5))
     o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")
     for t in (1, 15, 16, 40, 63):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops import BASED, REBASED, Coefficients, feature_count, poly_attention
-from rebased.ops.polynomial.chunked import TILE
+from rebased.ops.polynomial.chunk_plan import TILE
 from tolerances import OUTLIER, limit
 
 T, V = 65_536, 4

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, REBASED, Backend, Coefficients, poly_attention, poly_attention_extend
-from rebased.ops.polynomial.chunked import _cuts, _spans
+from rebased.ops.polynomial.chunk_plan import find_cuts, spans
 from tolerances import assert_near
 
 AT = {"reference": (20, 11), "recurrent": (20, 11), "chunked": (300, 200)}  # T, and the token that is not finite
@@ -69,14 +69,13 @@ def test_a_later_key_gets_no_gradient_from_an_earlier_query_that_is_not_finite()
 
 
 def test_finite_inputs_are_computed_as_without_cuts() -> None:
-    u = torch.full((1, 300, 1, 2), 3e38)  # its sum overflows, though every number is finite
-    assert _cuts(u, reverse=False) == []
-    assert _spans(0, 300, 128, False) == [(0, 128), (128, 256), (256, 300)]
-    assert _spans(0, 300, 128, True) == [(256, 300), (128, 256), (0, 128)]
-    u[0, 130, 0, 1] = u[0, 140, 0, 1] = u[0, 7, 0, 0] = math.nan
-    assert _cuts(u, reverse=False) == [7, 130]
-    assert sorted(_cuts(u, reverse=True)) == [8, 141]
-    assert _spans(0, 300, 128, False, [7, 130]) == [(0, 7), (7, 128), (128, 130), (130, 256), (256, 300)]
+    u = torch.full((3, 300, 2), 3e38)  # its sum overflows, though every number is finite
+    assert find_cuts(u) == set()
+    assert spans(0, 300, 128) == [(0, 128), (128, 256), (256, 300)]
+    u[0, 130, 1] = u[0, 140, 1] = u[2, 7, 0] = math.nan
+    assert find_cuts(u) == {7, 130}
+    assert find_cuts(u, reverse=True) == {8, 141}
+    assert spans(0, 300, 128, [7, 130]) == [(0, 7), (7, 128), (128, 130), (130, 256), (256, 300)]
 
 
 def test_scores_beyond_the_range_of_fp32_are_not_finite() -> None:

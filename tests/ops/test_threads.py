@@ -8,7 +8,7 @@ import torch
 
 from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, poly_attention
-from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial import chunk_plan
 from rebased.ops.threads import run_on_threads
 from tolerances import assert_near
 
@@ -58,9 +58,9 @@ def test_an_error_in_a_part_arrives(two_threads: int) -> None:
 @pytest.mark.parametrize("inference", [False, True])
 def test_attention_is_the_same_on_threads(monkeypatch: pytest.MonkeyPatch, two_threads: int, inference: bool) -> None:
     results = []
-    monkeypatch.setattr(chunked, "splits_matmuls", lambda: True)
+    monkeypatch.setattr(chunk_plan, "splits_matmuls", lambda: True)
     for least_work in (0, 2**60):
-        monkeypatch.setattr(chunked, "THREADED", least_work)
+        monkeypatch.setattr(chunk_plan, "THREADED", least_work)
         q, k, v, do = inputs(Shape(B=2, T=300, H=3, K=4, V=5))
         with torch.inference_mode(inference):
             o = poly_attention(q, k, v, coefficients=BASED, backend="chunked")

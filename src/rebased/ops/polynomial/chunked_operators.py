@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import Coefficients, feature_count
 
 
@@ -41,7 +42,7 @@ def chunked_forward(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The outputs of chunked.forward, with an empty tensor where there is none."""
-    return _filled(q, chunked.forward(q, k, v, state, chunked.Kernel((c0, c1, c2), scale), eps))
+    return _filled(q, chunked.forward(q, k, v, state, Kernel((c0, c1, c2), scale), eps))
 
 
 @chunked_forward.register_fake
@@ -69,7 +70,7 @@ def chunked_backward(
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The outputs of chunked.backward, with an empty tensor where there is none."""
-    kernel = chunked.Kernel((c0, c1, c2), scale)
+    kernel = Kernel((c0, c1, c2), scale)
     return _filled(q, chunked.backward(q, k, v, state, o, denominator, do, d_after, kernel, tuple(needed)))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial.similarity import LearnedKernel
 from rebased.ops.polynomial.state import PolyState
 
 
@@ -41,7 +42,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, c: Tensor, scale: float, eps: float
     ) -> tuple[Tensor, Tensor | None]:
-        kernel = chunked.LearnedKernel(c.detach(), scale)
+        kernel = LearnedKernel(c.detach(), scale)
         o, after, o_wide, denominator = chunked.forward(q, k, v, state, kernel, eps)
         ctx.save_for_backward(q, k, v, state, o if o_wide is None else o_wide, denominator, c)
         ctx.scale = scale
@@ -52,7 +53,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, state, o, denominator, c = ctx.saved_tensors
-        kernel = chunked.LearnedKernel(c.detach(), ctx.scale)
+        kernel = LearnedKernel(c.detach(), ctx.scale)
         found = chunked.backward(q, k, v, state, o, denominator, do, d_after, kernel, ctx.needs_input_grad[:4])
         dc = None
         if ctx.needs_input_grad[4] and do is not None:  # the state after does not depend on the coefficients

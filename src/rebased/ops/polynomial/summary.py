@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial.features import contract, expand
+from rebased.ops.polynomial.features import contract, expand, state_order
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count
 
 CPU_WORDS = 2**20  # numbers of a chunk: a few megabytes stay in a cache; an accelerator needs many
@@ -41,16 +41,18 @@ class _Summary(torch.autograd.Function):
         wide = _wide_dtype(k)
         S = k.new_zeros(len(k), feature_count(k.shape[1], coefficients), v.shape[2], dtype=wide)
         for tokens in _chunks(k, coefficients):
-            S.baddbmm_(expand(k[:, :, tokens].to(wide), coefficients), v[:, tokens].to(wide))
-        return S.to(k.dtype)
+            S.baddbmm_(expand(k[:, :, tokens], coefficients, wide), v[:, tokens].to(wide))
+        return S[:, state_order(k.shape[1], coefficients, k.device)].to(k.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dS: Tensor) -> tuple[Tensor, Tensor, None]:
         k, v = ctx.saved_tensors
         dk, dv = torch.empty_like(k), torch.empty_like(v)
+        order = state_order(k.shape[1], ctx.coefficients, k.device)
+        dS = torch.empty_like(dS).index_copy_(1, order, dS)
         for tokens in _chunks(k, ctx.coefficients):
-            phi = expand(k[:, :, tokens], ctx.coefficients)  # [BH,F,C]
+            phi = expand(k[:, :, tokens], ctx.coefficients, k.dtype)  # [BH,F,C]
             dv[:, tokens] = phi.transpose(1, 2) @ dS
             dk[:, :, tokens] = contract(dS @ v[:, tokens].transpose(1, 2), k[:, :, tokens], ctx.coefficients)
         return dk, dv, None

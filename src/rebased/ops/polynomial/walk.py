@@ -1,0 +1,239 @@
+"""The walks of the chunked path: sums over pairs of tokens, and their gradients, in linear time.
+
+A walk divides time into *chunks*. Tokens called readers see the writers (y, u) of other chunks through a state, the sum
+of phi(y) u^T over the chunks that the walk has met, and those of their own chunk pair by pair, one *tile* of readers
+after another. Chunks of one tile are the classic chunked form; one chunk for all tokens is tiled quadratic attention.
+The backward computes states again, so nothing of the size of a state is stored per chunk.
+
+A call of torch takes several microseconds, whatever it does, so every call works on a *group*: m = G n matrices of G
+chunks and n pairs (b, h), in this order. In a group tokens are the last axis of x, y and w: features are then rows, and
+no product multiplies with a transposed matrix on its right, which is several times slower without MKL.
+
+Masked pairs are zeros in a product, and zero times NaN is NaN. So on a CPU tiles also end where a sum first meets a NaN
+or an infinity (`find_cuts`): no reader of a tile then stands on the wrong side of it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rebased.ops.backend import accumulate_dtype
+from rebased.ops.polynomial.chunk_plan import Plan, find_cuts, plan_walk, spans
+from rebased.ops.polynomial.running_state import RunningState
+from rebased.ops.polynomial.similarity import AnyKernel
+from rebased.ops.polynomial.state import feature_count
+
+At = tuple[slice, slice, slice]
+"""Some batch rows, tokens and heads of a tensor [B, T, H, ...]."""
+
+
+def sums(
+    kernel: AnyKernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor | None,
+    take: Callable[[At, Tensor], None],
+    *,
+    want_state: bool = False,
+) -> Tensor | None:
+    """Calls take(at, sums) for every group: sum over j <= i of sim(q_i, k_j) v'_j and what the state adds, [m, L, V+1].
+
+    q, k [B, T, H, K]; v [B, T, H, V]; a state [B, H, F, V+1]. `put` writes what becomes of the sums to a tensor.
+    Returns the state after the tokens, None if it is not wanted.
+    """
+    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=want_state)
+    dtype = accumulate_dtype(v.dtype)
+    after = _empty_state(kernel, q, v) if want_state else None
+
+    def walk(b: slice, h: slice) -> None:
+        past = _running_state(kernel, q, state, (b, h), _wide(v), plan)
+        for first, last, L in plan.groups:
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
+            u = _with_ones(v[at], L)  # [m,L,W]
+            o = torch.empty_like(u)
+            for i, j in spans(0, L, plan.tile, find_cuts(u)):
+                s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
+                sim = kernel.similarity_(s)
+                sim[:, i:].triu_()
+                _multiply(sim.transpose(1, 2), u[:, :j], o[:, i:j])
+            before = past.walk(y, u, (last - first) // L, write_last=last < plan.T or want_state)
+            if n := len(before):
+                o[-n:].add_(past.read(before, x[-n:]))
+            take(at, o)
+        if after is not None:
+            past.copy_to(after[b, h])
+
+    plan.run(walk)
+    return after
+
+
+def gradients(
+    kernel: AnyKernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Callable[[At, int], Tensor],
+    state: Tensor | None,
+    d_after: Tensor | None,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v and the state, of those that are needed, from those of the sums and of the state after.
+
+    g(at, L) is the gradient of the sums of a group, [m, L, V+1].
+
+        dq_i = sum over j <= i of (g_i . v'_j) d sim(q_i, k_j) / dq_i
+        dk_j = sum over i >= j of (g_i . v'_j) d sim(q_i, k_j) / dk_j      dv_j = sum over i >= j of sim(q_i, k_j) g_i
+
+    The first walk goes forward, with all pairs of one chunk and the state for dq; the second goes back, with the state
+    for dk and dv.
+    """
+    need_q, need_k, need_v, need_state = needed
+    plan = _plan(kernel, q, v, reads_first=state is not None, writes_last=need_state)
+    dtype = accumulate_dtype(v.dtype)
+    dq, dk, dv = (a.new_empty(a.shape, dtype=dtype) if n else None for a, n in zip((q, k, v), needed, strict=False))
+    d_state = _empty_state(kernel, q, v) if need_state else None
+    unit = kernel.scale * kernel.slope_unit
+
+    def walk_forward(b: slice, h: slice) -> None:
+        past = _running_state(kernel, q, state, (b, h), dtype, plan)
+        for first, last, L in plan.groups:
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))  # [m,K,L]
+            u, gs = _with_ones(v[at], L), g(at, L)  # [m,L,W]
+            w, xt = gs.transpose(1, 2).contiguous(), unit * x.transpose(1, 2).contiguous()
+            dx, dy, du = torch.empty_like(x), torch.empty_like(xt), u.new_empty(*u.shape[:2], v.shape[3])
+            cuts = find_cuts(y.transpose(1, 2)) if need_q else set()
+            cuts |= find_cuts(x.transpose(1, 2), reverse=True) if need_k else set()
+            cuts |= find_cuts(gs, reverse=True) if need_v else set()
+            for i, j in spans(0, L, plan.tile, cuts)[::-1]:  # the last tile first: it sees all writers
+                s = _scores(y[:, :, :j], kernel.scale * x[:, :, i:j])  # [m,J,C]
+                if need_q or need_k:
+                    ds = kernel.times_slope_(torch.bmm(u[:, :j], w[:, :, i:j]), s)
+                    ds[:, i:].triu_()
+                if need_q:
+                    dx[:, :, i:j] = torch.bmm(y[:, :, :j], ds)
+                if need_k:
+                    _multiply(ds, xt[:, i:j], dy[:, :j], add=j < L)
+                if need_v:
+                    sim = kernel.similarity_(s)
+                    sim[:, i:].triu_()
+                    _multiply(sim, gs[:, i:j, :-1], du[:, :j], add=j < L)
+            if dq is not None:
+                before = past.walk(y, u, (last - first) // L, write_last=last < plan.T)
+                dx *= unit
+                if n := len(before):
+                    dx[-n:].add_(past.read_slope(before, x[-n:], w[-n:]))
+                put(dq[at], dx.transpose(1, 2))
+            if dk is not None:
+                put(dk[at], dy)
+            if dv is not None:
+                put(dv[at], du)
+
+    def walk_back(b: slice, h: slice) -> None:
+        later = _running_state(kernel, q, d_after, (b, h), _wide(v) if need_v else dtype, plan, reverse=True)
+        for first, last, L in plan.groups[::-1]:
+            at = b, slice(first, last), h
+            x, y = (features_first(a[at], L, dtype) for a in (q, k))
+            before = later.walk(x, g(at, L), (last - first) // L, write_last=first > 0 or need_state)
+            n = len(before)
+            if n and dv is not None:
+                put(dv[at], later.read(before[..., :-1], y[:n]), add=True)
+            if n and dk is not None:
+                w = _with_ones(v[at], L)[:n].transpose(1, 2).contiguous()
+                put(dk[at], later.read_slope(before, y[:n], w).transpose(1, 2), add=True)
+        if d_state is not None:
+            later.copy_to(d_state[b, h])
+
+    def walk(b: slice, h: slice) -> None:
+        if need_q or need_k or need_v:
+            walk_forward(b, h)
+        if need_state or ((need_k or need_v) and (plan.chunk < plan.T or d_after is not None)):
+            walk_back(b, h)
+
+    plan.run(walk)
+    dq, dk, dv = (None if d is None else d.to(a.dtype) for d, a in ((dq, q), (dk, k), (dv, v)))
+    return dq, dk, dv, d_state
+
+
+def _scores(y: Tensor, x: Tensor) -> Tensor:
+    """[m, K, J], [m, K, C] -> [m, J, C]."""
+    return torch.bmm(y.transpose(1, 2), x)
+
+
+def _multiply(a: Tensor, b: Tensor, target: Tensor, *, add: bool = False) -> None:
+    """Writes a @ b to target, or adds it. Into a slice, bmm would multiply matrix by matrix, which is slow with MKL."""
+    if add:
+        target.add_(torch.bmm(a, b))
+    elif target.is_contiguous():
+        torch.bmm(a, b, out=target)
+    else:
+        target.copy_(torch.bmm(a, b))
+
+
+def _wide(v: Tensor) -> torch.dtype:
+    """The dtype of a state that sums are read from.
+
+    The product of features and state cancels, and o is divided by such a sum. fp64 keeps o and dv right if one key is
+    thousands of times larger than the others. dq and dk do not need it.
+    """
+    return torch.float64 if v.device.type != "mps" else accumulate_dtype(v.dtype)
+
+
+def _plan(kernel: AnyKernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> Plan:
+    F = feature_count(q.shape[3], kernel.coefficients)
+    return plan_walk(q, v.shape[3] + 1, F, reads_first=reads_first, writes_last=writes_last)
+
+
+def _running_state(
+    kernel: AnyKernel,
+    q: Tensor,
+    state: Tensor | None,
+    rows: tuple[slice, slice],
+    dtype: torch.dtype,
+    plan: Plan,
+    *,
+    reverse: bool = False,
+) -> RunningState:
+    """The state of some rows before the first step of a walk."""
+    return RunningState(kernel, q.shape[3], None if state is None else state[rows], dtype, plan.tile, reverse=reverse)
+
+
+def _empty_state(kernel: AnyKernel, q: Tensor, v: Tensor) -> Tensor:
+    """[B, H, F, V+1]."""
+    (B, _, H, K), V = q.shape, v.shape[3]
+    return v.new_empty(B, H, feature_count(K, kernel.coefficients), V + 1, dtype=accumulate_dtype(v.dtype))
+
+
+def chunks_first(x: Tensor, L: int) -> Tensor:
+    """[B, G L, H, K] -> [G, B, H, L, K], a view."""
+    return x.unflatten(1, (-1, L)).permute(1, 0, 3, 2, 4)
+
+
+def features_first(x: Tensor, L: int, dtype: torch.dtype) -> Tensor:
+    """[B, G L, H, K] -> [m, K, L], contiguous."""
+    return chunks_first(x, L).transpose(3, 4).to(dtype).contiguous().flatten(0, 2)
+
+
+def _with_ones(v: Tensor, L: int) -> Tensor:
+    """v' = [v, 1]: [B, G L, H, V] -> [m, L, V+1]."""
+    return beside(v, 1.0, L)
+
+
+def beside(a: Tensor, last: Tensor | float, L: int) -> Tensor:
+    """[a, last] of a [B, G L, H, V] and last [B, G L, H, 1], or a number: [m, L, V+1], in the dtype of the sums."""
+    chunks = chunks_first(a, L)
+    both = a.new_empty(*chunks.shape[:4], a.shape[3] + 1, dtype=accumulate_dtype(a.dtype))
+    both[..., :-1] = chunks
+    both[..., -1:] = chunks_first(last, L) if isinstance(last, Tensor) else last
+    return both.flatten(0, 2)
+
+
+def put(target: Tensor, values: Tensor, *, add: bool = False) -> None:
+    """Writes values [m, L, K] to target [B, G L, H, K], or adds them; to its first chunks if values has fewer."""
+    (B, _, H, _), (m, L, _) = target.shape, values.shape
+    chunks = chunks_first(target, L)[: m // (B * H)]
+    values = values.unflatten(0, chunks.shape[:3])
+    chunks.add_(values) if add else chunks.copy_(values)
