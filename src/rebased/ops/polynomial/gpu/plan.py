@@ -102,7 +102,7 @@ TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
         Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=32, VP=16),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 2, 168), _SUMS), KP=16, VP=64),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 3, 168), _SUMS), KP=32, VP=32),
-        Row(_tiles(_STAGED, Tile(128, 64, 8, 2), Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
+        Row(_tiles(_STAGED, _STAGED, Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
         Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), KP=64, VP=32),
         Row(_tiles(_TALL, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), KP=64, VP=64),
         Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), sum=192),
