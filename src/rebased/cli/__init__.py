@@ -80,6 +80,10 @@ USER_ERROR = 2
 OUR_ERROR = 1
 LONGEST_ERROR = 4000  # characters
 
+START = (
+    'Begin with "rebased demo", which trains three small models in a few minutes, or with "rebased explore", which '
+    'shows trained ones at work. "rebased list" names what can be trained, and on what.'
+)
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 
 
@@ -87,7 +91,7 @@ def build_app() -> "App":
     """Return the command with all its verbs. No verb's module is imported yet."""
     from cyclopts import App
 
-    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{EPILOGUE}")
+    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{START}\n\n{EPILOGUE}")
     groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
     for group in groups.values():
         app.command(group)
