@@ -33,7 +33,7 @@ class RunningMean(torch.nn.Module):
 if __name__ == "__main__":
     task = {"vocab_size": 20} | {key: [{"seq_len": 16, "kv_pairs": 4, "examples": 8000}] for key in ("train", "test")}
     settings = {"epochs": [*sys.argv[1:], 8][0], "batch_size": 64, "lr": 5e-3}
-    for mixer in ("running_mean", {"name": "rebased", "n_heads": 2}):
+    for mixer in ({"name": "running_mean"}, {"name": "rebased", "n_heads": 2}):
         run = SyntheticRunConfig(task=task, model={"d_model": 32, "mixers": ["short_conv", mixer]}, train=settings)
         with TemporaryDirectory() as folder:
-            print(f"{mixer} recalls {train(run, folder).accuracy:.0%}", flush=True)
+            print(f"{mixer['name']} recalls {train(run, folder).accuracy:.0%}", flush=True)

@@ -13,7 +13,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ARGUMENTS = {"own_mixer.py": ["1"], "own_task.py": ["1"]}  # one epoch of training shows that it runs
 SAYS = {
     "layer.py": "106,080 numbers",
-    "own_mixer.py": "'rebased', 'n_heads': 2} recalls",
+    "own_mixer.py": "rebased recalls",
     "own_task.py": "ReBased gets",
     "decode.py": "100 tokens decoded",
     "miscompiled_kernel.py": "W = 64: 8 products, all descriptors are sound",

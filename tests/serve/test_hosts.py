@@ -48,6 +48,8 @@ def test_the_name_in_a_header(header: str, name: str) -> None:
         ("127.0.0.1", (), "127.0.0.1.evil.example", False),
         ("127.0.0.1", (), "localhost.evil.example", False),
         ("127.0.0.1", (), "", False),
+        ("", (), "", False),
+        ("::1", (), "::1", True),
         ("127.0.0.1", (), socket.gethostname().lower() + ".not-me", False),
         ("0.0.0.0", (), socket.gethostname().lower(), True),
         ("0.0.0.0", (), "evil.example", False),

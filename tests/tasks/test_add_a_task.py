@@ -25,7 +25,7 @@ def test_the_page_keeps_the_contract(tmp_path: Path) -> None:
     suite = str(ROOT / "tests" / "tasks" / "test_task_contract.py")
     done = run_pytest("--task", f"{tmp_path / 'my_task.py'}:first_token", suite)
     assert done.returncode == 0, done.output
-    assert f"{len(CHECKS)} passed" in done.output
+    assert f"{len(CHECKS) - 2} passed, 2 skipped" in done.output  # it has no slices and no answer_positions
 
 
 def test_the_ceremony_is_under_ten_lines() -> None:

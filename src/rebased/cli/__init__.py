@@ -82,7 +82,7 @@ LONGEST_ERROR = 4000  # characters
 
 START = (
     'Begin with "rebased demo", which trains three small models in a few minutes, or with "rebased explore", which '
-    'shows trained ones at work. "rebased list configs" names what can be trained.'
+    'shows trained ones at work. "rebased list" names what can be trained, and on what.'
 )
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 

@@ -104,7 +104,7 @@ def lm_serve(
     try:
         from rebased.serve.api import build_app
         from rebased.serve.engine import Engine
-        from rebased.serve.hosts import allowed_names
+        from rebased.serve.hosts import ANY, allowed_names
         from rebased.serve.server import open_socket, serve
         from rebased.serve.service import Limits, Service
     except ModuleNotFoundError as error:
@@ -159,6 +159,9 @@ def lm_serve(
             say(console, f"page {address}/   API {address}/v1   Ctrl-C ends")
             if key is None and host not in LOOPBACK:
                 say(console, "note: anyone who reaches this address can use it; set an API key")
+            if host not in LOOPBACK and ANY not in hosts:
+                names = ", ".join(sorted(hosts))
+                say(console, f"it answers under any IP address and as {names}; --allow-host adds names")
             to.emit({"model": service.name, "address": address, "slots": engine.slots, "context": engine.context})
             sys.stdout.flush()
 

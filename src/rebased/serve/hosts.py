@@ -37,7 +37,7 @@ def allowed_names(listens_on: str = "127.0.0.1", also: Iterable[str] = ()) -> fr
                 "*.example.org for all names below it, or * for any name"
             )
         names.add(name)
-    return frozenset(names)
+    return frozenset(name for name in names if name and not _is_address(name))  # addresses are allowed anyway
 
 
 def host_of(header: str) -> str:
