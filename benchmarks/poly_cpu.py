@@ -2,7 +2,7 @@
 
     python benchmarks/poly_cpu.py            both, and writes benchmarks/results/poly_cpu-<date>.json
     python benchmarks/poly_cpu.py --small    short lengths and few repeats, writes nothing
-    python benchmarks/poly_cpu.py --out F    writes F instead
+    python benchmarks/poly_cpu.py --out F    writes F instead; --lengths 1024 4096 times these alone, and no memory
 
 Ours is ReBased with 12 heads of K = 16 and V = 64, theirs scaled_dot_product_attention with 12 causal heads of 64, both
 fp32 and on two threads (--threads). They take turns, so that a busy machine disturbs both; a time is the median of its
@@ -178,6 +178,8 @@ def show(timing: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
             f"{r['T']:,}", r["pass"], f"{r['ours_ms']:.1f}", f"{r['sdpa_ms']:.1f}", f"[bold]{r['ratio']:.1f}x[/bold]"
         )
     console.print(table)
+    if not memory:
+        return
     table = Table(title="Peak memory of forward+backward, inputs and gradients included")
     for column in ("T", "MB", "bytes per token"):
         table.add_column(column, justify="right")
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="short lengths and few repeats; writes nothing")
     parser.add_argument("--repeats", type=int, default=7, help="turns up to T = 4096; 2 beyond")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2, on any machine)")
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="T", help="time these only, and measure no memory")
     parser.add_argument("--out", type=Path, help="file of records to append to (default: benchmarks/results)")
     parser.add_argument("--peak-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -201,6 +204,8 @@ def main() -> None:
     about = machine("cpu") | {"architecture": platform.machine(), "load_at_start": round(os.getloadavg()[0], 1)}
     error = check()
     lengths, memory_lengths = (LENGTHS[:3], MEMORY_LENGTHS[:2]) if options.small else (LENGTHS, MEMORY_LENGTHS)
+    if options.lengths:
+        lengths, memory_lengths = tuple(options.lengths), ()
     memory = []
     for T in memory_lengths:
         size = peak_bytes(T)
