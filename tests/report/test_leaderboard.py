@@ -160,3 +160,13 @@ def test_marks_of_an_axis_do_not_crowd() -> None:
 def test_language_models_have_no_place_on_it() -> None:
     with pytest.raises(ValueError, match="a leaderboard needs runs on synthetic tasks"):
         Leaderboard(Collection())
+
+
+def test_models_for_probes_are_not_ranked() -> None:
+    fixed = {"model": {"preset": "rebased", "mixers": ["previous_token", "rebased"]}}
+    others = [fake_run(seed=seed, changes=fixed) for seed in (1, 2)]
+    board = Leaderboard(Collection(runs=[fake_run(seed=1), *others]))
+    assert [len(entries) for entries in board.boards.values()] == [1]
+    assert "2 runs with a fixed first layer (previous_token), trained for probes: not ranked." in board.warnings
+    with pytest.raises(ValueError, match="none is ranked"):
+        Leaderboard(Collection(runs=others))

@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, named_looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
+from rebased.report.probe.paper import FIRST_LAYER
 from rebased.report.prose import plural, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
 from rebased.report.synthetic.choices import describe_given_up, rule_of
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
 
 TITLE = "Recall against bytes of state"
 ENOUGH = 3  # seeds that an entry on the frontier must have
@@ -39,6 +41,11 @@ class Entry(NamedTuple):
         return (self.cell.held_out or self.cell.test).mean
 
 
+def is_for_probes(run: Run) -> bool:
+    """True for models of the paper's Section 5.5, whose first layer does a part of the task by itself."""
+    return any(mixer["name"] == FIRST_LAYER for mixer in run.settings["model"]["mixers"])
+
+
 def rank(cells: Sequence[Cell]) -> list[Entry]:
     """The entries of one task: those on the frontier, then the others; within each the best first."""
     found = [Entry(cell, cell.state_bytes, False) for cell in cells]
@@ -61,7 +68,10 @@ class Leaderboard:
     def __init__(self, found: Collection) -> None:
         if not found.runs:
             raise ValueError("a leaderboard needs runs on synthetic tasks; these are all of language models")
-        self.found, self.results = found, build_results(found.runs)
+        runs = [run for run in found.runs if not is_for_probes(run)]
+        if not runs:
+            raise ValueError(f"all of these runs have a fixed first layer ({FIRST_LAYER}), for probes; none is ranked")
+        self.found, self.results = found, build_results(runs)
         self.boards = {task: rank(self.results.of_task(task)) for task in self.results.tasks}
         self.repeats = find_repeats(found)
         ended = [run for cell in self.results.cells for run in cell.all_runs]
@@ -69,8 +79,12 @@ class Leaderboard:
         self.warnings = [
             *warn_about_records(found, ended),
             *warn_about_repeats(self.repeats),
-            *describe_given_up(found.runs),
+            *describe_given_up(runs),
         ]
+        if left_out := len(found.runs) - len(runs):
+            self.warnings.append(
+                f"{plural(left_out, 'run')} with a fixed first layer ({FIRST_LAYER}), trained for probes: not ranked."
+            )
 
     @property
     def summary(self) -> list[str]:
