@@ -17,7 +17,7 @@ from rebased.report.synthetic.comparisons import compare_models
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.synthetic.paper import PAPER_TASK, place_of
 from rebased.runs.finished import Run
-from rebased.runs.run_names import model_names, task_names
+from rebased.runs.run_names import model_names, task_names, text_name
 
 SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
 
@@ -95,7 +95,22 @@ def text_body(records: Sequence[Probe]) -> str:
     names = [str(name) for name in model_names(settings, task_names(settings))]
     picture = figure(mass_by_distance(records, names), TEXT)
     table = details("Show every layer", text_table(records, names).to_html())
-    return picture + table + commands(["rebased probe runs/campaign-enwik8 --json text.json"])
+    again = commands(["rebased probe runs/campaign-enwik8 --json text.json"])
+    return paragraphs(text_words(records)) + picture + table + again
+
+
+def text_words(records: Sequence[Probe]) -> str:
+    """Which models were probed, and on how much text."""
+    texts = sorted({text_name(record["config"]["data"]) for record in records})
+    steps = sorted({record["config"]["train"]["steps"] for record in records})
+    low, high = (round(pick(record["parameters"] for record in records) / 1e6) for pick in (min, max))
+    size = f"{low} million" if low == high else f"{low} to {high} million"
+    seeds = plural(len({record["config"]["train"]["seed"] for record in records}), "seed")
+    tokens = ", ".join(sorted({f"{record['ar_tokens']:,}" for record in records}))
+    return (
+        f"{plural(len(records), 'model')} of {size} parameters, {seeds}, trained for "
+        f"{' or '.join(f'{n:,}' for n in steps)} steps on {', '.join(texts)}. {tokens} AR tokens."
+    )
 
 
 def protocol_words(runs: Sequence[Run]) -> str:
