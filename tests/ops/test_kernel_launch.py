@@ -80,7 +80,7 @@ def test_the_second_launch_goes_straight_to_the_compiled_kernel() -> None:
     assert (kernel.searches, kernel.again) == (1, [])
     launch(kernel, (9, 2), X, other, 64, 2.5, BLOCK=16, WIDE=False, num_warps=4)  # another grid, address and scale
     assert kernel.searches == 1
-    assert kernel.again == [((9, 2, 1), (X, other, 64, 2.5, False, 16))]  # constants in the kernel's own order
+    assert kernel.again == [((9, 2, 1), (512, 2048, 64, 2.5, False, 16))]  # constants in the kernel's own order
 
 
 def test_a_profiler_hears_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_launch_that_is_kept_wants_only_tensors() -> None:
     kept = Launch(kernel, (7,), 64, 0.5, BLOCK=16, WIDE=False, num_warps=4)
     for x in (X, Memory(2048)):
         kept(x, Y)
-    assert (kernel.searches, kernel.again) == (1, [((7, 1, 1), (x, Y, 64, 0.5, False, 16))])
+    assert (kernel.searches, kernel.again) == (1, [((7, 1, 1), (2048, 1024, 64, 0.5, False, 16))])
     kept(X, Memory(1028, torch.bfloat16))  # not aligned
     assert kernel.searches == 2
 
@@ -121,6 +121,7 @@ def test_launches_that_differ_in_their_grid_share_kernels() -> None:
         ((X, Memory(1028, torch.bfloat16), 64, 0.5), {}),
         ((X, Memory(1024, torch.float16), 64, 0.5), {}),
         ((X, None, 64, 0.5), {}),
+        ((X, Memory(1024, torch.bfloat16, device=-1), 64, 0.5), {}),  # on the CPU: Triton says so
         ((X, Y, 65, 0.5), {}),
         ((X, Y, 64, 0.5), {"BLOCK": 32}),
         ((X, Y, 64, 0.5), {"WIDE": True}),

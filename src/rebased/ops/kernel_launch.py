@@ -2,7 +2,8 @@
 
 At every launch Triton inspects every argument, to find the kernel that it compiled for such arguments. That takes tens
 of microseconds, more than a short sequence takes on the GPU. Here a compiled kernel is found by all that could require
-another one: the constants, the values of integers, and of a tensor its dtype and whether its address is aligned.
+another one: the constants, the values of integers, and of a tensor its dtype, its device and whether its address is
+aligned.
 """
 
 from typing import Any
@@ -49,11 +50,16 @@ class Launch:
             with torch.cuda.device(device):
                 self(*args)
             return
-        key = (device, *map(_kind, args))
-        found = self._compiled.get(key)
+        key, passed = [], []
+        for x in args:
+            kind, value = _kind_and_value(x)
+            key.append(kind)
+            passed.append(value)
+        known = tuple(key)
+        found = self._compiled.get(known)
         if found is None:
             constants = [self._constants[name] for name in self._kernel.arg_names if name in self._constants]
-            _keep(self._compiled, key, (self._search(args), [*self._numbers, *constants]))
+            _keep(self._compiled, known, (self._search(args), [*self._numbers, *constants]))
             return
         compiled, bound = found
         if _hooked():
@@ -61,7 +67,7 @@ class Launch:
         else:  # the same, without what it prepares for hooks
             stream = driver.active.get_current_stream(device)
             compiled.run(
-                *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *bound
+                *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *bound
             )  # fmt: skip
 
     def _search(self, args: tuple[Any, ...]) -> Any:
@@ -75,11 +81,18 @@ def _hooked() -> bool:
     return any(getattr(hook, "calls", hook) for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook))
 
 
-def _kind(x: Any) -> Any:
-    """The property of an argument that a kernel may be compiled for."""
+def _kind_and_value(x: Any) -> tuple[Any, Any]:
+    """The property of an argument that a kernel may be compiled for, and the argument itself; of a tensor its address.
+
+    Given a tensor, Triton would ask it for its address and CUDA for the memory behind that address: a microsecond for
+    each. So that a tensor of another device is not taken for one that it has checked, the device is in the property.
+    """
     if x is None or type(x) is int:
-        return x
-    return float if type(x) is float else (x.dtype, x.data_ptr() % ALIGNED == 0)
+        return x, x
+    if type(x) is float:
+        return float, x
+    address = x.data_ptr()
+    return (x.dtype, x.get_device(), address % ALIGNED == 0), address
 
 
 def _keep(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> Any:
