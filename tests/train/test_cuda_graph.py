@@ -43,8 +43,10 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def capture(graph: FakeGraph, pool: Any, stream: Any) -> Iterator[None]:
         FakeGraph.recording = graph
         pools.append(pool)
-        yield
-        FakeGraph.recording = None
+        try:
+            yield
+        finally:
+            FakeGraph.recording = None
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)

@@ -43,8 +43,8 @@ FIGURE_1_AGAIN = (
     PAGE,
 )
 TABLE_3_AGAIN = (
-    "rebased probe runs/table3 --sweep table3 --json table3.json         # all of it, 112 are trained: 280 runs",
-    "rebased probe runs/table3 --sweep table3-small --json table3.json   # D = 64, 16 epochs, 49 are trained: 105 runs",
+    "rebased probe runs/table3 --sweep table3 --json table3.json            # all, 112 are trained: 280 runs",
+    "rebased probe runs/table3 --sweep campaign-table3 --json table3.json   # 16 epochs, 49 are trained: 105 runs",
     "rebased paper table3.json -o paper.html",
 )
 
