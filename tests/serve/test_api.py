@@ -255,11 +255,12 @@ def test_bad_chats_are_named(http: httpx.Client, body: dict[str, Any], message: 
 
 
 def test_other_refusals(http: httpx.Client, live: Live, client: OpenAI) -> None:
-    assert http.post("/v1/completions", content=b"x" * 200_000).status_code == 413
+    json = {"Content-Type": "application/json"}
+    assert http.post("/v1/completions", content=b"x" * 200_000, headers=json).status_code == 413
     pieces = (b" " * 50_000 for _ in range(5))  # without a length in the header
-    answer = http.post("/v1/completions", content=pieces, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 413
+    assert http.post("/v1/completions", content=pieces, headers=json).status_code == 413
     assert http.post("/v1/completions", data={"prompt": "form"}).status_code == 415
+    assert http.post("/v1/completions", content=b"{}").status_code == 415  # as a browser sends a blob for any site
     assert http.get("/v1/completions").status_code == 405
     missing = http.get("/v1/nothing")
     assert missing.status_code == 404

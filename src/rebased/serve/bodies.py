@@ -15,7 +15,8 @@ BODY_SECONDS = 30.0  # in which a body must arrive
 
 async def read_body(request: Request, schema: type[Body], limit: int) -> Body:
     """Return the body of a request, checked. Raises ApiError if it has more bytes than `limit`, or is wrong."""
-    if not request.headers.get("content-type", "application/json").lower().startswith("application/json"):
+    # Without the header too: a page of another site may send a body of no type, or of some others, without being asked.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body must be JSON; send the header Content-Type: application/json")
     try:
         async with asyncio.timeout(BODY_SECONDS):
