@@ -252,16 +252,15 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, coefficients: AnyCoefficients, scale: float | None, eps: float
 ) -> tuple[AnyCoefficients, float, float]:
     """The coefficients (plain floats, or the tensor), the scale and eps as plain floats; or one clear ValueError."""
-    learnt = isinstance(coefficients, Tensor)
+    numbers = None if isinstance(coefficients, Tensor) else coefficients
     kind = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        None if learnt else coefficients, scale, eps,
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, numbers, scale, eps
     )  # fmt: skip
-    plain = type(eps) is float and scale is None and type(coefficients) is tuple
-    if plain and not torch.compiler.is_compiling() and {float} == {type(c) for c in coefficients}:
-        return _check_kind(*kind)
-    numbers, scale, eps = _check_kind.__wrapped__(*kind)
-    return _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else numbers, scale, eps
+    # Sizes that are symbols, and numbers that could change and stay the same object, are not looked up.
+    plain = scale is None and type(eps) is float and type(numbers) is tuple and set(map(type, numbers)) == {float}
+    known = plain and {*map(type, q.shape), *map(type, v.shape)} == {int} and not torch.compiler.is_compiling()
+    checked, scale, eps = (_check_kind if known else _check_kind.__wrapped__)(*kind)
+    return _check_tensor(coefficients, q) if isinstance(coefficients, Tensor) else checked, scale, eps
 
 
 @lru_cache(maxsize=1024)
