@@ -35,7 +35,9 @@ def main() -> None:
         q, k, v = (torch.randn(1, T, 2, w, device=device, dtype=dtype, requires_grad=True) for w in (K, K, V))
         o = poly_attention(q, k, v, coefficients=REBASED)
         grads = torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
-        print(f"T = {T:,}: {'finite' if all(x.isfinite().all() for x in (o, *grads)) else 'NOT finite'}")
+        finite = all(x.isfinite().all() for x in (o, *grads))
+        what = f"T = {T:,}, K = {K}, V = {V}, {str(dtype).removeprefix('torch.')}"
+        print(f"{what}: {'finite' if finite else 'NOT finite'}")
 
 
 if __name__ == "__main__":
