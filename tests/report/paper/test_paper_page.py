@@ -244,6 +244,14 @@ def test_language_models_of_another_size_are_a_stand_in(tmp_path: Path) -> None:
     outcomes = {claim.what: claim.outcome for claim in found.claims}
     assert outcomes["all tokens: ReBased has a lower perplexity than Based"] == "agrees"
     assert outcomes["AR tokens: Attention has a lower perplexity than ReBased"] == "undecided"  # no spread
+    longer = [run for run in runs if run.settings["train"]["steps"] == 4500]
+    alone = [run for run in longer if run.settings["train"]["seed"] == 42]
+    shorter = [run for run in runs if run not in longer]
+    (tmp_path / "alone").mkdir()
+    found = found_in(tmp_path / "alone", enwik8=[*alone, *shorter])["Table 2"]
+    assert "20 million training tokens instead of 83,886" in found.sentence  # one seed can be put to no test
+    assert found.draw is not None
+    assert "Show 1 other group of runs" in found.draw()
 
 
 def test_probes_of_table_3(tmp_path: Path) -> None:

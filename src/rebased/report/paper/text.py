@@ -7,7 +7,7 @@ from rebased.analysis import describe
 from rebased.models.paper import TABLE_9
 from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, steps
 from rebased.report.lm.tables import perplexity_table
-from rebased.report.page import paragraphs
+from rebased.report.page import details, paragraphs
 from rebased.report.paper import mqar
 from rebased.report.paper.cost import TABLE_2_TOKENS, Cost, Speeds
 from rebased.report.paper.evidence import Evidence
@@ -16,6 +16,7 @@ from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Pair
 from rebased.report.paper.values import TABLE_2, Reading
 from rebased.report.paper.verdict import Number, Protocol, hold_number
+from rebased.report.prose import plural
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
 
@@ -30,11 +31,12 @@ COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
 
 
 def find_perplexity(evidence: Evidence) -> Finding:
-    """Table 2, from the runs that were trained on most tokens."""
+    """Table 2, from the first group of `rank_groups`; the others are shown below it."""
     exhibit, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
-    chosen = choose(evidence.lm_runs)
-    if chosen is None:
+    groups = rank_groups(evidence.lm_runs)
+    if not groups:
         return Finding(exhibit, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
+    chosen = groups[0]
     departures = departures_of(chosen)
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
     protocol: Protocol = "stand-in" if not own else "departs" if departures else "paper"
@@ -50,7 +52,7 @@ def find_perplexity(evidence: Evidence) -> Finding:
         mqar.hold_claims(pairs(chosen)),
         departures=departures,
         settings=settings_table(chosen),
-        draw=partial(levels, chosen),
+        draw=partial(levels, groups),
         remarks=remarks if not own else [],
         seeds=mqar.span(seeds),
         sources=mqar.sources(chosen.runs),
@@ -58,21 +60,32 @@ def find_perplexity(evidence: Evidence) -> Finding:
     )
 
 
-def levels(chosen: LanguageModels) -> str:
-    """A table of perplexities beside the paper's."""
-    return perplexity_table(chosen).to_html() + paragraphs(f"Perplexity, mean ± sd over seeds: {chosen.data}.")
+def levels(groups: Sequence[LanguageModels]) -> str:
+    """A table of perplexities beside the paper's, of each group."""
+    tables = []
+    for group in groups:
+        tokens = f"{trained_on(group.runs[0]) / 1e6:,.0f} million tokens"
+        words = f"Perplexity after {tokens}, mean ± sd over seeds: {group.data}."
+        tables.append(perplexity_table(group).to_html() + paragraphs(words))
+    first, *others = tables
+    return first + (details(f"Show {plural(len(others), 'other group')} of runs", "".join(others)) if others else "")
 
 
-def choose(runs: Sequence[Run]) -> LanguageModels | None:
-    """Of the groups of runs that may stand side by side: the one with most of the paper's models, of these the one that
-    was trained on most tokens. None if no run has ended."""
+def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
+    """Groups of ended runs that may stand side by side: first those with most of the paper's models, of these the ones
+    with two seeds or more, of these the ones that were trained on most tokens."""
     by_tokens: dict[int, list[Run]] = {}
     for run in runs:
         if is_finished(run):
             by_tokens.setdefault(trained_on(run), []).append(run)
     groups = [group for alike in by_tokens.values() for group in group_language_models(alike)]
     known = [group for group in groups if of_kind(group, "ReBased")]
-    return max(known, key=lambda group: (models_in(group), trained_on(group.runs[0])), default=None)
+
+    def rank(group: LanguageModels) -> tuple[int, bool, int]:
+        can_be_tested = min(len(seeds) for seeds in group.models.values()) > 1
+        return models_in(group), can_be_tested, trained_on(group.runs[0])
+
+    return sorted(known, key=rank, reverse=True)
 
 
 def models_in(group: LanguageModels) -> int:
