@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python benchmarks/compiled.py                polynomial attention over widths and lengths, for sm_90
     PYTHONPATH=src python benchmarks/compiled.py -K 16 -V 64    some of it
+    PYTHONPATH=src python benchmarks/compiled.py --dtype float32 --tf32 -K 16 -V 5 -T 256
 
 One line per kernel: registers per thread, bytes spilled, shared memory, instructions. The command fails where a
 product of the tensor cores reads shared memory through a descriptor that ptxas has built wrong (docs/ptxas.md).
@@ -53,17 +54,20 @@ def main(words: Sequence[str] | None = None) -> int:
         "-T", nargs="+", type=int, default=[256, 300, 1024, 4096, 16_384], help="lengths; above 1,024, chunks"
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--tf32", action="store_true", help="of float32: plain TF32, as where torch allows it")
     parser.add_argument("--calls", type=int, help="stop after so many calls")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args(words)
     todo = list(calls(getattr(torch, args.dtype), args.K, args.V, args.T))[: args.calls]
-    wrong = 0
+    wrong, precision = 0, "high" if args.tf32 else "highest"
+    torch.set_float32_matmul_precision(precision)
     print("kernel          launched    reg spill  shared  instr")
     # Started anew: a fork of a process that has computed gradients waits for ever for threads it does not have.
     with ExitStack() as stack:
         results = map(read, todo)
         if args.workers > 1:
-            pool = ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"))
+            begin = torch.set_float32_matmul_precision
+            pool = ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), begin, (precision,))
             results = stack.enter_context(pool).map(read, todo)
         for number, (call, lines) in enumerate(zip(todo, results, strict=True), 1):
             print(f"\n{number} of {len(todo)}: K {call.K}, V {call.V}, T {call.T}, {call.coefficients}, {call.kind}")
