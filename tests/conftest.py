@@ -93,6 +93,17 @@ def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _gpu_memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What torch keeps for later is missing for other processes on the GPU: one test takes more than 100 GB."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.memory_reserved() > 4 * 2**30:
+            torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
 def _onednn_as_it_was() -> Iterator[None]:
     """Turn oneDNN on again: on CPUs without bf16 a bf16 product turns it off, which changes the bits of later tests."""
     yield

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rebased.evaluate.mixer_contract import CHECKS
 from rebased.mixers import ReBased, contract, register_mixer
 from rebased.models import LMConfig
-from tolerances import FIRST_TOKEN, assert_near
+from tolerances import FIRST_TOKEN, assert_near, assert_small_error
 
 B, T, D, H, K = 2, 11, 24, 3, 4
 SUMS = (D, H * K, K, K * (K + 1) // 2, T, B * T * D)
@@ -153,3 +153,12 @@ def test_the_contract_holds(cls: type[ReBased]) -> None:
         for check in CHECKS:
             if "float32" not in check.name and check.name.startswith(ABOUT_THE_KERNEL):
                 check.run("under_test")
+
+
+@pytest.mark.gpu
+def test_learnt_coefficients_take_the_kernels_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer = build(kernel="learned").cuda()
+    x = torch.randn(B, T, D, device="cuda")
+    expected = mixer(x.double())  # fp64 has no kernels
+    monkeypatch.setattr("rebased.ops.polynomial.chunked.forward", None)
+    assert_small_error([mixer.float()(x)], [expected], ["y"], torch.float32)

@@ -64,7 +64,10 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for CUDA, but not where a test needs the real one."""
+    if request.node.get_closest_marker("gpu"):
+        return
     monkeypatch.setattr(kernel_launch, "_remembered", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     streams = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream {}".format))
@@ -190,3 +193,19 @@ def attend(given: list[Tensor], backend: Backend) -> list[Tensor]:
     q, k, v = (x.detach().requires_grad_() for x in given[:3])
     o = poly_attention(q, k, v, coefficients=REBASED, backend=backend)
     return [o, *torch.autograd.grad(o, (q, k, v), given[3])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T", [100, 3000])
+def test_a_first_call_compiles_all_kernels_together(T: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the backward pass too; nothing is left for Triton to compile when they are launched."""
+    compiled: list[bool] = []
+
+    def listen(**event: Any) -> None:
+        compiled.append(event["is_manual_warmup"])
+
+    monkeypatch.setattr(kernel_launch.knobs.runtime, "jit_cache_hook", listen)
+    given = [torch.randn(2, T, 3, width, device="cuda") for width in (11, 11, 7, 7)]
+    got, want = attend(given, "triton"), attend([x.double() for x in given], "chunked")
+    assert compiled == [True] * (3 if T == 100 else 7)
+    assert_small_error(got, want, ("o", "dq", "dk", "dv"), torch.float32)

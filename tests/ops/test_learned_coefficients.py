@@ -8,8 +8,10 @@ from torch import Tensor
 
 from polynomial_inputs import Shape, inputs
 from rebased.ops import (
+    COMPLETED,
     Backend,
     PolyState,
+    complete_square,
     feature_count,
     init_poly_state,
     pair_products,
@@ -19,7 +21,7 @@ from rebased.ops import (
     poly_state,
 )
 from rebased.ops.polynomial import api, chunk_plan
-from tolerances import FIRST_TOKEN, assert_near
+from tolerances import FIRST_TOKEN, KERNEL_ERRORS, assert_near, assert_small_error
 
 SHAPE = Shape(B=2, T=37, H=2, K=3, V=4)
 PLAIN: list[Backend] = ["reference", "recurrent", "chunked", "auto"]
@@ -30,7 +32,7 @@ def coefficients(dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor([0.7, 0.4, 1.3], dtype=dtype).requires_grad_()
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor, c: Tensor, eps: float) -> Tensor:
+def by_hand(q: Tensor, k: Tensor, v: Tensor, c: Tensor, eps: float | Tensor) -> Tensor:
     """The equation, one query after the other."""
     outputs = []
     for i in range(q.shape[1]):
@@ -98,6 +100,55 @@ def test_fp32_and_equal_numbers() -> None:
     assert_near(torch.einsum("bhij,bjhv->bihv", A, v), o, *SUMS, condition=FIRST_TOKEN)
 
 
+@pytest.mark.parametrize("eps", [1e-12, 0.3])
+def test_completed_square(eps: float) -> None:
+    """The same attention, with numbers as coefficients: values, and gradients of the learnt ones too."""
+    q, k, v, do = inputs(SHAPE)
+    c, given = coefficients(), coefficients()
+    expected = by_hand(q, k, v, c, eps * (c[0] - c[1] ** 2 / (4 * c[2])))
+    wanted = torch.autograd.grad(expected, (q, k, v, c), do)
+    wider = complete_square(q, k, given, SHAPE.K**-0.5)
+    assert [x.shape[-1] for x in wider] == [8, 8]
+    o = poly_attention(*wider, v, coefficients=COMPLETED, scale=1.0, eps=eps, backend="reference")
+    found = torch.autograd.grad(o, (q, k, v, given), do)
+    for name, got, want in zip(("o", "dq", "dk", "dv", "dc"), (o, *found), (expected, *wanted), strict=True):
+        assert_near(got, want, *SUMS, condition=FIRST_TOKEN, name=name)
+
+
+def test_half_precision_rounds_no_coefficient_of_a_completed_square() -> None:
+    """The constant of the square has two columns, and with eight bits each they hold it to sixteen."""
+    q, k, _, _ = inputs(SHAPE, dtype=torch.bfloat16)
+    wider, ones = complete_square(torch.zeros_like(q), k, coefficients(), 1.0)
+    shift = 0.4 / (2 * (1.3 * (0.7 - 0.4**2 / 5.2)) ** 0.5)
+    got = (wider.double() * ones.double()).sum(-1)
+    assert torch.all((got / shift - 1).abs() < 2.0**-16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("T", [100, 2500])
+def test_completed_square_on_a_gpu(T: int, dtype: torch.dtype) -> None:
+    """Both regimes of the kernels against the equation in fp64."""
+    shape = Shape(B=2, T=T, H=3, K=16, V=24)
+    given = [x.detach().cuda().requires_grad_(x.requires_grad) for x in inputs(shape, dtype=dtype)]
+    results = []
+    for wide in (False, True):
+        q, k, v, do = (x.detach().double().requires_grad_() if wide else x for x in given)
+        c = torch.tensor(
+            [0.7, 0.4, 1.3], device="cuda", dtype=torch.float64 if wide else torch.float32
+        ).requires_grad_()
+        qs, ks = (q, k) if wide else complete_square(q, k, c, 0.25)
+        options = {"coefficients": c, "backend": "reference"} if wide else {"coefficients": COMPLETED, "scale": 1.0}
+        o = poly_attention(qs, ks, v, **options)  # type: ignore[arg-type]
+        results.append([o, *torch.autograd.grad(o, (q, k, v, c), do)])
+    (*got, dc), (*want, exact) = results
+    assert_small_error(got, want, ("o", "dq", "dk", "dv"), dtype)
+    # Coefficients act on a query by a factor and a shift. An error of dq, at most this part of its norm, is multiplied
+    # by the query, and by what a coefficient changes of either, relative to it: at most 1.1 / c1 here.
+    allowed = KERNEL_ERRORS[dtype] * given[0].norm() * want[1].norm() * 1.1 / 0.4
+    assert (dc - exact).abs().max() <= allowed
+
+
 def test_documents_and_no_tokens() -> None:
     q, k, v, _ = inputs(SHAPE._replace(B=1))
     c = coefficients()
@@ -121,7 +172,8 @@ def test_what_is_refused_and_noted(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         for _ in range(2):
             poly_attention(q, k, v, coefficients=coefficients())
     assert [record.message for record in caplog.records if "no GPU kernel" in record.message] == [
-        "coefficients that are learnt have no GPU kernel: polynomial attention takes the slower chunked path"
+        "coefficients in a tensor have no GPU kernel: polynomial attention takes the slower chunked path; if all "
+        "similarities are positive, rebased.ops.complete_square is a way around it"
     ]
 
 

@@ -7,7 +7,20 @@ import torch
 from benchmark_command import benchmark, succeed
 from rebased.ops import BASED, REBASED
 from rebased.ops.inspection import compile_launch, false_descriptors, instructions
-from rebased.ops.polynomial.gpu.inspection import Call, gpu_modules, kernels_of, launches_of
+from rebased.ops.kernel_launch import planned
+from rebased.ops.polynomial.api import EPS
+from rebased.ops.polynomial.gpu.inspection import (
+    REGIMES,
+    Call,
+    Regime,
+    forced,
+    gpu_modules,
+    kernels_of,
+    launches_of,
+)
+from rebased.ops.polynomial.gpu.launch import ForwardInputs, plan_forward
+from rebased.ops.polynomial.gpu.layout import tiled
+from rebased.ops.polynomial.state import init_poly_state
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by compute capability
 
@@ -49,6 +62,33 @@ def test_keys_that_are_no_multiple_of_sixteen_are_read_in_large_pieces() -> None
     assert launch["values"]["K_UNIT"] == 8
     listing = instructions(compile_launch(launch, 90).asm["cubin"])
     assert not [line for line in listing if line.startswith("LDG.E.U16")]
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "extend"])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_a_first_call_compiles_what_it_then_launches(regime: Regime, kind: str) -> None:
+    """Kernels, numbers, constants and dtypes, for both passes, are known before the first is launched."""
+    H, T, K, V = 12, 70, 24, 10
+    expected = [
+        (each["kernel"].__name__, {name: kind_of(x) for name, x in (each["values"] | each["options"]).items()})
+        for each in launches_of(Call(BF16, K, V, T, BASED, regime, kind))
+    ]
+    q, v = torch.zeros(1, T, H, K, dtype=BF16), torch.zeros(1, T, H, V, dtype=BF16)
+    cu_seqlens = torch.tensor([0, 5, T], dtype=torch.int32) if kind == "packed" else None
+    state = tiled(init_poly_state(1, H, K, V, BASED), K, BASED) if kind == "extend" else (None, None)
+    folded = (BASED[0], BASED[1] * K**-0.5, BASED[2] / K)
+    inputs = ForwardInputs(q, q, v, cu_seqlens, *state, *folded, EPS, kind == "extend")
+    with forced(regime):
+        launches = planned(lambda: plan_forward(inputs, True))
+    found = []
+    for launch, args in launches:
+        names = dict(zip(launch.kernel.arg_names, (*map(kind_of, args), *launch.numbers), strict=False))
+        found.append((launch.kernel.__name__, names | launch.constants))
+    assert found == expected
+
+
+def kind_of(x: object) -> object:
+    return x.dtype if isinstance(x, torch.Tensor) else x
 
 
 @pytest.mark.parametrize("capability", SHARED_MEMORY)

@@ -108,6 +108,10 @@ class PolynomialAttention(nn.Module):
         """Return what every call of the operator is told of the similarity."""
         return {"coefficients": self.operator_coefficients(), "scale": self.scale, "eps": self.eps}
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return o [B,T,H,V] of what `project` returns."""
+        return poly_attention(q, k, v, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
 
@@ -116,8 +120,7 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         if x.numel() == 0:
             return empty_output(self, x)
-        o = poly_attention(q, k, v, **self._kernel(), backend=self.backend)
-        return self.proj_o(o.flatten(-2))
+        return self.proj_o(self.attend(q, k, v).flatten(-2))
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D] -> [B,T,D] (mixers/documents.py).
@@ -125,8 +128,7 @@ class PolynomialAttention(nn.Module):
         cu_seqlens [n+1], int32 or int64, says where documents begin in the B*T tokens; its last number is B*T.
         """
         q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
-        o = poly_attention(q, k, v, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
-        return self.proj_o(o.flatten(-2)).view_as(x)
+        return self.proj_o(self.attend(q, k, v, cu_seqlens).flatten(-2)).view_as(x)
 
     def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
         """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).

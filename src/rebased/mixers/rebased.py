@@ -9,7 +9,18 @@ from rebased.mixers.checks import is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.polynomial import PolynomialAttention, scaled_products
 from rebased.mixers.qk_norm import AffineNorm, NormAxis, QKNorm, QKTransform
-from rebased.ops import BASED, REBASED, AnyCoefficients, Backend, Norm, linear_layer_norm, pair_products
+from rebased.ops import (
+    BASED,
+    COMPLETED,
+    REBASED,
+    AnyCoefficients,
+    Backend,
+    Norm,
+    complete_square,
+    linear_layer_norm,
+    pair_products,
+    poly_attention,
+)
 
 Similarity = Literal["square", "fourth", "learned"]
 """The similarity as a function of s = q . k / sqrt(K): s^2, s^4, or c0 + c1 s + c2 s^2 with learnt coefficients."""
@@ -43,7 +54,8 @@ class ReBased(PolynomialAttention):
         kernel: the similarity of s = q . k / sqrt(K). "square" (default, ReBased's): s^2. "fourth": s^4, with
             K (K + 1) / 2 products as the operator's queries and keys; choose a small key_width, such as 5. "learned":
             c0 + c1 s + c2 s^2 with three learnt numbers, c0 and c2 positive and 0 <= c1 <= 2 sqrt(c0 c2), so that no
-            similarity is negative. They begin as Based's. On a GPU "learned" takes the chunked path.
+            similarity is negative. They begin as Based's. On a GPU, training takes the kernels with wider keys (K + 2,
+            rounded up to a multiple of 8), and generation the chunked path.
         eps: added to the sum of similarities that divides each output. Default 1e-12.
         backend: "auto" (default): Triton kernels on a GPU, chunked torch elsewhere. "triton", "chunked", "recurrent"
             or "reference" (the equation, quadratic in T) choose one.
@@ -118,6 +130,16 @@ class ReBased(PolynomialAttention):
         logits = self.kernel_logits.to(torch.promote_types(self.kernel_logits.dtype, torch.float32))
         c0, c2 = nn.functional.softplus(logits[0]), nn.functional.softplus(logits[2])
         return torch.stack([c0, 2 * (c0 * c2).sqrt() * logits[1].sigmoid(), c2])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+        """Return o [B,T,H,V] of what `project` returns; on a GPU by its kernels, also if coefficients are learnt."""
+        coefficients = self.operator_coefficients()
+        if not (isinstance(coefficients, Tensor) and q.is_cuda and self.backend in ("auto", "triton")):
+            return super().attend(q, k, v, cu_seqlens)
+        q, k = complete_square(q, k, coefficients, self.key_width**-0.5)
+        return poly_attention(
+            q, k, v, coefficients=COMPLETED, scale=1.0, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
+        )
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k [B,T,H*K], each after its transform (`qk_transform`, `norm_axis`)."""

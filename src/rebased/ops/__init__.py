@@ -22,10 +22,12 @@ from rebased.ops.embedding import embed
 from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
 from rebased.ops.polynomial import (
     BASED,
+    COMPLETED,
     REBASED,
     AnyCoefficients,
     Coefficients,
     PolyState,
+    complete_square,
     feature_count,
     init_poly_state,
     pair_products,
@@ -40,6 +42,7 @@ from rebased.ops.scan import selective_scan, selective_scan_extend
 
 __all__ = [
     "BASED",
+    "COMPLETED",
     "IGNORE",
     "REBASED",
     "AnyCoefficients",
@@ -51,6 +54,7 @@ __all__ = [
     "WKVState",
     "advance_slots_",
     "best_tokens",
+    "complete_square",
     "embed",
     "embed_step",
     "feature_count",

@@ -1,4 +1,4 @@
-"""Launches Triton kernels on the device of their data, and finds compiled kernels faster than Triton does.
+"""Launches Triton kernels on the device of their data, finds compiled ones fast, and compiles several at once.
 
 At every launch Triton inspects every argument, to find the kernel that it compiled for such arguments. That takes tens
 of microseconds, more than a short sequence takes on the GPU. Here a compiled kernel is found by all that could require
@@ -6,16 +6,21 @@ another one: the constants, the values of integers, and of a tensor its dtype, i
 aligned.
 """
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from triton import knobs
+from torch import Tensor
+from triton import AsyncCompileMode, knobs
 from triton.runtime import driver
 
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
 ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
 
 _remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]]]] = {}
+_planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -35,15 +40,23 @@ class Launch:
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: float, **constants: Any) -> None:
-        self._kernel, self._numbers, self._constants = kernel, numbers, constants
+        self.kernel, self.numbers, self.constants = kernel, numbers, constants
         self._grid = (*grid, 1, 1)[:3]
         key = (kernel, numbers, tuple(constants), *constants.values())  # the grid does not change the compiled kernel
         found = _remembered.get(key)
         self._compiled = _keep(_remembered, key, {}) if found is None else found
 
+    @property
+    def is_new(self) -> bool:
+        """True if no kernel with these numbers and constants has been compiled."""
+        return not self._compiled
+
     def __call__(self, *args: Any) -> None:
-        if not args[0].is_cuda:  # in Triton's interpreter
-            self._search(args)
+        if not args[0].is_cuda:
+            if args[0].is_meta:
+                _planned.get().append((self, args))
+            else:  # in Triton's interpreter
+                self._search(args)
             return
         device = args[0].get_device()
         if device != torch.cuda.current_device():  # Triton launches on the current device, not on that of the data
@@ -58,8 +71,8 @@ class Launch:
         known = tuple(key)
         found = self._compiled.get(known)
         if found is None:
-            constants = [self._constants[name] for name in self._kernel.arg_names if name in self._constants]
-            _keep(self._compiled, known, (self._search(args), [*self._numbers, *constants]))
+            constants = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
+            _keep(self._compiled, known, (self._search(args), [*self.numbers, *constants]))
             return
         compiled, bound = found
         if _hooked():
@@ -70,9 +83,46 @@ class Launch:
                 *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *bound
             )  # fmt: skip
 
+    def compile(self, args: tuple[Any, ...]) -> Any:
+        """Starts to compile the kernel for such arguments; within AsyncCompileMode."""
+        kinds = [x.dtype if isinstance(x, Tensor) else x for x in args]
+        return self.kernel.warmup(*kinds, *self.numbers, grid=self._grid, **self.constants)
+
     def _search(self, args: tuple[Any, ...]) -> Any:
         """Launches by way of Triton; returns the compiled kernel."""
-        return self._kernel[self._grid](*args, *self._numbers, **self._constants)
+        return self.kernel[self._grid](*args, *self.numbers, **self.constants)
+
+
+def compile_together(run: Callable[[], Any], device: torch.device) -> None:
+    """Compiles all kernels that run() launches, at once, in threads; run() works on tensors of the device "meta".
+
+    Only a sixth of the time of a compilation is Python, which threads would share.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return
+    launches = planned(run)
+    with torch.cuda.device(device), ThreadPoolExecutor(2 * len(launches)) as pool, AsyncCompileMode(pool):
+        kernels = [launch.compile(args) for launch, args in launches]
+        loading = [pool.submit(_load, kernel.future, device) for kernel in kernels if hasattr(kernel, "future")]
+        for each in loading:
+            each.result()
+
+
+def planned(run: Callable[[], Any]) -> list[tuple[Launch, tuple[Any, ...]]]:
+    """The launches of run(), which works on tensors of the device "meta", and their arguments. Nothing is launched."""
+    launches: list[tuple[Launch, tuple[Any, ...]]] = []
+    outer = _planned.set(launches)
+    try:
+        run()
+    finally:
+        _planned.reset(outer)
+    return launches
+
+
+def _load(compiled: "Future[Any]", device: torch.device) -> None:
+    """Makes a kernel ready to be launched: Triton compiles a C function for that, too."""
+    with torch.cuda.device(device):
+        compiled.result().run  # noqa: B018
 
 
 def _hooked() -> bool:

@@ -10,6 +10,7 @@ from rebased.ops.polynomial.api import (
     poly_attention_map,
     poly_state,
 )
+from rebased.ops.polynomial.learned import COMPLETED, complete_square
 from rebased.ops.polynomial.state import (
     AnyCoefficients,
     Coefficients,
@@ -21,11 +22,13 @@ from rebased.ops.polynomial.state import (
 
 __all__ = [
     "BASED",
+    "COMPLETED",
     "EPS",
     "REBASED",
     "AnyCoefficients",
     "Coefficients",
     "PolyState",
+    "complete_square",
     "feature_count",
     "init_poly_state",
     "pair_products",

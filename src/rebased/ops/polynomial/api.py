@@ -58,7 +58,7 @@ def poly_attention(
         backend: "reference" is the equation, quadratic in T, and differentiable any number of times; "recurrent" goes
             token by token; "chunked" is linear in T in plain torch; "triton" needs a GPU, K up to 128 and no float64;
             "auto" is "triton" where it can be, else "chunked". Coefficients in a tensor have no kernel: "auto" is then
-            "chunked" on a GPU too.
+            "chunked" on a GPU too; complete_square is a way around it if all similarities are positive.
 
     Returns:
         o [B, T, H, V] in the dtype of v. Half precision is computed in fp32. Differentiable in q, k and v. With
@@ -220,7 +220,10 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolySt
 
 @cache
 def _note_learned_coefficients() -> None:
-    _log.warning("coefficients that are learnt have no GPU kernel: polynomial attention takes the slower chunked path")
+    _log.warning(
+        "coefficients in a tensor have no GPU kernel: polynomial attention takes the slower chunked path; if all "
+        "similarities are positive, rebased.ops.complete_square is a way around it"
+    )
 
 
 def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleType:

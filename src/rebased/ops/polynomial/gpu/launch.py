@@ -4,12 +4,12 @@ For each kernel and Call a Launch is kept that needs only tensors: see call.py.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rebased.ops.kernel_launch import Launch, launch
+from rebased.ops.kernel_launch import Launch, compile_together, launch
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
 from rebased.ops.polynomial.gpu.call import NO_DOCUMENTS, Call, Documents, Strides, keeps_o_lo, prepare, product_dtype
 from rebased.ops.polynomial.gpu.decode import decode_kernel
@@ -254,14 +254,20 @@ def _decode(
     return o
 
 
-def forward(inputs: ForwardInputs) -> ForwardOutputs:
-    """The output, what the backward pass needs, and the state at the end."""
+def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
+    """The output, what the backward pass needs, and the state at the end.
+
+    gradients: a backward pass will follow; its kernels are then compiled together with those of the forward pass.
+    """
     q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final = inputs
     q, k, v, coefficients = _rows(q), _rows(k), _rows(v), (c0, c1, c2)
     initial = None
     if kv_initial is not None and z_initial is not None:
         initial = PolyState(kv_initial.contiguous(), z_initial.contiguous())
     call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, initial is not None or want_final)
+    run = _forward_launch(call, _strides(q, k, v), coefficients, eps, initial is not None)
+    if run.is_new and q.is_cuda:
+        compile_together(lambda: plan_forward(inputs, gradients), q.device)
     chunks, states = NO_DOCUMENTS, NO_STATES
     if call.plan.chunk is not None:
         chunks = call.find(cu_seqlens, call.chunk)
@@ -271,7 +277,6 @@ def forward(inputs: ForwardInputs) -> ForwardOutputs:
     o = _like(v)
     o_lo = _empty(*call.o_lo_shape, like=v) if keeps_o_lo(v) else None
     inverse = _empty(call.B, call.H, call.T, like=q, dtype=torch.float32)
-    run = _forward_launch(call, _strides(q, k, v), coefficients, eps, initial is not None)
     tiles = call.find(cu_seqlens, call.plan.tiles.forward.rows)
     run(q, k, v, o, o_lo, inverse, states.kv, states.z, *tiles, chunks.first)
     return ForwardOutputs(o, o_lo, inverse, *states)
@@ -283,10 +288,13 @@ def backward(inputs: BackwardInputs) -> Gradients:
     q, k, v, do, coefficients = _rows(q), _rows(k), _rows(v), _rows(do), (c0, c1, c2)
     call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, has_initial or has_final)
     has_states = call.plan.chunk is not None
-    dq, dk, dv, deltas = _like(q), _like(k), _like(v), _like(inverse)
-    strides, chunks = _strides(q, k, v, do), call.find(cu_seqlens if has_states else None, call.chunk)
-
+    strides = _strides(q, k, v, do)
     run = _query_grad_launch(call, strides, coefficients, has_initial)
+    if run.is_new and q.is_cuda:
+        compile_together(lambda: backward(_without_data(inputs)), q.device)
+    dq, dk, dv, deltas = _like(q), _like(k), _like(v), _like(inverse)
+    chunks = call.find(cu_seqlens if has_states else None, call.chunk)
+
     tiles = call.find(cu_seqlens, call.plan.tiles.query_grad.rows)
     before, o_lo = (kv, z) if has_states else (None, None), o_lo if keeps_o_lo(v) else None
     run(q, k, v, o, o_lo, do, inverse, dq, deltas, *before, *tiles, chunks.first)
@@ -304,3 +312,25 @@ def backward(inputs: BackwardInputs) -> Gradients:
     tiles = call.find(cu_seqlens, call.plan.tiles.key_grad.rows)
     run(q, k, v, do, inverse, deltas, dk, dv, states.kv, states.z, *tiles, chunks.first)
     return Gradients(dq, dk, dv, states.kv_final, states.z_final)
+
+
+def _without_data(inputs: Any) -> Any:
+    """ForwardInputs or BackwardInputs with tensors that have no data: their passes then only plan their launches."""
+    return inputs._make(
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x
+        for x in inputs
+    )
+
+
+def plan_forward(inputs: ForwardInputs, gradients: bool) -> None:
+    """Plans the launches of a forward pass, and of the backward pass that will probably follow."""
+    given: ForwardInputs = _without_data(inputs)
+    made = forward(given)
+    if gradients:
+        backward(
+            BackwardInputs(
+                made.o, made.kv_final, made.z_final, given.q, given.k, given.v, made.o, made.o_lo, made.inverse,
+                made.kv, made.z, given.cu_seqlens, given.kv_initial is not None, given.want_final,
+                given.c0, given.c1, given.c2,
+            )
+        )  # fmt: skip

@@ -109,7 +109,9 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     directly, because torch's dispatch of an operator takes longer than the kernels of a short sequence."""
     if torch.compiler.is_compiling():
         return _public(ForwardOutputs(*poly_forward(*inputs)))
-    return _Attend.apply(*inputs)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs if isinstance(x, Tensor)):
+        return _Attend.apply(*inputs)
+    return _public(forward(ForwardInputs(*inputs)))
 
 
 def _public(outputs: ForwardOutputs) -> tuple[Any, ...]:
@@ -120,7 +122,7 @@ def _public(outputs: ForwardOutputs) -> tuple[Any, ...]:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        outputs = forward(ForwardInputs(*inputs))
+        outputs = forward(ForwardInputs(*inputs), gradients=True in ctx.needs_input_grad)
         _save(ctx, inputs, outputs)
         return _public(outputs)
 
