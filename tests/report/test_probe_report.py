@@ -1,13 +1,17 @@
 """The page on probes as a function of records: the paper's Table 3 beside ours, comparisons, and maps as SVG."""
 
+import copy
+
 import pytest
 
 from fake_records import fake_run
 from page_reader import assert_self_contained
 from paper_records import probe_record as record
+from rebased.analysis import compare, holm
 from rebased.report.heatmap import LEVELS, heatmap, level_of
 from rebased.report.paper.values import TABLE_3
 from rebased.report.probe import ProbeReport
+from rebased.report.probe.page import contests
 from rebased.report.probe.paper import paper_row
 from rebased.report.probe.tables import iou_table
 
@@ -28,6 +32,26 @@ def test_the_papers_values_stand_beside_ours_with_a_verdict() -> None:
     reader = assert_self_contained(html)
     assert "arXiv 2402.10644, Table 3, as printed" in html
     assert any("Made with rebased 0.1.0" in text for text in reader.texts["footer"])
+
+
+def test_models_are_compared_that_differ_in_nothing_else() -> None:
+    """ReBased with Based of as many heads; and p is corrected over all such pairs of the page."""
+    records = []
+    for n_heads in (1, 2):
+        for name, iou, step in (("rebased", 0.17, 0.02), ("based", 0.10, 0.01)):
+            for seed in (42, 43, 44):
+                one = record(name, iou + n_heads * step * (seed - 43), seed=seed)
+                config = copy.deepcopy(one["config"])
+                config["model"]["mixers"][1]["n_heads"] = n_heads
+                records.append(one | {"config": config})
+    pairs = contests(ProbeReport(records).cells)
+    names = [(str(one.model), str(other.model)) for one, other in pairs]
+    assert names == [(f"ReBased (n_heads {n})", f"Based (n_heads {n})") for n in (1, 2)]
+    sentences = [sentence for sentence in ProbeReport(records).summary if "Holm" in sentence]
+    alone = [compare(one.values("iou"), other.values("iou")).t_p for one, other in pairs]
+    for sentence, p in zip(sentences, holm(alone), strict=True):
+        assert f"Holm p = {p:.2g}" in sentence
+    assert holm(alone) != alone
 
 
 def test_other_tasks_and_layers_have_no_paper_value() -> None:

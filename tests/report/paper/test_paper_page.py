@@ -1,6 +1,7 @@
 """The page about the paper, as a function of records: which are used, what is said, and what is not."""
 
 import copy
+import json
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
 from rebased.report.paper import mqar, ship
+from rebased.report.paper.cost import read_speeds
 from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
@@ -287,7 +289,10 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     several = [*short, *records, *ablation]
     (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": several}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
-    assert three.remarks == ["Not used: 15 probes that depart more (epochs 16 instead of 64)."]
+    assert three.remarks == [
+        "Not used: 15 probes that depart more (epochs 16 instead of 64). Their IoU: Attention, D = 48: 0.999 ± 0.000; "
+        "Based, D = 48: 0.157 ± 0.001; ReBased, D = 48: 0.173 ± 0.000."
+    ]
     assert [number.outcome for number in three.numbers] == ["agrees"] * 6
     assert "x²" in three.draw()
     other = [copy.deepcopy(record) for record in records]
@@ -370,3 +375,17 @@ def test_every_command_names_a_sweep_or_config_that_is_shipped() -> None:
             find_config(Path(name), "sweep")
         if name and 0 < said < 300:  # to read a larger one takes a second or more
             assert len(read_sweep(find_config(Path(name), "sweep"), {})) == said, line
+
+
+def test_speeds_come_from_the_newest_record_with_all_models(tmp_path: Path) -> None:
+    """A record of one model alone, such as of a peer, is no basis for costs."""
+    steps = [
+        {"section": "targets", "preset": "rebased", "precision": "tf32", "T": 256, "D": 64, "ms": 4.0},
+        {"section": "targets", "preset": "rebased", "precision": "tf32", "T": 256, "D": 128, "ms": 8.0},
+        {"section": "presets", "preset": "rebased", "precision": "bf16", "mode": "captured", "T": 2048, "ms": 9.0},
+    ]
+    (tmp_path / "train-1-cuda.json").write_text(json.dumps({"rows": steps}))
+    for name, models in (("lm-1-h200.json", ("attention", "paper-text")), ("lm-2-h200.json", ("attention",))):
+        rows = [{"model": model, "T": 4096, "tokens_per_second": 4e5} for model in models]
+        (tmp_path / name).write_text(json.dumps({"steps": rows}))
+    assert read_speeds(tmp_path).records == ["train-1-cuda.json", "lm-1-h200.json"]

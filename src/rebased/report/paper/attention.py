@@ -106,9 +106,16 @@ def choose(evidence: Evidence) -> Probes | None:
     seeds = [len(cell.records) for cell in main]
     if min(seeds) < SEEDS:
         departures.append(f"{mqar.seeds_words(seeds)} instead of {SEEDS}")
-    unused = [f"Not used: {plural(len(own[more]), 'probe')} that depart more ({'; '.join(more)})." for more in weaker]
+    unused = [unused_words(more, own[more]) for more in weaker]
     files = sorted({file for file, _ in own[settings]})
     return Probes(cells, departures, stated, "departs" if departures else "paper", files, unused)
+
+
+def unused_words(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> str:
+    """What probes that depart more from the paper's protocol found, in one sentence."""
+    cells = [cell for cell in group_probes([probe for _, probe in pairs]) if cell.model.kind in TABLE_3]
+    values = "; ".join(f"{cell.name}: {tables.plus_minus(cell.spread('iou'))}" for cell in cells)
+    return f"Not used: {plural(len(pairs), 'probe')} that depart more ({'; '.join(settings)}). Their IoU: {values}."
 
 
 def is_main(pair: tuple[str, Probe]) -> bool:

@@ -65,11 +65,13 @@ def heads_body(runs: Sequence[Run]) -> str:
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
-    """Kernels beyond the paper's six, each compared with ReBased."""
+    """Kernels beyond the paper's six, each compared with ReBased, at the widths that they were run at."""
     papers_heads = [run for run in runs if not any(words.startswith("heads ") for words in departures_of(run))]
-    results = build_results(papers_heads)
-    html = paragraphs(protocol_words(papers_heads))
-    for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[:1]:
+    widths = {run.d_model for run in papers_heads if run.model not in KERNEL_ORDER}
+    compared = [run for run in papers_heads if run.d_model in widths]
+    results = build_results(compared)
+    html = paragraphs(protocol_words(compared))
+    for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[-1:]:
         html += paragraphs(narrative.verdict(family)) + tables.comparison_table(family.contrasts).to_html()
     for task in results.tasks:
         html += tables.width_table(results, task).to_html()

@@ -12,6 +12,7 @@ from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXA
 ROWS = 512  # sequences of a recorded step
 EVALUATED = 1 / 3  # a forward pass, of the three that a training step costs
 LM_LENGTH = 4096
+LM_MODELS = {"attention", "paper-text"}  # of benchmarks/lm.py, that costs are computed from
 TABLE_2_TOKENS = 20_000 * 1024 * LM_LENGTH  # the paper's Table 6: steps, sequences, tokens per sequence
 PRESETS = {"Attention": "attention", "ConvAttention": "conv_attention", "RWKV": "rwkv", "ConvRWKV": "conv_rwkv"}
 PRESETS |= {"Mamba": "mamba", "Based": "based"}
@@ -62,7 +63,7 @@ def read_speeds(folder: Path) -> Speeds:
     lm: tuple[str, list[dict[str, Any]]] = ("", [])
     for path in sorted(folder.glob("lm-*-h200.json")):
         rows = json.loads(path.read_text())["steps"]
-        lm = (path.name, rows) if any(row["T"] == LM_LENGTH for row in rows) else lm
+        lm = (path.name, rows) if {row["model"] for row in rows if row["T"] == LM_LENGTH} >= LM_MODELS else lm
     return Speeds(
         picked(shapes[1], "T", "D", "ms"),
         picked(presets[1], "preset", "T", "ms"),

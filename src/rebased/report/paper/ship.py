@@ -30,7 +30,7 @@ def ship(root: Path, folder: Path) -> list[Path]:
     results, written = root / "results", []
     folder.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
-    for bundle in sorted((file for pattern in BUNDLES for file in results.rglob(pattern)), reverse=True):
+    for bundle in sorted(file for pattern in BUNDLES for file in results.rglob(pattern)):
         found = gather([bundle])
         runs = [run for run in (*found.runs, *found.lm_runs) if run.digest not in seen]  # a run may be in two sweeps
         seen |= {run.digest for run in runs}

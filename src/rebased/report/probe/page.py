@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import isnan
 
-from rebased.analysis import compare, in_words
+from rebased.analysis import compare_all, in_words
 from rebased.analysis.paired import Verbs
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
@@ -148,17 +148,17 @@ class ProbeReport:
             yield Section(f"Similarity of queries and keys{where}", body + table + paragraphs(SMALL))
 
     def _findings(self) -> Iterator[str]:
+        pairs = contests(self.cells)
+        found = compare_all([(one.values("iou"), other.values("iou")) for one, other in pairs])
         for task, cells in self.by_task().items():
             for d_model in dict.fromkeys(cell.d_model for cell in cells):
                 here = [cell for cell in cells if cell.d_model == d_model]
                 ranked = sorted(here, key=lambda cell: -cell.spread("iou").mean)
                 order = ", ".join(f"{cell.model} {cell.spread('iou').mean:.3f}" for cell in ranked)
                 yield f"Soft IoU ({task}, D = {d_model}): {order}."
-                by_kind = {str(cell.model): cell for cell in here}
-                one, other = by_kind.get("ReBased"), by_kind.get("Based")
-                if one and other and one.records.keys() & other.records.keys():
-                    found = compare(one.values("iou"), other.values("iou"))
-                    yield in_words("ReBased", "Based", found, HIGHER)
+                for (one, other), comparison in zip(pairs, found, strict=True):
+                    if one in here:
+                        yield in_words(str(one.model), str(other.model), comparison, HIGHER)
                 yield from near_zero(here)
         compared = [(cell, cell.paper) for cell in self.cells if cell.paper]
         if compared:
@@ -187,6 +187,17 @@ class ProbeReport:
             yield f"These models answer less than half of the questions; their attention says little: {names}."
         if any(isnan(cell.spread("iou").sd) for cell in self.cells):
             yield "Some cells have one seed: no spread, and no test between models."
+
+
+def contests(cells: Sequence[ProbeCell]) -> list[tuple[ProbeCell, ProbeCell]]:
+    """ReBased and Based of the same task and width that differ in nothing else, where they share a seed."""
+    by_name = {(cell.task, cell.d_model, str(cell.model)): cell for cell in cells}
+    found = []
+    for (task, d_model, name), one in by_name.items():
+        other = by_name.get((task, d_model, name.replace("ReBased", "Based", 1)))
+        if name.startswith("ReBased") and other and one.records.keys() & other.records.keys():
+            found.append((one, other))
+    return found
 
 
 def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
