@@ -59,10 +59,38 @@ def test_a_step_is_captured_after_real_ones(monkeypatch: pytest.MonkeyPatch) -> 
     assert graph.replays == 3
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_step_that_cannot_be_captured(
+    required: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error where graphs are required; else one warning, and steps go on as they are."""
+
+    def fail(graph: FakeGraph, pool: Any = None) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", fail)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: FakeCapture(FakeGraph()))
+    made = Stepped(torch.zeros(1), torch.zeros(1))
+    graphs = StepGraphs(lambda *_: made, torch.device("cuda"), required=required)
+    for _ in range(WARM_UP):
+        assert graphs.run(8, "draw") is made
+    if required:
+        with pytest.raises(ValueError, match=r"as a CUDA graph \(operation not permitted .* Decode without capture"):
+            graphs.run(8, "draw")
+        return
+    for _ in range(3):
+        assert graphs.run(8, "draw") is made
+    (record,) = caplog.records
+    assert record.message.endswith("copies from the host. It is not replayed, which is slower")
+
+
 def test_a_graph_needs_a_gpu() -> None:
     model = LanguageModel(LMConfig(d_model=8, mixers=("short_conv",))).eval()
     with pytest.raises(ValueError, match="CUDA graphs need a GPU; the model is on cpu: leave out capture"):
         Decoder(model, 1, capture=True)
+    with pytest.raises(ValueError, match="CUDA graphs need a GPU"):
+        model.stream([1, 2]).capture()
 
 
 SUMS = (96, 96, 40, 136, 96, 384) * 4 + (96, 96)
@@ -140,3 +168,20 @@ def test_replayed_steps_are_the_steps(name: str, dtype: torch.dtype, monkeypatch
     for ours, theirs in zip(results[0][0][46:], results[1][0][46:], strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a[active], b[active])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["lm-paper-text-rebased", "lm-attention"])
+def test_a_captured_generation_writes_the_same(name: str, temperature: float) -> None:
+    """More sequences than slots, to the bit; a cache that grows is not captured."""
+    torch.manual_seed(0)
+    config = preset(name, d_model=96, vocab_size=200, max_len=64).model_copy(update={"n_layers": 4})
+    model = LanguageModel(config).to("cuda").eval()
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10]]
+    plain, captured = (
+        model.stream(prompts, max_tokens=20, temperature=temperature, slots=3, end_of_text=0) for _ in range(2)
+    )
+    assert captured.capture().run() == plain.run()
+    graphs = captured._decoder._graphs
+    assert (graphs is not None and bool(graphs._graphs)) == (name != "lm-attention")

@@ -86,9 +86,15 @@ class Decoder:
         self.active = torch.zeros(slots, dtype=torch.bool, device=device)
         self.logits = torch.zeros(slots, model.config.vocab_size, device=device, dtype=model.embedding.weight.dtype)
         self.sampling = SamplingSlots(slots, model.config.vocab_size, device)
-        self._graphs = StepGraphs(self.compute, device) if capture else None
+        self._graphs: StepGraphs | None = None
+        if capture:
+            self.capture_steps()
         self._lengths = [0] * slots  # what `lengths` says, on the host
         self._active = [False] * slots
+
+    def capture_steps(self, *, required: bool = True) -> None:
+        """Replay steps as CUDA graphs from now on, as `capture` does; if not `required`, only where it is possible."""
+        self._graphs = StepGraphs(self.compute, self.tokens.device, required=required)
 
     def prefill(self, tokens: Sequence[int], state: LMState | None = None) -> LMState:
         """Return the state of one sequence after these tokens, which follow those that `state` has read."""
@@ -169,7 +175,7 @@ class Decoder:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
         longest = self._advance()
         if self._graphs is not None or self.fusion == "compile":
-            if any(layer.grows for layer in self.layers):  # one graph per power of two, not per token
+            if self.has_caches:  # one graph per power of two, not per token
                 longest = min(self.capacity, 1 << (longest - 1).bit_length())
             else:
                 longest = self.capacity
@@ -210,7 +216,7 @@ class Decoder:
     def _compute_fused(self, longest: int, mode: Mode) -> Stepped:
         """`compute` with what is around the model in few kernels too."""
         sampling, lengths = self.sampling, self.lengths
-        if any(layer.grows for layer in self.layers):
+        if self.has_caches:
             lengths = lengths.clamp(max=longest - 1)
         fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
         chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
@@ -234,8 +240,13 @@ class Decoder:
         self.capacity = min(max(2 * self.capacity, length), self.model.config.length_limit or sys.maxsize)
         for layer in self.layers:
             layer.reserve(self.capacity)
-        if self._graphs is not None and any(layer.grows for layer in self.layers):
+        if self._graphs is not None and self.has_caches:
             self._graphs.clear()  # they write to where the caches were
+
+    @property
+    def has_caches(self) -> bool:
+        """Whether a state grows with its sequence, as the cache of softmax attention does."""
+        return any(layer.grows for layer in self.layers)
 
     @property
     def prefill_chunk(self) -> int:
@@ -244,7 +255,7 @@ class Decoder:
         With a cache that grows, a chunk takes memory for all pairs of its tokens and those before: it stays short.
         """
         config, weight = self.model.config, self.model.embedding.weight
-        if weight.device.type == "cpu" or any(layer.grows for layer in self.layers):
+        if weight.device.type == "cpu" or self.has_caches:
             return PREFILL_CHUNK
         widest = max(4, config.mlp_ratio) * config.d_model * weight.element_size()
         return max(PREFILL_CHUNK, min(LONGEST_CHUNK, CHUNK_BYTES // widest))

@@ -5,6 +5,7 @@ step is captured when its key has come WARM_UP times: kernels are compiled by th
 executes nothing.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor
 from rebased.models.sampling import Mode
 
 WARM_UP = 3
+_log = logging.getLogger("rebased")
 
 
 class Stepped(NamedTuple):
@@ -25,12 +27,17 @@ class Stepped(NamedTuple):
 
 
 class StepGraphs:
-    """Runs compute(longest, mode) as CUDA graphs, one per pair of arguments. All graphs share their memory."""
+    """Runs compute(longest, mode) as CUDA graphs, one per pair of arguments. All graphs share their memory.
 
-    def __init__(self, compute: Callable[[int, Mode], Stepped], device: torch.device) -> None:
+    required: whether it is an error that a step cannot be captured. If not, a warning says so, and steps run as they
+    are.
+    """
+
+    def __init__(self, compute: Callable[[int, Mode], Stepped], device: torch.device, *, required: bool = True) -> None:
         if device.type != "cuda":
             raise ValueError(f"CUDA graphs need a GPU; the model is on {device}: leave out capture")
-        self._compute, self._device = compute, device
+        self._compute, self._device, self._required = compute, device, required
+        self._captures = True
         self.clear()
 
     def clear(self) -> None:
@@ -43,14 +50,15 @@ class StepGraphs:
         key = (longest, mode)
         if key not in self._graphs:
             self._seen[key] += 1
-            if self._seen[key] <= WARM_UP:
+            if self._seen[key] > WARM_UP and self._captures:
+                self._capture(longest, mode)
+            if key not in self._graphs:
                 return self._compute(longest, mode)
-            self._graphs[key] = self._capture(longest, mode)
         graph, made = self._graphs[key]
         graph.replay()
         return made
 
-    def _capture(self, longest: int, mode: Mode) -> tuple[Any, Stepped]:
+    def _capture(self, longest: int, mode: Mode) -> None:
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
         try:
@@ -60,8 +68,13 @@ class StepGraphs:
             raise
         except RuntimeError as error:
             reason = str(error.__context__ or error).splitlines()[0]
-            raise ValueError(
+            problem = (
                 f"this model's step cannot be captured as a CUDA graph ({reason}): something in it waits for the GPU "
-                "or copies from the host. Decode without capture"
-            ) from error
-        return graph, made
+                "or copies from the host"
+            )
+            if self._required:
+                raise ValueError(f"{problem}. Decode without capture") from error
+            _log.warning("%s. It is not replayed, which is slower", problem)
+            self._captures = False
+        else:
+            self._graphs[longest, mode] = graph, made
