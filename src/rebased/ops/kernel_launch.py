@@ -102,7 +102,7 @@ def compile_together(run: Callable[[], Any], device: torch.device) -> None:
         return
     launches = planned(run)
     with torch.cuda.device(device), ThreadPoolExecutor(2 * len(launches)) as pool, AsyncCompileMode(pool):
-        kernels = [launch.compile(args) for launch, args in launches]
+        kernels = [launch.compile(args) for launch, args in reversed(launches)]  # gradients take longest
         loading = [pool.submit(_load, kernel.future, device) for kernel in kernels if hasattr(kernel, "future")]
         for each in loading:
             each.result()
