@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -59,9 +60,27 @@ def splits_matmuls() -> bool:
     return not torch.backends.mkl.is_available()
 
 
+TRITON = (3, 5)  # the oldest that the kernels take; torch 2.9 brings it
+
+
 def has_triton() -> bool:
-    """True if the package triton is installed."""
-    return "triton" in sys.modules or find_spec("triton") is not None
+    """True if the package triton is installed, in a version that the kernels take."""
+    return ("triton" in sys.modules or find_spec("triton") is not None) and _is_new_enough()
+
+
+@cache
+def _is_new_enough() -> bool:
+    try:
+        installed = version("triton")
+    except PackageNotFoundError:  # under another name, such as triton-windows
+        return True
+    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
+    if numbers >= TRITON:
+        return True
+    _log.warning(
+        "Triton %s is older than %d.%d, which the GPU kernels need: torch computes without", installed, *TRITON
+    )
+    return False
 
 
 def triton_interpreted() -> bool:

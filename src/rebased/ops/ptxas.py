@@ -88,9 +88,9 @@ def check_kernel(
 
 
 def need_triton() -> None:
-    """Raise ValueError if Triton is not installed."""
+    """Raise ValueError if Triton is not installed, or too old."""
     if not has_triton():
-        raise ValueError("this needs Triton, which is not installed: pip install triton (on Linux)")
+        raise ValueError("this needs Triton 3.5 or newer: pip install -U triton (on Linux)")
 
 
 def parse_arch(text: str) -> int:

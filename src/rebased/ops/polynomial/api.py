@@ -240,7 +240,7 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleT
     if name != "triton":
         return _PLAIN_TORCH[name]
     if not has_triton():
-        raise ValueError("backend 'triton' needs Triton: pip install triton, or use 'auto' or 'chunked'")
+        raise ValueError("backend 'triton' needs Triton 3.5 or newer: install it, or use 'auto' or 'chunked'")
     from rebased.ops.polynomial import gpu  # here, because importing rebased.ops must not import Triton
     from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH
 
