@@ -59,6 +59,7 @@ class Task:
 
 
 def _answer(writer: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the local executor's fork server blocks it
     writer.send(function(*arguments))
 
 

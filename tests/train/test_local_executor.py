@@ -1,5 +1,6 @@
 """The local executor: runs trained at once, and what happens to the others when one fails."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rebased.runs.record import read_record
 from rebased.train import RunResult, RunStart, Sink, StepReport
@@ -99,6 +101,32 @@ def test_a_process_that_dies_again_and_again_is_named(tmp_path: Path) -> None:
     assert "run ended 3 times, the last time with exit code -9" in outcome.error
     assert "command" not in outcome.error  # a sweep needs --retry-failed, and says so
     assert multiprocessing.active_children() == []
+
+
+def second_finds_no_memory(counted: Path) -> None:
+    """A `prepare` that raises an error in the second process that calls it."""
+    for number in range(1, 4):
+        with contextlib.suppress(FileExistsError):
+            (counted / str(number)).mkdir(parents=True)
+            break
+    if number == 2:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_without_gpu_memory_is_tried_again_alone(tmp_path: Path, workers: int) -> None:
+    """Once, after all others; if it was alone already, it has failed."""
+    settings = {"epochs": 60, "stop_above": 1}
+    jobs = [Job(tiny({"train": settings | {"seed": seed}}), tmp_path / str(seed), Sink()) for seed in range(2)]
+    counted, ended = tmp_path / "counted", list[int]()
+    executor = LocalExecutor(workers, prepare=partial(second_finds_no_memory, counted))
+    outcomes = executor.run(jobs, lambda index, outcome: ended.append(index))
+    assert sorted(ended) == [0, 1]
+    if workers == 1:
+        assert outcomes[1] == Failed("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", memory=True)
+    else:
+        assert [getattr(outcome, "status", None) for outcome in outcomes] == ["done", "done"]
+    assert len(list(counted.iterdir())) == (2 if workers == 1 else 3)
 
 
 def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:

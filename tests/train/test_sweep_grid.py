@@ -197,7 +197,15 @@ def test_shipped_sweeps_are_all_named_here() -> None:
     assert names == sizes | {"enwik8", "table3-quick"} | {f"campaign-{name}" for name in CAMPAIGN}
 
 
-CAMPAIGN = {"table1": 180, "figures": 120, "extrapolation": 15, "table3": 210, "table3-heads": 80, "kernels": 40, "enwik8": 9}
+CAMPAIGN = {
+    "table1": 180,
+    "figures": 120,
+    "extrapolation": 15,
+    "table3": 210,
+    "table3-heads": 80,
+    "kernels": 40,
+    "enwik8": 9,
+}
 
 
 @pytest.mark.parametrize("name", CAMPAIGN)

@@ -21,6 +21,7 @@ class Failed(NamedTuple):
     """The outcome of a run that ended with an error."""
 
     error: str  # one line
+    memory: bool = False  # True if the GPU had too little free memory: alone, or later, it may have enough
 
 
 Outcome = RunResult | Failed

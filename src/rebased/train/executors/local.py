@@ -70,13 +70,18 @@ class LocalExecutor(Executor):
         queue = queue or InOrder(len(jobs))
         lost_jobs, running = list[int](), dict[Connection, _Running]()
         lost = [0] * len(jobs)
+        later, postponed = list[int](), set[int]()  # found too little GPU memory beside others; each is postponed once
 
         def finish(index: int, outcome: Outcome) -> None:
+            if isinstance(outcome, Failed) and outcome.memory and len(running) > 1 and index not in postponed:
+                later.append(index)
+                postponed.add(index)
+                return
             outcomes[index] = outcome
             ended(index, outcome)
 
         def lose(index: int, exit_code: int | None) -> None:
-            if outcomes[index] is None and not stop.asked:
+            if outcomes[index] is None and index not in later and not stop.asked:
                 lost[index] += 1
                 if lost[index] < MAX_LOSSES:
                     lost_jobs.append(index)
@@ -90,6 +95,8 @@ class LocalExecutor(Executor):
                         stop.asked = True
                     while len(running) < self.workers and not stop.asked:
                         index = lost_jobs.pop() if lost_jobs else queue.next()
+                        if index is None and later and not running:  # alone
+                            index = later.pop(0)
                         if index is None:
                             break
                         slot = min(set(range(self.workers)) - {other.slot for other in running.values()})

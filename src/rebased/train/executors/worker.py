@@ -1,5 +1,6 @@
 """The code of a worker process: it trains one run in one thread. Errors become an outcome."""
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,9 +47,18 @@ def work(prepare: Prepare, config: dict[str, Any], folder: Path, sinks: Sequence
     except BrokenPipeError:  # the caller is gone
         raise
     except (ValueError, OSError) as error:  # these name the value and the remedy
-        return Failed(one_line(str(error)))
+        return Failed(one_line(str(error)), lacks_memory(error))
     except Exception as error:
-        return Failed(one_line(f"{type(error).__name__}: {error}"))
+        return Failed(one_line(f"{type(error).__name__}: {error}"), lacks_memory(error))
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """True if an error, or what caused it, is that the GPU has too little free memory."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or re.search(r"CUDA.*(out of memory|ALLOC_FAILED)", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def one_line(text: str) -> str:
