@@ -1,7 +1,8 @@
 """rebased.ops.kernel_launch: a kernel is looked for once, found again, and never taken for another."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ from rebased.ops.backend import Backend
 from tolerances import assert_small_error
 
 pytest.importorskip("triton")
+from triton.runtime import _async_compile
+
 from rebased.ops import kernel_launch
-from rebased.ops.kernel_launch import Launch, launch
+from rebased.ops.kernel_launch import Launch, compile_together, launch
 
 
 class Memory:
@@ -174,6 +177,46 @@ def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(kernel, (1,), X, Y, 64, 0.5, BLOCK=size, WIDE=False)
         assert len(kernel_launch._remembered) <= 3
         assert max(map(len, kernel_launch._remembered.values())) <= 3
+
+
+def test_kernels_are_compiled_together_and_errors_wait_for_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are under way at once; what cannot be compiled does not stop the others, nor the call."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    all_here, loaded = threading.Barrier(3, timeout=20), set[str]()
+
+    class Compiles(Kernel):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def warmup(self, *args: Any, grid: tuple[int, ...], **constants: Any) -> Any:
+            assert args == (torch.float32, None, 64)
+            mode = _async_compile.active_mode.get()
+            assert mode is not None
+            return mode.submit(self.name, self.compile, lambda compiled: None)
+
+        def compile(self) -> Any:
+            all_here.wait()
+            if self.name == "wrong":
+                raise ValueError("this kernel needs too much shared memory")
+            return Loads(self.name)
+
+    class Loads:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @property
+        def run(self) -> None:
+            loaded.add(self.name)
+
+    def run() -> None:
+        x = torch.empty(4, device="meta")
+        for name in ("one", "wrong", "two"):
+            Launch(Compiles(name), (7,), 64, BLOCK=16)(x, None)
+
+    compile_together(run, torch.device("cuda"))
+    assert loaded == {"one", "two"}
 
 
 @pytest.mark.gpu

@@ -96,16 +96,18 @@ class Launch:
 def compile_together(run: Callable[[], Any], device: torch.device) -> None:
     """Compiles all kernels that run() launches, at once, in threads; run() works on tensors of the device "meta".
 
-    Only a sixth of the time of a compilation is Python, which threads would share.
+    Only a sixth of the time of a compilation is Python, which threads would share. A kernel that cannot be compiled is
+    an error when it is launched, and not before: a backward pass may never come.
     """
     if torch.cuda.is_current_stream_capturing():
         return
     launches = planned(run)
-    with torch.cuda.device(device), ThreadPoolExecutor(2 * len(launches)) as pool, AsyncCompileMode(pool):
+    threads = ThreadPoolExecutor(2 * len(launches))
+    with torch.cuda.device(device), threads as pool, AsyncCompileMode(pool, ignore_errors=True):
         kernels = [launch.compile(args) for launch, args in reversed(launches)]  # gradients take longest
-        loading = [pool.submit(_load, kernel.future, device) for kernel in kernels if hasattr(kernel, "future")]
-        for each in loading:
-            each.result()
+        for kernel in kernels:
+            if hasattr(kernel, "future"):  # else it was compiled before
+                pool.submit(_load, kernel.future, device)
 
 
 def planned(run: Callable[[], Any]) -> list[tuple[Launch, tuple[Any, ...]]]:
