@@ -4,8 +4,9 @@
 
 Forward and backward of 32,768 tokens in bf16, 12 heads, K = 16 and V = 64, beside softmax attention with 12 heads of
 64 (torch's scaled_dot_product_attention, by cuDNN). Calls follow each other without waiting, as in training. Host time
-depends on what a process did before, so each process measures twice: fresh, and after calls of other shapes. A number
-is the median over processes of the median over rounds.
+depends on what a process did before, so each process measures fresh, and after calls of other shapes; and last with
+gradients computed on the calling thread (torch.autograd.set_multithreading_enabled(False)) instead of torch's own. A
+number is the median over processes of the median over rounds.
 """
 
 import argparse
@@ -76,9 +77,10 @@ def milliseconds(run: Callable[[], Any]) -> float:
 def one_process() -> dict[str, float]:
     """Milliseconds by way, length and moment."""
     found = {}
-    for moment in ("fresh", "later"):
-        for (name, way), T in ((item, T) for item in WAYS.items() for T in LENGTHS):
-            found[f"{name} {T} {moment}"] = milliseconds(way(T))
+    for moment in ("fresh", "later", "one thread"):
+        with torch.autograd.set_multithreading_enabled(moment != "one thread"):
+            for (name, way), T in ((item, T) for item in WAYS.items() for T in LENGTHS):
+                found[f"{name} {T} {moment}"] = milliseconds(way(T))
         for way in WAYS.values():
             for T in OTHERS:
                 way(T)()
@@ -113,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> Path | None:
         "median": median,
     }
     for key, ms in median.items():
-        print(f"{key:20} {ms:.3f} ms   {min(p[key] for p in found):.3f} to {max(p[key] for p in found):.3f}")
+        print(f"{key:24} {ms:.3f} ms   {min(p[key] for p in found):.3f} to {max(p[key] for p in found):.3f}")
     path = args.out / f"eager-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
