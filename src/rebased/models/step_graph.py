@@ -64,14 +64,14 @@ class StepGraphs:
         try:
             with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool):
                 made = self._compute(longest, mode)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            no_memory = isinstance(error, torch.OutOfMemoryError)
+            if self._required and no_memory:
+                raise
             reason = str(error.__context__ or error).splitlines()[0]
-            problem = (
-                f"this model's step cannot be captured as a CUDA graph ({reason}): something in it waits for the GPU "
-                "or copies from the host"
-            )
+            problem = f"this model's step cannot be captured as a CUDA graph ({reason})"
+            if not no_memory:
+                problem += ": something in it waits for the GPU or copies from the host"
             if self._required:
                 raise ValueError(f"{problem}. Decode without capture") from error
             _log.warning("%s. It is not replayed, which is slower", problem)
