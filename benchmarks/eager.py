@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.machine import machine
+from benchmarks.machine import write_record
 
-from rebased.files import replacing
 from rebased.ops import REBASED, poly_attention
 
 TOKENS, HEADS, K, V = 32_768, 12, 16, 64
@@ -103,25 +101,12 @@ def main(words: Sequence[str] | None = None) -> Path | None:
         print(f"process {number + 1} of {args.processes}", file=sys.stderr)
         done = subprocess.run([sys.executable, __file__, "--one"], check=True, capture_output=True, text=True)
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    now = datetime.now(UTC)
     median = {key: statistics.median(each[key] for each in found) for key in found[0]}
-    about = machine("cuda", "triton")
-    record = {
-        "what": f"eager forward and backward, {TOKENS} tokens in bf16, milliseconds by process",
-        "date": now.isoformat(timespec="seconds"),
-        "command": f"python benchmarks/eager.py --processes {args.processes}",
-        "machine": about,
-        "processes": found,
-        "median": median,
-    }
     for key, ms in median.items():
         print(f"{key:24} {ms:.3f} ms   {min(p[key] for p in found):.3f} to {max(p[key] for p in found):.3f}")
-    path = args.out / f"eager-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(record, indent=1).encode() + b"\n")
-    print(path)
-    return path
+    what = f"eager forward and backward, {TOKENS} tokens in bf16, milliseconds by process"
+    options = f"--processes {args.processes}"
+    return write_record(args.out, "eager", options, what, processes=found, median=median)
 
 
 if __name__ == "__main__":

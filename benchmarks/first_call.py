@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.machine import machine
+from benchmarks.machine import write_record
 
-from rebased.files import replacing
 from rebased.ops import REBASED, poly_attention
 from rebased.ops.inspection import compile_launch
 from rebased.ops.polynomial.gpu.inspection import REGIMES, Call, launches_of
@@ -115,7 +113,6 @@ def first_calls(K: int, V: int, lengths: Sequence[int], together: bool) -> list[
 def run(K: int, V: int, lengths: Sequence[int], out: Path) -> Path:
     """Runs first calls in processes of their own and writes the record."""
     rows: dict[str, list[dict[str, float]]] = {}
-    about, now = machine("cuda", "triton"), datetime.now(UTC)
     options = ["-K", str(K), "-V", str(V), "-T", *map(str, lengths)]
     for how, more in (("together", []), ("apart", ["--apart"])):
         with tempfile.TemporaryDirectory() as cache:
@@ -127,19 +124,8 @@ def run(K: int, V: int, lengths: Sequence[int], out: Path) -> Path:
         for row in rows[how]:
             numbers = f"{row['first']:6.2f} s, then {1e3 * row['second']:6.2f} ms; softmax {row['softmax']:.2f} s"
             print(f"K {K}, V {V}, T {row['T']:6}, compiled {how:8}: {numbers}", flush=True)
-    record = {
-        "what": "seconds of first calls, forward and backward in bf16, 8 heads, nothing cached, by length in turn",
-        "date": now.isoformat(timespec="seconds"),
-        "command": f"python benchmarks/first_call.py --run {' '.join(options)}",
-        "machine": about,
-        "rows": rows,
-    }
-    path = out / f"first_call-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(record, indent=1).encode() + b"\n")
-    print(path)
-    return path
+    what = "seconds of first calls, forward and backward in bf16, 8 heads, nothing cached, by length in turn"
+    return write_record(out, "first_call", f"--run {' '.join(options)}", what, rows=rows)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,11 +1,15 @@
-"""What a benchmark's record says about the machine."""
+"""What a benchmark's record says about the machine, and how a record of a GPU is written."""
 
+import json
 import platform
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rebased.files import replacing
 from rebased.runs.provenance import describe_machine
 
 
@@ -19,3 +23,21 @@ def machine(device: str, *packages: str) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return about | {"device": about["gpu"] or f"{platform.machine()} CPU", "versions": versions}
+
+
+def write_record(folder: Path, name: str, options: str, what: str, **content: Any) -> Path:
+    """Write what `python benchmarks/NAME.py OPTIONS` measured on a GPU into folder/NAME-<time>-<GPU>.json."""
+    now, about = datetime.now(UTC), machine("cuda", "triton")
+    record = {
+        "what": what,
+        "date": now.isoformat(timespec="seconds"),
+        "command": f"python benchmarks/{name}.py {options}".rstrip(),
+        "machine": about,
+        **content,
+    }
+    path = folder / f"{name}-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(record, indent=1).encode() + b"\n")
+    print(path)
+    return path

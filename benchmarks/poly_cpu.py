@@ -214,9 +214,10 @@ def main() -> None:
     show(timing, memory)
     if options.small:
         return
+    words = [word for word in sys.argv[1:] if word != "--out" and Path(word) != options.out]
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "benchmarks/poly_cpu.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/poly_cpu.py", *words]),
         "machine": about,
         "shape": HEADLINE._asdict(),
         "error_against_fp64_reference": error,

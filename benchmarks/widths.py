@@ -7,10 +7,8 @@ scaled_dot_product_attention by cuDNN. A shape is timed only if its values and g
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.machine import machine
+from benchmarks.machine import write_record
 from benchmarks.ops import errors_of, graph_ms, is_right, largest, scope_of, with_gradients
 
-from rebased.files import replacing
 from rebased.ops import REBASED, poly_attention
 
 TOKENS = 32_768
@@ -96,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     args = parser.parse_args(words)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device here")
-    now, about, rows = datetime.now(UTC), machine("cuda", "triton"), []
+    rows = []
     for shape in SHAPES:
         rows.append(row := measure(shape))
         name = f"H {shape.H} K {shape.K} V {shape.V} T {shape.T}"
@@ -106,18 +103,8 @@ def main(words: Sequence[str] | None = None) -> Path:
             if way in row
         ]
         print(f"{name:28} {row.get('wrong') or '   '.join(times)}   error {row['error']:.1e}", flush=True)
-    record = {
-        "what": "polynomial attention of several widths: forward / forward and backward, graph, ms",
-        "date": now.isoformat(timespec="seconds"),
-        "command": "python benchmarks/widths.py",
-        "machine": about,
-        "rows": rows,
-    }
-    path = args.out / f"widths-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(json.dumps(record, indent=1).encode() + b"\n")
-    print(path)
+    what = "polynomial attention of several widths: forward / forward and backward, graph, ms"
+    path = write_record(args.out, "widths", "", what, rows=rows)
     if wrong := [row for row in rows if "wrong" in row]:
         raise SystemExit(f"{len(wrong)} shapes are wrong")
     return path
