@@ -131,6 +131,25 @@ def test_other_heads_and_kernels_are_not_the_papers_models(tmp_path: Path) -> No
     assert "ReBased, fourth power" in html
 
 
+def test_other_kernels_are_compared_with_the_runs_of_their_own_sweep(tmp_path: Path) -> None:
+    """ReBased was trained twice, with different results; the one beside the other kernel counts in their comparison."""
+    power = {"model": {"mixers": {1: {"kernel": "fourth", "key_width": 5}}}}
+    fourth = [with_changes("rebased", power, seed) for seed in SEEDS]
+    before, again = (
+        [paper_run("rebased", at + 0.001 * (seed - 42), pairs=32, seed=seed, epochs=12) for seed in SEEDS]
+        for at in (0.61, 0.73)
+    )
+    for first, last in ((before, again), (again, before)):
+        found_in(tmp_path, all=first, kernels=[*last, *fourth])
+        (body,) = (
+            section.body
+            for section in PaperPage(read_evidence([tmp_path])).page("rebased paper").sections
+            if section.heading == "Not in the paper: other norms and kernels"
+        )
+        assert "Records: kernels.jsonl" in body
+        assert ("0.732 ± 0" in body, "0.612 ± 0" in body) == (last is again, last is before)
+
+
 def with_changes(preset: str, changes: dict[str, Any], seed: int) -> Run:
     segment = {"seq_len": 256, "kv_pairs": 32}
     task = {"train": [segment | {"examples": 100_000}], "test": [segment | {"examples": 3000}], "held_out": []}

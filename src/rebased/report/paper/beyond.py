@@ -24,14 +24,14 @@ SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
 
 def sections_beyond(evidence: Evidence) -> Iterator[Section]:
     """A section each, where there are records."""
-    runs = [run for run in evidence.runs if run.status in COUNTED and run.task == PAPER_TASK]
-    table_1 = [run for run in runs if (place := place_of(run)) and place._replace(model="ReBased") in TABLE_1]
-    for alike in nearest(table_1, lambda run: run.model in KERNEL_ORDER):
+    runs = counted(evidence.runs)
+    for alike in nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER):
         body = heads_body([run for run in alike if run.model in KERNEL_ORDER])
         if body:
             yield Section("Not in the paper: how many heads?", body, "heads")
             break
-    for alike in nearest(table_1, lambda run: run.model not in KERNEL_ORDER):
+    every = [*runs, *counted(evidence.found.others)]  # also records of runs that were trained once more
+    for alike in nearest(in_table_1(every), lambda run: run.model not in KERNEL_ORDER):
         yield Section("Not in the paper: other norms and kernels", kernels_body(alike), "kernels")
         break
     mixed = [run for run in runs if len(run.settings["task"]["test"]) > 1]
@@ -40,6 +40,16 @@ def sections_beyond(evidence: Evidence) -> Iterator[Section]:
     if evidence.text_probes:
         body = text_body([probe for _, probe in evidence.text_probes])
         yield Section("Not in the paper: where language models look", body, "text-attention")
+
+
+def counted(runs: Sequence[Run]) -> list[Run]:
+    """The runs on MQAR that have a result."""
+    return [run for run in runs if run.status in COUNTED and run.task == PAPER_TASK]
+
+
+def in_table_1(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose task and width are in Table 1, whatever their kernel."""
+    return [run for run in runs if (place := place_of(run)) and place._replace(model="ReBased") in TABLE_1]
 
 
 def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run]]:
@@ -65,10 +75,15 @@ def heads_body(runs: Sequence[Run]) -> str:
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
-    """Kernels beyond the paper's six, each compared with ReBased, at the widths that they were run at."""
+    """Kernels beyond the paper's six, each compared with ReBased: at the widths that they were run at, and with the
+    runs of the same bundle, if it has ReBased. On a GPU the same run, trained once more, has another result."""
     papers_heads = [run for run in runs if not any(words.startswith("heads ") for words in departures_of(run))]
-    widths = {run.d_model for run in papers_heads if run.model not in KERNEL_ORDER}
-    compared = [run for run in papers_heads if run.d_model in widths]
+    others = [run for run in papers_heads if run.model not in KERNEL_ORDER]
+    widths, files = {run.d_model for run in others}, {run.file for run in others}
+    wide = [run for run in papers_heads if run.d_model in widths]
+    compared = [run for run in wide if run.file in files]
+    if not any(run.model == "ReBased" for run in compared):
+        compared = list({run.digest: run for run in reversed(wide)}.values())
     results = build_results(compared)
     html = paragraphs(protocol_words(compared))
     for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[-1:]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 
 from rebased.files import without_nan
@@ -39,7 +40,8 @@ class PaperPage:
         if not evidence.shipped:
             check_relevant(self.findings, evidence)
         ended = [run for run in (*evidence.runs, *evidence.lm_runs) if run.status != "unfinished"]
-        self.warnings = [*warn_about_records(evidence.found, ended), *evidence.left_out]
+        found_once = replace(evidence.found, repeated=0) if evidence.shipped else evidence.found  # it is known of those
+        self.warnings = [*warn_about_records(found_once, ended), *evidence.left_out]
 
     @property
     def probes(self) -> int:

@@ -29,11 +29,11 @@ def ship(root: Path, folder: Path) -> list[Path]:
     """Write the compact records of the repository in `root` into `folder`. Returns the files."""
     results, written = root / "results", []
     folder.mkdir(parents=True, exist_ok=True)
-    seen: set[str] = set()
+    seen: set[str] = set()  # a run may be in two sweeps, and one that was trained twice has two records
     for bundle in sorted(file for pattern in BUNDLES for file in results.rglob(pattern)):
         found = gather([bundle])
-        runs = [run for run in (*found.runs, *found.lm_runs) if run.digest not in seen]  # a run may be in two sweeps
-        seen |= {run.digest for run in runs}
+        runs = [run for run in (*found.runs, *found.lm_runs) if json.dumps(run.lines) not in seen]
+        seen |= {json.dumps(run.lines) for run in runs}
         write_bundle(distinct([compact_run(run) for run in runs]), folder / bundle.name)
         written.append(folder / bundle.name)
     for file in sorted({file for pattern in PROBES for file in results.rglob(pattern)}):
