@@ -136,7 +136,8 @@ class ReBased(PolynomialAttention):
         coefficients = self.operator_coefficients()
         if not (isinstance(coefficients, Tensor) and q.is_cuda and self.backend in ("auto", "triton")):
             return super().attend(q, k, v, cu_seqlens)
-        q, k = complete_square(q, k, coefficients, self.key_width**-0.5)
+        scale = self.operator_width**-0.5 if self.scale is None else self.scale
+        q, k = complete_square(q, k, coefficients, scale)
         return poly_attention(
             q, k, v, coefficients=COMPLETED, scale=1.0, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
         )

@@ -158,8 +158,9 @@ class Generation(Iterator[Token]):
         one whose step cannot be captured, goes on without. While a step is captured, no other thread should use the
         GPU. ValueError if the model is not on a GPU.
         """
-        if self._decoder.tokens.device.type != "cuda" or not self._decoder.has_caches:
-            self._decoder.capture_steps(required=False)
+        on_gpu = self._decoder.tokens.device.type == "cuda"
+        if not (on_gpu and self._decoder.has_caches):
+            self._decoder.capture_steps(required=False)  # an error where there is no GPU
         return self
 
     def go_on(self, max_tokens: int) -> None:
