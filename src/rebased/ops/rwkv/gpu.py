@@ -8,7 +8,8 @@ lse = log M. The gradients are then one pass in each direction, and no state is 
     from the start  dA_t/dr = e^-r (dA_{t-1}/dr - A_{t-1}),   B likewise                    -> dr
 
 Sums are scaled: A = a e^m with m their largest exponent so far, GA = ga e^m with another m. Every exponent that exp is
-applied to is at most zero. For few long sequences time is cut into chunks, as in scan/gpu.py.
+applied to is at most zero. As in scan/gpu.py, tokens are loaded GROUP at a time, and time is cut into chunks
+where B * D is small.
 """
 
 import torch
@@ -19,15 +20,29 @@ from torch import Tensor
 from rebased.ops.kernel_launch import launch
 from rebased.ops.rwkv.chunked import running_sums
 from rebased.ops.rwkv.state import NOTHING, WKVState
-from rebased.ops.scan.gpu import CHANNELS, count_chunks
+from rebased.ops.scan.gpu import count_chunks
 
 NOTHING_ = tl.constexpr(NOTHING)
+CHANNELS = 32  # per program: one warp
+GROUP = 8  # tokens that are loaded at once
 
 
 @triton.jit
 def _load(ptr, t, D, channels):
     """[CHANNELS] of token t of [T, D], in fp32."""
     return tl.load(ptr + t * D + channels, mask=channels < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _load_group(ptr, t, first, last, D, channels, GROUP: tl.constexpr, BACK: tl.constexpr):
+    """GROUP tokens of [T, D] from t on (BACK: from t backwards), a tuple of [CHANNELS] in fp32; zero outside of the
+    chunk."""
+    rows = ()
+    for i in tl.static_range(GROUP):
+        at = t - i if BACK else t + i
+        mask = (channels < D) & (at >= first) & (at < last)
+        rows += (tl.load(ptr + at * D + channels, mask=mask, other=0.0).to(tl.float32),)
+    return rows
 
 
 @triton.jit
@@ -57,7 +72,8 @@ def _add(a, b, m, rate, new, a_new, b_new):
 
 @triton.jit
 def forward_kernel(
-    k, v, rates, bonus, starts, y, lse, ends, T, D, length, CHANNELS: tl.constexpr, SUMMARY: tl.constexpr,
+    k, v, rates, bonus, starts, y, lse, ends, T, D, length,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, SUMMARY: tl.constexpr,
 ):  # fmt: skip
     """y and lse [B, T, D], and ends [B, P, 3, D], from the state at the start of each chunk. SUMMARY: only the ends,
     from the empty state."""
@@ -69,15 +85,19 @@ def forward_kernel(
     else:
         a, b = _load(starts + chunk, 0, D, channels), _load(starts + chunk, 1, D, channels)
         m = _load(starts + chunk, 2, D, channels)
-    for t in range(first, last):
-        key, value = _load(k + row, t, D, channels), _load(v + row, t, D, channels)
-        if not SUMMARY:
-            top = tl.maximum(m, u + key)
-            past, present = tl.exp(m - top), tl.exp(u + key - top)
-            den = past * b + present
-            _store(y + row, (past * a + present * value) / den, t, D, channels)
-            _store(lse + row, top + tl.log(den), t, D, channels)
-        a, b, m = _add(a, b, m, rate, key, value, 1.0)
+    for group in range(first, last, GROUP):
+        keys = _load_group(k + row, group, first, last, D, channels, GROUP, False)
+        values = _load_group(v + row, group, first, last, D, channels, GROUP, False)
+        for i in tl.static_range(GROUP):
+            if group + i < last:
+                key, value = keys[i], values[i]
+                if not SUMMARY:
+                    top = tl.maximum(m, u + key)
+                    past, present = tl.exp(m - top), tl.exp(u + key - top)
+                    den = past * b + present
+                    _store(y + row, (past * a + present * value) / den, group + i, D, channels)
+                    _store(lse + row, top + tl.log(den), group + i, D, channels)
+                a, b, m = _add(a, b, m, rate, key, value, 1.0)
     _store(ends + chunk, a, 0, D, channels)
     _store(ends + chunk, b, 1, D, channels)
     _store(ends + chunk, m, 2, D, channels)
@@ -86,7 +106,7 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     k, v, rates, bonus, y, lse, dy, ends, dk, dv, du, starts, T, D, length,
-    CHANNELS: tl.constexpr, SUMMARY: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUP: tl.constexpr, SUMMARY: tl.constexpr,
 ):  # fmt: skip
     """From the end: dk, dv [B, T, D], du [B, P, D], and starts: (ga, gb, m) [B, P, 3, D] at the start of each chunk."""
     channels, row, first, last, chunk = _locate(T, D, length, CHANNELS)
@@ -97,21 +117,25 @@ def backward_kernel(
     else:
         ga, gb = _load(ends + chunk, 0, D, channels), _load(ends + chunk, 1, D, channels)
         m = _load(ends + chunk, 2, D, channels)
-    for i in range(first, last):
-        t = first + last - 1 - i
-        out, norm, do = (
-            _load(y + row, t, D, channels),
-            _load(lse + row, t, D, channels),
-            _load(dy + row, t, D, channels),
-        )
+    for done in range(0, last - first, GROUP):
+        group = last - 1 - done
+        outs = _load_group(y + row, group, first, last, D, channels, GROUP, True)
+        norms = _load_group(lse + row, group, first, last, D, channels, GROUP, True)
+        dos = _load_group(dy + row, group, first, last, D, channels, GROUP, True)
         if not SUMMARY:
-            key, value = _load(k + row, t, D, channels), _load(v + row, t, D, channels)
-            past, present = tl.exp(key + m), tl.exp(u + key - norm)
-            bonus_grad = present * do * (value - out)
-            _store(dv + row, present * do + past * ga, t, D, channels)
-            _store(dk + row, bonus_grad + past * (ga * value + gb), t, D, channels)
-            du_sum += bonus_grad
-        ga, gb, m = _add(ga, gb, m, rate, -norm, do, -do * out)
+            keys = _load_group(k + row, group, first, last, D, channels, GROUP, True)
+            values = _load_group(v + row, group, first, last, D, channels, GROUP, True)
+        for i in tl.static_range(GROUP):
+            if group - i >= first:
+                out, norm, do = outs[i], norms[i], dos[i]
+                if not SUMMARY:
+                    key, value = keys[i], values[i]
+                    past, present = tl.exp(key + m), tl.exp(u + key - norm)
+                    bonus_grad = present * do * (value - out)
+                    _store(dv + row, present * do + past * ga, group - i, D, channels)
+                    _store(dk + row, bonus_grad + past * (ga * value + gb), group - i, D, channels)
+                    du_sum += bonus_grad
+                ga, gb, m = _add(ga, gb, m, rate, -norm, do, -do * out)
     _store(starts + chunk, ga, 0, D, channels)
     _store(starts + chunk, gb, 1, D, channels)
     _store(starts + chunk, m, 2, D, channels)
@@ -120,7 +144,9 @@ def backward_kernel(
 
 
 @triton.jit
-def rate_kernel(k, v, rates, starts, y, lse, dy, ends, dr, T, D, length, CHANNELS: tl.constexpr):
+def rate_kernel(
+    k, v, rates, starts, y, lse, dy, ends, dr, T, D, length, CHANNELS: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
     """From the start: dr [B, P, D], with the derivatives of a and b beside them; ends: (ga, gb, m) at the end of each
     chunk."""
     channels, row, first, last, chunk = _locate(T, D, length, CHANNELS)
@@ -129,18 +155,19 @@ def rate_kernel(k, v, rates, starts, y, lse, dy, ends, dr, T, D, length, CHANNEL
     m = _load(starts + chunk, 2, D, channels)
     da = tl.zeros([CHANNELS], tl.float32)
     db, dr_sum = da, da
-    for t in range(first, last):
-        key, value = _load(k + row, t, D, channels), _load(v + row, t, D, channels)
-        out, norm, do = (
-            _load(y + row, t, D, channels),
-            _load(lse + row, t, D, channels),
-            _load(dy + row, t, D, channels),
-        )
-        dr_sum += tl.exp(m - norm) * do * (da - out * db)
-        top = tl.maximum(m - rate, key)
-        old, new = tl.exp((m - top) - rate), tl.exp(key - top)
-        da, db = old * (da - a), old * (db - b)
-        a, b, m = old * a + new * value, old * b + new, top
+    for group in range(first, last, GROUP):
+        keys = _load_group(k + row, group, first, last, D, channels, GROUP, False)
+        values = _load_group(v + row, group, first, last, D, channels, GROUP, False)
+        outs = _load_group(y + row, group, first, last, D, channels, GROUP, False)
+        norms = _load_group(lse + row, group, first, last, D, channels, GROUP, False)
+        dos = _load_group(dy + row, group, first, last, D, channels, GROUP, False)
+        for i in tl.static_range(GROUP):
+            if group + i < last:
+                dr_sum += tl.exp(m - norms[i]) * dos[i] * (da - outs[i] * db)
+                top = tl.maximum(m - rate, keys[i])
+                old, new = tl.exp((m - top) - rate), tl.exp(keys[i] - top)
+                da, db = old * (da - a), old * (db - b)
+                a, b, m = old * a + new * values[i], old * b + new, top
     ga, gb = _load(ends + chunk, 0, D, channels), _load(ends + chunk, 1, D, channels)
     dr_sum += tl.exp(m + _load(ends + chunk, 2, D, channels)) * (da * ga + db * gb)
     _store(dr + chunk // 3, dr_sum, 0, D, channels)
@@ -150,6 +177,10 @@ def _launch(k: Tensor, chunks: int) -> tuple[tuple[int, int, int], tuple[int, in
     """The grid; and T, D and the tokens per chunk."""
     batch, T, D = k.shape
     return (triton.cdiv(D, CHANNELS), batch, chunks), (T, D, triton.cdiv(T, chunks))
+
+
+def _options() -> dict[str, int]:
+    return {"CHANNELS": CHANNELS, "GROUP": GROUP, "num_warps": 1}
 
 
 def _join(sums: Tensor, edge: Tensor, rates: Tensor, T: int, length: int, back: bool) -> Tensor:
@@ -173,7 +204,7 @@ def _forward(
     grid, shape = _launch(k, chunks)
     starts = start.unsqueeze(1).clone()
     y, lse, ends = torch.empty_like(v), torch.empty_like(k, dtype=torch.float32), _states(start, chunks)
-    options = {"CHANNELS": CHANNELS, "num_warps": 1}
+    options = _options()
     if chunks > 1:
         launch(forward_kernel, grid, k, v, rates, u, ends, y, lse, ends, *shape, SUMMARY=True, **options)
         starts = _join(ends, start, rates, shape[0], shape[2], back=False)
@@ -200,7 +231,7 @@ def _backward(
     grid, shape = _launch(k, chunks)
     dk, dv, gradients = torch.empty_like(k), torch.empty_like(v), torch.empty_like(starts)
     du, dr = (starts.new_empty(len(k), chunks, k.shape[2]) for _ in "ur")
-    given, ends, options = (k, v, rates, u, y, lse, dy), edge.unsqueeze(1), {"CHANNELS": CHANNELS, "num_warps": 1}
+    given, ends, options = (k, v, rates, u, y, lse, dy), edge.unsqueeze(1), _options()
     if chunks > 1:
         launch(backward_kernel, grid, *given, gradients, dk, dv, du, gradients, *shape, SUMMARY=True, **options)
         ends = _join(gradients, edge, rates, shape[0], shape[2], back=True)
@@ -234,5 +265,7 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 def scan(k: Tensor, v: Tensor, rates: Tensor, u: Tensor, state: WKVState) -> tuple[Tensor, WKVState]:
     """wkv_extend in fp32: k, v [B, T, D], rates and u [D] in fp32 -> y in the dtype of v, and the state after."""
-    y, end, _, _ = _forward(k.contiguous(), v.contiguous(), rates, u, torch.stack(state, dim=1), count_chunks(*k.shape))
+    batch, T, D = k.shape
+    chunks = count_chunks(batch * triton.cdiv(D, CHANNELS), T)
+    y, end, _, _ = _forward(k.contiguous(), v.contiguous(), rates, u, torch.stack(state, dim=1), chunks)
     return y, WKVState(*end.unbind(1))

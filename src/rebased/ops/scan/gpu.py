@@ -1,11 +1,16 @@
 # mypy: allow-untyped-defs
-"""The selective scan on a GPU: one program per batch row and 32 channels, with their [N, 32] states in registers.
+"""The selective scan on a GPU: one program, one warp, per batch row and 16 channels, with their states in registers.
 
-A lane is a channel and holds its N states, so the sums over N need no other lane. The forward stores a checkpoint every
-INTERVAL tokens. The backward goes over the intervals from the last to the first: it computes the states of an interval
-again from its checkpoint, into a scratch buffer of the program, and goes back through them. Where B * D is too small to
-fill the GPU, time is cut into chunks: a first pass summarises each chunk, the summaries are joined, and a second pass
-runs all chunks at once.
+Tokens are loaded GROUP at a time: a warp that loads one token after the other waits for memory at each of them. 16
+channels are fewer than a warp's lanes, so Triton loads them as the [N, 16] states lie in the lanes; more would first be
+exchanged between lanes.
+
+The forward stores a checkpoint every INTERVAL tokens. The backward goes over the intervals from the last to the first.
+It computes the states of an interval again from its checkpoint: once forwards, which leaves the state before each group
+in a scratch buffer, then group by group from the last, with the states of a group in registers.
+
+Where B * D is too small to fill the GPU, time is cut into chunks: a first pass summarises each chunk, the summaries are
+joined, and a second pass runs all chunks at once.
 """
 
 import torch
@@ -16,8 +21,9 @@ from torch import Tensor
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
 
-CHANNELS = 32  # per program: one warp
-INTERVAL = 16  # tokens between two checkpoints: these and the scratch both stay below one [B, T, D] at N = 16
+CHANNELS = 16  # per program
+INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
+GROUP = 4  # tokens that are loaded at once, a divisor of INTERVAL
 PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
 SHORTEST_CHUNK = 128  # tokens
 
@@ -49,9 +55,41 @@ def _load_projection(ptr, t, n, N: tl.constexpr):
 
 
 @triton.jit
+def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr):
+    """GROUP tokens of [T, D] from token t on: a tuple of [1, CHANNELS], in fp32. Zero from T on."""
+    rows = ()
+    for k in tl.static_range(GROUP):
+        mask = (channels < D) & (t + k < T)
+        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[None, :],)
+    return rows
+
+
+@triton.jit
+def _load_projections(ptr, t, T, n, N: tl.constexpr, GROUP: tl.constexpr):
+    """GROUP tokens of [T, N] from token t on: a tuple of [NP, 1], in fp32. Zero from T on."""
+    rows = ()
+    for k in tl.static_range(GROUP):
+        rows += (tl.load(ptr + (t + k) * N + n, mask=(n < N) & (t + k < T), other=0.0).to(tl.float32)[:, None],)
+    return rows
+
+
+@triton.jit
+def _store_row(ptr, row, t, T, D, channels):
+    """Stores [1, CHANNELS] at token t of [T, D], unless t is T or more."""
+    mask = (channels[None, :] < D) & (t < T)
+    tl.store(ptr + t * D + channels[None, :], row.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_projection(ptr, value, t, T, n, N: tl.constexpr):
+    """Stores [NP] at token t of [T, N], unless t is T or more."""
+    tl.store(ptr + t * N + n, value, mask=(n < N) & (t < T))
+
+
+@triton.jit
 def forward_kernel(
     x, dt, A, B, C, skip, starts, y, ends, checkpoints, T, D, intervals,
-    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, D] and the state at the end of each chunk (ends), from the state at its start (starts), [B, P, N, D].
 
@@ -65,15 +103,18 @@ def forward_kernel(
     checkpoints += row * tl.cdiv(T, INTERVAL) * N * D
     state = (row * tl.num_programs(2) + chunk) * N * D
     rates = _load_state(A, D, channels, n, N) * 1.4426950408889634  # log2(e): the hardware has exp2
-    through = tl.load(skip + channels, mask=channels < D, other=0.0)
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)[None, :]
     h = _load_state(starts + state, D, channels, n, N)
     for interval in range(chunk * intervals, tl.minimum((chunk + 1) * intervals, tl.cdiv(T, INTERVAL))):
         _store_state(checkpoints + interval * N * D, h, D, channels, n, N)
-        for t in range(interval * INTERVAL, tl.minimum((interval + 1) * INTERVAL, T)):
-            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
-            h = tl.exp2(step[None, :] * rates) * h + (step * u)[None, :] * _load_projection(B, t, n, N)
-            out = tl.sum(h * _load_projection(C, t, n, N), 0) + through * u
-            tl.store(y + t * D + channels, out.to(y.dtype.element_ty), mask=channels < D)
+        for group in range(INTERVAL // GROUP):
+            t = interval * INTERVAL + group * GROUP
+            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
+            weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
+            for k in tl.static_range(GROUP):
+                h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
+                out = tl.sum(h * readers[k], 0, keep_dims=True) + through * inputs[k]
+                _store_row(y, out, t + k, T, D, channels)
     _store_state(ends + state, h, D, channels, n, N)
 
 
@@ -109,67 +150,74 @@ def summary_kernel(
 @triton.jit
 def backward_kernel(
     x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
-    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """dx, ddt [B, T, D], and the gradient at the start of each chunk (dstarts [B, P, N, D]), from its end (dends).
 
     dB, dC [D/CHANNELS, B, T, N], dA [B, P, N, D] and dskip [B, P, D] are shares that the caller sums.
     """
-    group, row, chunk = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    channels = group * CHANNELS + tl.arange(0, CHANNELS)
+    block, row, chunk = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    channels = block * CHANNELS + tl.arange(0, CHANNELS)
     n = tl.arange(0, NP)
     x, dt, dy, dx, ddt = x + row * T * D, dt + row * T * D, dy + row * T * D, dx + row * T * D, ddt + row * T * D
     B, C = B + row * T * N, C + row * T * N
-    shared = (group * tl.num_programs(1) + row) * T * N
+    shared = (block * tl.num_programs(1) + row) * T * N
     dB, dC = dB + shared, dC + shared
     checkpoints += row * tl.cdiv(T, INTERVAL) * N * D
     at = row * tl.num_programs(2) + chunk
-    scratch += (at * tl.num_programs(0) + group) * INTERVAL * NP * CHANNELS
+    scratch += (at * tl.num_programs(0) + block) * (INTERVAL // GROUP) * NP * CHANNELS
     own = n[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    rates = _load_state(A, D, channels, n, N)
-    through = tl.load(skip + channels, mask=channels < D, other=0.0)
+    rates = _load_state(A, D, channels, n, N) * 1.4426950408889634
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)[None, :]
     g = _load_state(dends + at * N * D, D, channels, n, N)
     rates_sum = tl.zeros([NP, CHANNELS], tl.float32)
-    through_sum = tl.zeros([CHANNELS], tl.float32)
+    through_sum = tl.zeros([1, CHANNELS], tl.float32)
     begin, end = chunk * intervals, tl.minimum((chunk + 1) * intervals, tl.cdiv(T, INTERVAL))
     for i in range(begin, end):
         interval = begin + end - 1 - i
-        first, last = interval * INTERVAL, tl.minimum((interval + 1) * INTERVAL, T)
         h = _load_state(checkpoints + interval * N * D, D, channels, n, N)
-        for t in range(first, last):
-            tl.store(scratch + (t - first) * NP * CHANNELS + own, h)
-            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
-            a = tl.exp2(step[None, :] * rates * 1.4426950408889634)
-            h = a * h + (step * u)[None, :] * _load_projection(B, t, n, N)
+        for group in range(INTERVAL // GROUP):
+            tl.store(scratch + group * NP * CHANNELS + own, h)
+            t = interval * INTERVAL + group * GROUP
+            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
+            weights = _load_projections(B, t, T, n, N, GROUP)
+            for k in tl.static_range(GROUP):
+                h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
         tl.debug_barrier()  # a lane may read what another wrote
-        for j in range(first, last):
-            t = first + last - 1 - j
-            before = tl.load(scratch + (t - first) * NP * CHANNELS + own)
-            step, u = _load_channels(dt, t, D, channels), _load_channels(x, t, D, channels)
-            do, b = _load_channels(dy, t, D, channels), _load_projection(B, t, n, N)
-            a = tl.exp2(step[None, :] * rates * 1.4426950408889634)
-            h = a * before + (step * u)[None, :] * b
-            tl.store(dC + t * N + n, tl.sum(h * do[None, :], 1), mask=n < N)
-            g += do[None, :] * _load_projection(C, t, n, N)
-            tl.store(dB + t * N + n, tl.sum(g * (step * u)[None, :], 1), mask=n < N)
-            du = tl.sum(g * b, 0)  # gradient at step * u
-            g *= a
-            dlog = g * before  # gradient at step * rates
-            dstep = tl.sum(dlog * rates, 0) + du * u
-            tl.store(dx + t * D + channels, (du * step + do * through).to(dx.dtype.element_ty), mask=channels < D)
-            tl.store(ddt + t * D + channels, dstep.to(ddt.dtype.element_ty), mask=channels < D)
-            rates_sum += dlog * step[None, :]
-            through_sum += do * u
+        for j in range(INTERVAL // GROUP):
+            group = INTERVAL // GROUP - 1 - j
+            t = interval * INTERVAL + group * GROUP
+            h = tl.load(scratch + group * NP * CHANNELS + own)
+            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
+            weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
+            gradients = _load_rows(dy, t, T, D, channels, GROUP)
+            before = ()  # the states before each token of the group
+            for k in tl.static_range(GROUP):
+                before += (h,)
+                h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
+            for k in tl.static_range(GROUP - 1, -1, -1):
+                do, step, u = gradients[k], steps[k], inputs[k]
+                _store_projection(dC, tl.sum(h * do, 1), t + k, T, n, N)
+                h = before[k]
+                g += do * readers[k]
+                _store_projection(dB, tl.sum(g * (step * u), 1), t + k, T, n, N)
+                du = tl.sum(g * weights[k], 0, keep_dims=True)  # gradient at step * u
+                g *= tl.exp2(step * rates)
+                dlog = g * h  # gradient at step * A
+                dstep = tl.sum(dlog * rates, 0, keep_dims=True) * 0.6931471805599453 + du * u  # A = rates ln(2)
+                _store_row(dx, du * step + do * through, t + k, T, D, channels)
+                _store_row(ddt, dstep, t + k, T, D, channels)
+                rates_sum += dlog * step
+                through_sum += do * u
         tl.debug_barrier()  # the next interval overwrites the scratch
     _store_state(dstarts + at * N * D, g, D, channels, n, N)
     _store_state(dA + at * N * D, rates_sum, D, channels, n, N)
-    tl.store(dskip + at * D + channels, through_sum, mask=channels < D)
+    tl.store(dskip + at * D + channels[None, :], through_sum, mask=channels[None, :] < D)
 
 
-def count_chunks(batch: int, T: int, D: int) -> int:
-    """The number of chunks that time is cut into; 1 where rows and channels alone fill the GPU."""
-    wanted = PROGRAMS // (batch * -(-D // CHANNELS))
-    return max(1, min(wanted, T // SHORTEST_CHUNK))
+def count_chunks(programs: int, T: int) -> int:
+    """The number of chunks that T tokens are cut into. `programs`: of a grid that has one chunk."""
+    return max(1, min(PROGRAMS // max(1, programs), T // SHORTEST_CHUNK))
 
 
 def _launch(x: Tensor, A: Tensor, chunks: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
@@ -202,7 +250,10 @@ def _forward(
     grid, intervals, shape = _launch(x, A, chunks)
     starts = _join(x, B, dt, A, start, chunks, back=False).contiguous()
     y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
-    launch(forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals, **shape)
+    launch(
+        forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals, GROUP=GROUP,
+        **shape,
+    )  # fmt: skip
     return y, ends[:, -1].clone(), checkpoints
 
 
@@ -223,14 +274,14 @@ def _backward(
     grid, intervals, shape = _launch(x, A, chunks)
     batch, T, D = x.shape
     dends = _join(dy, C, dt, A, dend, chunks, back=True).contiguous()
-    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL, shape["NP"], CHANNELS)
+    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // GROUP, shape["NP"], CHANNELS)
     dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
     dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[0]) for _ in "BC")
     dskip = dends.new_empty(batch, chunks, D)
     launch(
         backward_kernel, grid,
         x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
-        **shape,
+        GROUP=GROUP, **shape,
     )  # fmt: skip
     sums = dA.sum((0, 1)), dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dskip.sum((0, 1))
     return dx, ddt, *sums, dstarts[:, 0].clone()
@@ -261,5 +312,6 @@ def scan(
     skip = x.new_zeros(x.shape[2], dtype=torch.float32) if skip is None else skip.float()
     x, dt, B, C = (each.contiguous() for each in (x, dt, B, C))
     A, start = A.float().t().contiguous(), state.transpose(1, 2).contiguous()
-    y, end, _ = _forward(x, dt, A, B, C, skip, start, count_chunks(*x.shape))
+    batch, T, D = x.shape
+    y, end, _ = _forward(x, dt, A, B, C, skip, start, count_chunks(batch * triton.cdiv(D, CHANNELS), T))
     return y, end.transpose(1, 2)
