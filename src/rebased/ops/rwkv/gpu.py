@@ -41,7 +41,7 @@ def _load_group(ptr, t, first, last, D, channels, GROUP: tl.constexpr, BACK: tl.
     for i in tl.static_range(GROUP):
         at = t - i if BACK else t + i
         mask = (channels < D) & (at >= first) & (at < last)
-        rows += (tl.load(ptr + at * D + channels, mask=mask, other=0.0).to(tl.float32),)
+        rows += (tl.load(ptr + at * D + channels, mask=mask, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     return rows
 
 

@@ -60,7 +60,7 @@ def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr):
     rows = ()
     for k in tl.static_range(GROUP):
         mask = (channels < D) & (t + k < T)
-        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[None, :],)
+        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[None, :],)  # type: ignore[assignment]
     return rows
 
 
@@ -69,7 +69,8 @@ def _load_projections(ptr, t, T, n, N: tl.constexpr, GROUP: tl.constexpr):
     """GROUP tokens of [T, N] from token t on: a tuple of [NP, 1], in fp32. Zero from T on."""
     rows = ()
     for k in tl.static_range(GROUP):
-        rows += (tl.load(ptr + (t + k) * N + n, mask=(n < N) & (t + k < T), other=0.0).to(tl.float32)[:, None],)
+        mask = (n < N) & (t + k < T)
+        rows += (tl.load(ptr + (t + k) * N + n, mask=mask, other=0.0).to(tl.float32)[:, None],)  # type: ignore[assignment]
     return rows
 
 
@@ -193,7 +194,7 @@ def backward_kernel(
             gradients = _load_rows(dy, t, T, D, channels, GROUP)
             before = ()  # the states before each token of the group
             for k in tl.static_range(GROUP):
-                before += (h,)
+                before += (h,)  # type: ignore[assignment]
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
             for k in tl.static_range(GROUP - 1, -1, -1):
                 do, step, u = gradients[k], steps[k], inputs[k]
