@@ -108,6 +108,8 @@ def train_all(source: Path, folder: Path) -> dict[str, Any]:
         "based": "precision: bf16",
         "conv_attention": "protocol: held_out",
         "mamba": "seed: 7",
+        "rwkv": "seed: 3",
+        "conv_rwkv": "precision: bf16",
     }
     for preset, more in settings.items():
         file = folder / f"{preset}.yaml"

@@ -25,6 +25,7 @@ from rebased.ops import (
     rms_norm,
     selective_scan_extend,
     short_conv_extend,
+    token_shift,
     wkv_extend,
 )
 
@@ -113,6 +114,14 @@ def test_convolutions(B: int, T: int, backend: Backend) -> None:
     check(lambda x, taps, skip: long_conv(x, taps, skip, backend=backend), inputs, (B, T, D))
     check(lambda x, taps, skip, past: long_conv_extend(x, taps, skip, past, backend=backend),
           [*inputs, leaf(B, 2, D)], (B, T, D), (B, 2 + T, D))  # fmt: skip
+
+
+@SIZES
+@BACKENDS
+def test_token_shift(B: int, T: int, backend: Backend) -> None:
+    inputs = [leaf(B, T, D), leaf(B, D), leaf(3, D)]
+    gradients = check(lambda *x: token_shift(*x, backend=backend), inputs, *[(B, T, D)] * 3)
+    assert (gradients[2] == 0).all()
 
 
 @SIZES

@@ -25,6 +25,7 @@ from rebased.ops import (
     rms_norm,
     selective_scan_extend,
     short_conv,
+    token_shift,
     use_backend,
     wkv_extend,
 )
@@ -134,6 +135,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (leaf(B, T, K), positive(B, T, K), positive(K, V), leaf(B, T, V), leaf(B, T, V, seed=1), leaf(K)),
     ),
     "short_conv": (short_conv, (leaf(B, T, K), leaf(K, 3), leaf(K))),
+    "token_shift": (token_shift, (leaf(B, T, K), leaf(B, K), leaf(3, K))),
     "long_conv": (long_conv, (leaf(B, T, K), leaf(T, K), leaf(K))),
     "layer_norm": (layer_norm, (leaf(B, K), leaf(K), leaf(K, seed=1))),
     "rms_norm": (rms_norm, (leaf(B, K), leaf(K))),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.contract import register_mixer
-from rebased.ops import Backend, WKVState, init_wkv_state, wkv_extend
+from rebased.ops import Backend, WKVState, init_wkv_state, token_shift, wkv_extend
 
 
 class RWKVState(NamedTuple):
@@ -115,10 +115,9 @@ class RWKV(nn.Module):
             )
         if x.numel() == 0:
             return empty_output(self, x), state
-        before = torch.cat([state.last.unsqueeze(1).to(x.dtype), x[:, :-1]], dim=1)
-        k = self.proj_k(torch.lerp(before, x, self.mix_k.to(x.dtype)))
-        v = self.proj_v(torch.lerp(before, x, self.mix_v.to(x.dtype)))
-        r = torch.sigmoid(self.proj_r(torch.lerp(before, x, self.mix_r.to(x.dtype))))
+        mixes = torch.stack([self.mix_k, self.mix_v, self.mix_r])
+        for_k, for_v, for_r = token_shift(x, state.last, mixes, backend=self.backend)
+        k, v, r = self.proj_k(for_k), self.proj_v(for_v), torch.sigmoid(self.proj_r(for_r))
         o, after = wkv_extend(k, v, self.decay, self.bonus, state.wkv, backend=self.backend)
         return self.proj_o(r * o), RWKVState(x[:, -1], after)
 

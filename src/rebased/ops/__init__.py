@@ -39,6 +39,7 @@ from rebased.ops.polynomial import (
 )
 from rebased.ops.rwkv import WKVState, init_wkv_state, wkv, wkv_extend
 from rebased.ops.scan import selective_scan, selective_scan_extend
+from rebased.ops.shift import token_shift
 
 __all__ = [
     "BASED",
@@ -81,6 +82,7 @@ __all__ = [
     "selective_scan_extend",
     "short_conv",
     "short_conv_extend",
+    "token_shift",
     "use_backend",
     "wkv",
     "wkv_extend",
