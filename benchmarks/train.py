@@ -142,8 +142,8 @@ def targets(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
 
 
 def presets(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
-    lengths, precisions = [T for T in (256, 2048) if T in args.lengths], [p for p in args.precisions if p != "tf32"]
-    for T, name, precision, mode in itertools.product(lengths, args.presets, precisions, modes(args)[1:] or ["eager"]):
+    lengths, how = [T for T in (256, 2048) if T in args.lengths], modes(args)[1:] or ["eager"]
+    for T, name, precision, mode in itertools.product(lengths, args.presets, args.precisions, how):
 
         def measure(name: str = name, T: int = T, precision: Precision = precision, mode: str = mode) -> dict[str, Any]:
             limit = SHORT_LIMIT if T == 256 else LIMITS.get(name)
