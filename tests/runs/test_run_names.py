@@ -34,6 +34,16 @@ def test_what_differs_is_named() -> None:
     ]
 
 
+def test_what_all_layers_have_is_named_once() -> None:
+    def mamba(first: str, second: str) -> Run:
+        return fake_run("mamba", changes={"model": {"mixers": {0: {"dt_init": first}, 1: {"dt_init": second}}}})
+
+    _, models = names(mamba("mamba", "mamba"), mamba("paper", "paper"))
+    assert models == ["Mamba (dt_init mamba)", "Mamba (dt_init paper)"]
+    _, models = names(mamba("mamba", "mamba"), mamba("paper", "paper"), mamba("paper", "mamba"))
+    assert models[2] == "Mamba (model.mixers.0.dt_init paper, model.mixers.1.dt_init mamba)"
+
+
 def test_a_name_has_two_parts() -> None:
     settings = [fake_run(changes=heads(n)).settings for n in (1, 2)]
     assert model_names(settings, task_names(settings)) == [

@@ -204,6 +204,7 @@ CAMPAIGN = {
     "table3": 210,
     "table3-heads": 80,
     "kernels": 40,
+    "mamba": 20,
     "enwik8": 9,
 }
 

@@ -162,7 +162,8 @@ def distinguishing_settings(run: dict[str, Any]) -> dict[str, Any]:
 def differences(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
     """For each run the settings in which runs of the same name and place differ: "n_heads 2, epochs 8".
 
-    A setting that only some records have is not compared: those records were written by other code.
+    A setting that only some records have is not compared: those records were written by other code. One that all layers
+    have, always with one value, is named once.
     """
     added: dict[str, dict[str, None]] = {}
     seen: dict[tuple[str, Hashable], dict[str, Any]] = {}
@@ -170,6 +171,10 @@ def differences(names: Sequence[str], settings: Sequence[dict[str, Any]], places
         first = seen.setdefault((name, place), leaves)
         differ = [path for path in first if path in leaves and first[path] != leaves[path]]
         added.setdefault(name, {}).update(dict.fromkeys(differ))
+    for name, paths in added.items():
+        own = [leaves for other, leaves in zip(names, settings, strict=True) if other == name]
+        alike = {(last_word(path), *(str(leaves.get(path)) for leaves in own)): path for path in reversed(paths)}
+        added[name] = dict.fromkeys(path for path in paths if path in alike.values())
     return [
         ", ".join(f"{shorten(path, added[name])} {leaves.get(path)}" for path in added[name])
         for name, leaves in zip(names, settings, strict=True)
@@ -178,5 +183,8 @@ def differences(names: Sequence[str], settings: Sequence[dict[str, Any]], places
 
 def shorten(path: str, paths: Iterable[str]) -> str:
     """The last word of a path, or the whole path if another one ends with the same word."""
-    last = path.rsplit(".", 1)[-1]
-    return path if Counter(other.rsplit(".", 1)[-1] for other in paths)[last] > 1 else last
+    return path if Counter(map(last_word, paths))[last_word(path)] > 1 else last_word(path)
+
+
+def last_word(path: str) -> str:
+    return path.rsplit(".", 1)[-1]
