@@ -17,7 +17,7 @@ from rebased.report.page import write_page
 from rebased.report.paper.evidence import read_evidence, shipped_evidence
 from rebased.report.paper.page import PaperPage
 
-COLOURS = {"reproduced": "green", "partly": "yellow", "not reproduced": "red", "not run": "dim"}
+COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
 
 
 def paper(

@@ -41,7 +41,9 @@ def claim(outcome: Outcome) -> Claim:
         (["agrees", "differs", "not run"], [], "departs", "partly"),  # half of what was measured
         (["agrees", "differs", "differs"], ["undecided"], "paper", "not reproduced"),
         (["not run"], ["differs"], "departs", "not reproduced"),
-        (["not run"], ["undecided"], "departs", "not reproduced"),
+        (["not run"], ["undecided", "differs"], "departs", "not reproduced"),
+        (["not run"], ["undecided"], "departs", "undecided"),  # nothing speaks against the paper
+        ([], ["undecided", "untested", "not run"], "paper", "undecided"),
         (["not run"], ["not run"], "paper", "not run"),
         ([], ["untested", "not run"], "departs", "not run"),  # one seed
         (["agrees"], ["agrees"], "stand-in", "not run"),  # another experiment is not judged

@@ -9,7 +9,7 @@ from rebased.analysis.paired import SIGNIFICANT
 from rebased.report.paper.values import Reading
 from rebased.report.synthetic.paper import agrees
 
-Verdict = Literal["reproduced", "partly", "not reproduced", "not run"]
+Verdict = Literal["reproduced", "partly", "undecided", "not reproduced", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Outcome = Literal["agrees", "differs", "undecided", "untested", "not run"]
 Protocol = Literal["paper", "departs", "stand-in", "none"]
@@ -21,8 +21,10 @@ RULES: dict[Verdict, str] = {
     "partly": "The paper's own experiment was run, at least in part, and at least one claim holds or at least half of "
     "the measured numbers agree. Departures from the paper's protocol (fewer epochs, rates or seeds, half "
     "precision) allow no better verdict.",
-    "not reproduced": "The paper's own experiment was run, at least in part, and neither of that is so. With "
-    "departures from the protocol this says little about the paper.",
+    "undecided": "The paper's own experiment was run, at least in part. No measured number differs and no claim is "
+    "contradicted, but no claim holds either: too few seeds, or too small a difference.",
+    "not reproduced": "The paper's own experiment was run, at least in part, and most of the measured numbers differ, "
+    "or claims are contradicted and none holds. With departures from the protocol this says little about the paper.",
     "not run": "There is no record of the paper's own experiment, or only one seed, which can be put to no test. What "
     "was measured in its place, on another text or at another size, is shown as a stand-in and not judged.",
 }
@@ -69,7 +71,7 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
     agreeing = sum(number.outcome == "agrees" for number in measured)
     if any(claim.outcome == "agrees" for claim in claims) or (measured and 2 * agreeing >= len(measured)):
         return "partly"
-    return "not reproduced"
+    return "not reproduced" if "differs" in outcomes else "undecided"
 
 
 def hold_number(what: str, paper: Reading, ours: Spread | None, digits: int = 3) -> Number:
