@@ -1,6 +1,7 @@
 """Draw the pictures of pages: python docs/images/make_report.py [FOLDER]. Needs Chromium.
 
-The pages are those of the committed records: `rebased report results/table1-small.jsonl.xz` and `rebased paper`.
+The pages are those of the committed records: `rebased report results/table1-small.jsonl.xz` and `rebased paper`. One
+figure of another page is drawn by itself.
 """
 
 import shutil
@@ -16,6 +17,7 @@ PAGES = {  # by file name: the words of the command, and the size of what is sho
     "report.png": (["report", str(ROOT / "results" / "table1-small.jsonl.xz")], (1000, 1220)),
     "paper.png": (["paper"], (1000, 1000)),
 }
+FIGURES = {"extrapolation.svg": ("campaign-extrapolation.jsonl.gz", "figure-by-pairs.svg")}  # records, name in --tables
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -39,6 +41,11 @@ def main(folder: Path) -> None:
             page = Path(temporary, "page.html")
             subprocess.run([sys.executable, "-m", "rebased", *words, "-o", str(page)], check=True)
             screenshot(page.as_uri(), folder / name, size, temporary)
+    for name, (records, figure) in FIGURES.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            words = ["report", str(ROOT / "results" / records), "--tables", temporary, "--formats", "svg"]
+            subprocess.run([sys.executable, "-m", "rebased", *words], check=True)
+            shutil.copy(Path(temporary, figure), folder / name)
 
 
 if __name__ == "__main__":
