@@ -187,4 +187,5 @@ def shorten(path: str, paths: Iterable[str]) -> str:
 
 
 def last_word(path: str) -> str:
+    """Of "model.mixers.0.n_heads": "n_heads"."""
     return path.rsplit(".", 1)[-1]
