@@ -27,6 +27,7 @@ from rebased.mixers.documents import (
 from rebased.mixers.hyena import Hyena, HyenaState
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
+from rebased.mixers.positions import AttendsAt, rows_at
 from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rebased import Based, ReBased
@@ -39,6 +40,7 @@ __all__ = [
     "CONTEXT",
     "FACTORY",
     "RWKV",
+    "AttendsAt",
     "Based",
     "Extendable",
     "ExtendsDocuments",
@@ -84,5 +86,6 @@ __all__ = [
     "mixer_names",
     "positions_in_documents",
     "register_mixer",
+    "rows_at",
     "tensors_of",
 ]

@@ -11,6 +11,7 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 - `forward_documents` keeps packed documents apart (Isolating, documents.py). `extend_documents` does so for documents
   that follow states (ExtendsDocuments, documents.py): several prompts are then read at once.
 - `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
+- `forward_at` leaves out positions that are not wanted (AttendsAt, positions.py).
 - `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
 - `spreads_nan` says, in words, why a NaN in x may reach earlier tokens of its row. A mixer without it keeps a NaN or an

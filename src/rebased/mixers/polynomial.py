@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rebased.mixers.attention_maps import weigh
 from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
 from rebased.mixers.context_parallel import GatherEarlier
+from rebased.mixers.positions import rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
     AnyCoefficients,
@@ -19,7 +20,9 @@ from rebased.ops import (
     feature_count,
     init_poly_state,
     linear_step,
+    poly_at_pays,
     poly_attention,
+    poly_attention_at,
     poly_attention_extend,
     poly_attention_extend_,
     poly_attention_map,
@@ -92,6 +95,14 @@ class PolynomialAttention(nn.Module):
         """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each."""
         return self.transform(self.proj_q(x), self.proj_k(x))
 
+    def project_queries(self, x: Tensor) -> Tensor:
+        """Return the q of project_qk alone."""
+        return self.proj_q(x)
+
+    def project_keys(self, x: Tensor) -> Tensor:
+        """Return the k of project_qk alone."""
+        return self.proj_k(x)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the q, k [B,T,H,K] and v [B,T,H,V] that the operator is called with, from x [B,T,D]."""
         check_input(self, x, self.proj_q.weight)
@@ -121,6 +132,27 @@ class PolynomialAttention(nn.Module):
         if x.numel() == 0:
             return empty_output(self, x)
         return self.proj_o(self.attend(q, k, v).flatten(-2))
+
+    def attends_at(self, x: Tensor, n: int) -> bool:
+        """Return True if forward_at of n positions per row is faster than forward of x [B,T,D] (mixers/positions.py).
+
+        It is on a GPU, if nothing about the mixer was changed that forward_at would not see.
+        """
+        plain = self.fuses_steps() and is_plain(type(self), self)
+        return plain and poly_at_pays(
+            x, n, self.operator_width, self.value_width, coefficients=self.coefficients, backend=self.backend
+        )
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return forward() at these positions only: x [B,T,D], positions [B,n] -> [B,n,D]. Queries and outputs of other
+        positions are not computed; see attends_at."""
+        check_input(self, x, self.proj_q.weight)
+        check_torch_func(self, x, self.backend)
+        keys, values = (self.n_heads, self.operator_width), (self.n_heads, self.value_width)
+        k, v = self.project_keys(x).unflatten(-1, keys), self.proj_v(x).unflatten(-1, values)
+        q = self.project_queries(rows_at(x, positions)).view(*positions.shape, *keys)
+        o = poly_attention_at(q, k, v, positions, **self._kernel(), backend=self.backend)
+        return self.proj_o(o.flatten(-2))
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D] -> [B,T,D] (mixers/documents.py).

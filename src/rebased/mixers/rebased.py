@@ -144,14 +144,12 @@ class ReBased(PolynomialAttention):
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Return q and k [B,T,H*K], each after its transform (`qk_transform`, `norm_axis`)."""
+        return self._transform_one(q, self.ln_q), self._transform_one(k, self.ln_k)
+
+    def _transform_one(self, x: Tensor, norm: AffineNorm) -> Tensor:
         heads = (self.n_heads, self.key_width)
-        if self.norm_axis == "per_head":
-            q, k = self.ln_q(q.unflatten(-1, heads)).flatten(-2), self.ln_k(k.unflatten(-1, heads)).flatten(-2)
-        else:
-            q, k = self.ln_q(q), self.ln_k(k)
-        if self.kernel != "fourth":
-            return q, k
-        return pair_products(q.unflatten(-1, heads)).flatten(-2), pair_products(k.unflatten(-1, heads)).flatten(-2)
+        x = norm(x.unflatten(-1, heads)).flatten(-2) if self.norm_axis == "per_head" else norm(x)
+        return pair_products(x.unflatten(-1, heads)).flatten(-2) if self.kernel == "fourth" else x
 
     def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each.
@@ -159,12 +157,27 @@ class ReBased(PolynomialAttention):
         The paper's joint LayerNorm is computed together with its projection, unless a user has put a module of another
         class, or one with hooks, in the place of either.
         """
-        pairs = ((self.proj_q, self.ln_q), (self.proj_k, self.ln_k))
-        plain = all(is_plain(nn.Linear, proj) and is_plain(AffineNorm, norm) for proj, norm in pairs)
-        if not plain or not self.ln_q.is_layer_norm or self.norm_axis != "joint" or self.kernel == "fourth":
+        if not self._joins_norms():
             return super().project_qk(x)
-        q, k = (linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps) for proj, norm in pairs)
-        return q, k
+        return self.project_queries(x), self.project_keys(x)
+
+    def project_queries(self, x: Tensor) -> Tensor:
+        """Return the q of project_qk alone."""
+        return self._project_one(x, self.proj_q, self.ln_q)
+
+    def project_keys(self, x: Tensor) -> Tensor:
+        """Return the k of project_qk alone."""
+        return self._project_one(x, self.proj_k, self.ln_k)
+
+    def _project_one(self, x: Tensor, proj: nn.Linear, norm: AffineNorm) -> Tensor:
+        if self._joins_norms():
+            return linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps)
+        return self._transform_one(proj(x), norm)
+
+    def _joins_norms(self) -> bool:
+        """Return True if a projection and its norm are computed together."""
+        plain = is_plain(nn.Linear, self.proj_q, self.proj_k) and is_plain(AffineNorm, self.ln_q, self.ln_k)
+        return plain and self.ln_q.is_layer_norm and self.norm_axis == "joint" and self.kernel != "fourth"
 
     def fuses_steps(self) -> bool:
         """Return True if `poly_step_` computes this mixer: the square of layer- or rms-normalised q . k."""

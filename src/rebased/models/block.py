@@ -17,6 +17,7 @@ from rebased.mixers import (
     extend_documents,
     forward_documents,
     mixer_class,
+    rows_at,
 )
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm, RMSNorm
@@ -118,6 +119,16 @@ class Block(nn.Module):
         if cu_seqlens is not None:
             return x + check_output(self.mixer, y, forward_documents(self.mixer, y, cu_seqlens), "forward_documents")
         return x + check_output(self.mixer, y, self.mixer(y))
+
+    def mix_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return mix(x) at these positions of each row only: x [B,T,D], positions [B,n] -> [B*n,D].
+
+        A mixer that is faster without the others leaves them out (mixers/positions.py).
+        """
+        if hasattr(self.mixer, "attends_at") and self.mixer.attends_at(x, positions.shape[1]):
+            y = self.norm1(x, dtype=matmul_dtype(x))
+            return rows_at(x, positions) + self.mixer.forward_at(y, positions).flatten(0, 1)
+        return rows_at(self.mix(x), positions)
 
     def feed(self, u: Tensor) -> Tensor:
         """Return x' = u + MLP(norm2(u)), [..., D] -> [..., D], each position by itself."""

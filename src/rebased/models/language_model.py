@@ -163,16 +163,13 @@ class LanguageModel(nn.Module):
         """Return `hidden` at these positions of each row only: tokens [B,T], positions [B,n] -> [B*n,D].
 
         It is faster than `hidden`: what follows the last mixer works on each position by itself, so the others are left
-        out there.
+        out there. On a GPU ReBased and Based leave them out too (mixers/positions.py).
         """
         x = self._embed(tokens, start=0)
         *blocks, last = self.blocks
         for block in blocks:
             x = block(x)
-        u = last.mix(x)
-        starts = torch.arange(0, u.shape[0] * u.shape[1], u.shape[1], device=u.device)
-        u = u.flatten(0, 1).index_select(0, (positions + starts.unsqueeze(1)).flatten())
-        return self.norm(last.feed(u))
+        return self.norm(last.feed(last.mix_at(x, positions)))
 
     def loss_at(self, tokens: Tensor, positions: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the cross-entropies at positions [B,n] of tokens [B,T], [] in fp32 (fp64 for fp64).

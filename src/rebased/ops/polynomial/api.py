@@ -89,6 +89,76 @@ def poly_attention(
     return torch.cat(documents, dim=1)
 
 
+def poly_attention_at(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float | None = None,
+    eps: float = EPS,
+    backend: Backend = "auto",
+) -> Tensor:
+    """poly_attention at n positions of each row only: each query with all keys up to its position, n T in all.
+
+    Args:
+        q: queries [B, n, H, K], those of the wanted positions alone; dtypes as in poly_attention. B and n may be 0.
+        k, v: keys [B, T, H, K] and values [B, T, H, V], in the dtype and on the device of q.
+        positions: integers [B, n] from 0 to T - 1, on the device of q: where each query stands. They are not checked,
+            because the host would have to wait for them.
+        coefficients, scale, eps: as in poly_attention.
+        backend: "triton" needs a GPU, K up to 128 and no float64; "auto" is "triton" where it can be. All others take
+            the equation, in memory of n T numbers per row and head.
+
+    Returns:
+        o [B, n, H, V] in the dtype of v, differentiable in q, k and v. On a GPU a NaN or an infinity in v may reach
+        earlier positions of its row.
+
+    Raises:
+        ValueError: as poly_attention, and if the shape of positions is not that of the queries.
+    """
+    coefficients, scale, eps = _check(k, k, v, coefficients, scale, eps)
+    wanted = (k.shape[0], *q.shape[1:2], *k.shape[2:])
+    if q.shape != wanted or q.dtype != k.dtype or q.device != k.device:
+        raise ValueError(
+            f"q {list(q.shape)} must be [B, n, H, K] as k {list(k.shape)} is [B, T, H, K], in its dtype and on its "
+            f"device; they are {q.dtype} on {q.device} and {k.dtype} on {k.device}"
+        )
+    if positions.shape != q.shape[:2] or positions.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"positions must be [B, n] = {list(q.shape[:2])}, int32 or int64; they are {list(positions.shape)}, "
+            f"{positions.dtype}"
+        )
+    path = _path(backend, q, coefficients)
+    if path in (*_PLAIN_TORCH.values(), learned):
+        path = reference
+    return path.attend_at(q, k, v, positions.long(), coefficients=coefficients, scale=scale, eps=eps)
+
+
+def poly_at_pays(
+    x: Tensor, n: int, key_width: int, value_width: int, *, coefficients: AnyCoefficients, backend: Backend = "auto"
+) -> bool:
+    """True if poly_attention_at of n queries per row is faster than poly_attention of all.
+
+    Args:
+        x: [B, T, ...], a tensor with the dtype and on the device of q, k and v.
+        n: queries per row that are wanted.
+        key_width, value_width: K and V.
+        coefficients, backend: as in poly_attention.
+
+    Returns:
+        False in plain torch, where all queries are fast and the sums have always been in the same order.
+    """
+    if choose_path(backend, x.device) != "triton" or not has_triton() or isinstance(coefficients, Tensor):
+        return False
+    from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH, selection_pays
+
+    if x.numel() == 0 or x.dtype == torch.float64 or key_width > MAX_KEY_WIDTH or in_torch_func():
+        return False
+    return selection_pays(n, x.shape[1], key_width, value_width, coefficients[0] != 0 or coefficients[1] != 0)
+
+
 def poly_attention_extend(
     q: Tensor,
     k: Tensor,

@@ -40,6 +40,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, sc
     return (numerator / (denominator + eps)).to(v.dtype)
 
 
+def attend_at(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float
+) -> Tensor:
+    """o [B, n, H, V] of queries q [B, n, H, K] at positions [B, n] of k [B, T, H, K] and v [B, T, H, V]."""
+    dtype = accumulate_dtype(q.dtype)
+    c0, c1, c2 = coefficients
+    s = scale * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+    seen = positions[:, None, :, None] >= torch.arange(k.shape[1], device=k.device)
+    sim = torch.where(seen, c0 + s * (c1 + c2 * s), 0)  # [B,H,n,T]
+    values, finite = v.to(dtype), v.isfinite()
+    numerator = torch.einsum("bhij,bjhv->bihv", sim, torch.where(finite, values, 0))
+    met = torch.where(finite, 0, values).cumsum(1)  # as in sum_values: what is not finite reaches no earlier token
+    met = met.gather(1, positions[:, :, None, None].expand(-1, -1, *v.shape[2:]))
+    denominator = sim.sum(-1).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
+    return (torch.where(met == 0, numerator, met) / (denominator + eps)).to(v.dtype)
+
+
 def attention_matrix(q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
     """sim_ij / (sum_{j<=i} sim_ij + eps), zero for j > i: q, k [B, T, H, K] -> [B, H, T, T], at least fp32."""
     dtype = accumulate_dtype(q.dtype)

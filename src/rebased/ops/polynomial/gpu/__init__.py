@@ -1,5 +1,5 @@
 """Triton kernels for polynomial attention. Importing this package imports Triton; api.py does so when it is needed."""
 
-from rebased.ops.polynomial.gpu.operators import attend, extend, extend_
+from rebased.ops.polynomial.gpu.operators import attend, attend_at, extend, extend_
 
-__all__ = ["attend", "extend", "extend_"]
+__all__ = ["attend", "attend_at", "extend", "extend_"]

@@ -118,7 +118,7 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
 
 
 @triton.jit
-def _as_multiplied(x, PRECISION: tl.constexpr):
+def as_multiplied(x, PRECISION: tl.constexpr):
     """x as the tensor cores read it. In TF32 they ignore the last 13 bits, and delta must ignore them too: with a
     single value, do . o has to cancel do . v, however small the similarity is."""
     if PRECISION == "tf32" and x.dtype == tl.float32:
@@ -128,10 +128,10 @@ def _as_multiplied(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-                BN: tl.constexpr, DIAGONAL: tl.constexpr, HI_LO: tl.constexpr, LOW: tl.constexpr,
-                EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+def add_query_grad(dq, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
+                   K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, DIAGONAL: tl.constexpr, HI_LO: tl.constexpr, LOW: tl.constexpr,
+                   EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """dq plus half of what the keys n .. n+BN send, without the scale of each query. HI_LO, also on the diagonal: where
     dq loses digits through states too, gradients at scores are multiplied as hi and lo."""
     columns = score_positions(n, BN, WIDE, dtype)
@@ -176,7 +176,7 @@ def query_grad_kernel(
     here = (row * T + start) * H + h
     scalars = (row * H + h) * T + start
     scale = tl.load(inverse + scalars + rows, mask=rows < length, other=0.0)
-    grads = _as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
+    grads = as_multiplied(load_rows(do, do_token, rows, length, V, VP, not EVEN), PRECISION)
     outputs = load_rows(o + here * V, H * V, rows, length, V, VP, not EVEN).to(tl.float32)
     if o_lo is not None and first < EARLY:
         o_lo, stride = find_o_lo(o_lo, here, sequence, H, h, V, LO_LIKE_O)
@@ -191,12 +191,12 @@ def query_grad_kernel(
     DIAGONAL_STEP: tl.constexpr = BM if BM <= 2 * BN else BN
     for n in range(0, BM, DIAGONAL_STEP):
         for step in tl.static_range(DIAGONAL_STEP // BN):
-            acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows, length,
-                              c1, c2,
-                              K, KP, V, VP, BM, BN, True, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+            acc = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows,
+                                 length, c1, c2,
+                                 K, KP, V, VP, BM, BN, True, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
-        acc = _query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                          K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+        acc = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
+                             K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc *= 2.0 if LOW else 2.0 * c2
     if HAS_STATES and (HAS_INITIAL or chunk > 0):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
@@ -214,11 +214,12 @@ def query_grad_kernel(
 
 
 @triton.jit
-def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns, length, c0, c1, c2,
-              K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-              BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-              PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+def add_key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns, length, c0, c1, c2,
+                 K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
+                 BN: tl.constexpr, DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+                 PRECISION: tl.constexpr, dtype: tl.constexpr, at=None):  # fmt: skip
     """dk plus half, and dv plus all, of what the queries m .. m+BM send. Scores are transposed: [keys, queries].
+    at: the position of each query, where that is not its number.
 
     The scale of a query is multiplied into its scores in bf16, where dk and dv depend on how these are rounded. In
     TF32 it is multiplied into the query and its gradient, which have fewer numbers."""
@@ -227,10 +228,13 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
     grads = load_rows(do, do_token, rows, length, V, VP, not EVEN).to(dtype)
     rows = score_positions(m, BM, WIDE, dtype)
     delta = load_numbers(deltas, rows, length, not EVEN)
+    where = rows
+    if at is not None:
+        where = tl.load(at + rows, mask=rows < length, other=-1)
     s = tl.dot(keys, tl.trans(in_score_order(queries, dtype)), input_precision=PRECISION)
     ds = tl.dot(values, tl.trans(in_score_order(grads, dtype)), input_precision=PRECISION) + delta[None, :]
     if DIAGONAL and not LOW:
-        s = tl.where(rows[None, :] >= columns[:, None], s, 0.0)
+        s = tl.where(where[None, :] >= columns[:, None], s, 0.0)
     if dtype == tl.float32:
         slope = half_slope(s, c1, c2, LOW)
         sim = similarity(s, c0, c1, c2, LOW)
@@ -244,7 +248,7 @@ def _key_grad(dk, dv, keys, values, q, q_token, do, do_token, inverse, deltas, m
             sim = slope * s
     ds *= slope
     if DIAGONAL and LOW:
-        seen = rows[None, :] >= columns[:, None]
+        seen = where[None, :] >= columns[:, None]
         sim = tl.where(seen, sim, 0.0)
         ds = tl.where(seen, ds, 0.0)
     if dtype == tl.float32:
@@ -296,11 +300,11 @@ def key_grad_kernel(
     DIAGONAL_STEP: tl.constexpr = BN if BN <= 2 * BM else BM
     for m in range(0, BN, DIAGONAL_STEP):
         for step in tl.static_range(DIAGONAL_STEP // BM):
-            acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
+            acc_k, acc_v = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
                                      first + m + step * BM, columns, length, c0, c1, c2,
                                      K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for m in range(first + BN, end, BM):
-        acc_k, acc_v = _key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
+        acc_k, acc_v = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m, columns,
                                  length, c0, c1, c2,
                                  K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc_k *= 2.0

@@ -50,6 +50,11 @@ def product_dtype(q: Tensor) -> torch.dtype:
     return torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """x with a last stride of 1, which the kernels need; other strides are free."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def keeps_o_lo(v: Tensor) -> bool:
     """True if o is stored in half precision. The rounding errors of its first rows are then saved for the backward."""
     return v.dtype != torch.float32
@@ -134,25 +139,29 @@ class Call:
             "K": self.K, "V": self.V, "VP": padded(self.V), **self.features,
             "PRECISION": "tf32x3" if self.products == "tf32x3" else "tf32",
             "PACKED": packed, "EVEN": not packed and self.T % max(tile.rows, tile.step) == 0,
-            "WIDE": self.T * token >= 2**31, "K_UNIT": _unit(keys), "V_UNIT": _unit(values), **tile.options,
+            "WIDE": self.T * token >= 2**31, "K_UNIT": unit_of(keys), "V_UNIT": unit_of(values), **tile.options,
         }  # fmt: skip
 
 
-def _unit(strides: Strides) -> int:
+def unit_of(strides: Strides) -> int:
+    """The number, at most 16, that divides all strides but the last of each tensor."""
     return gcd(16, *(number for stride in strides for number in stride[:3]))
 
 
 def prepare(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, low: bool, has_state: bool) -> Call:
     """The Call of q [B, T, H, K] and v [B, T, H, V]; has_state: True if a state goes in or out."""
-    products: Products = "tf32"
-    if q.dtype == torch.bfloat16:
-        products = "bf16"
-    elif q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        products = "tf32x3"
     sizes = (*q.shape, v.shape[-1], None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     known = all(size is None or type(size) is int for size in sizes)  # symbols of torch.compile cannot be looked up
     make = make_call if known else make_call.__wrapped__
-    return make(*sizes, low, products, has_state)
+    return make(*sizes, low, choose_products(q), has_state)
+
+
+def choose_products(q: Tensor) -> Products:
+    """What the tensor cores multiply for q and k of this dtype, as torch's setting for fp32 allows."""
+    if q.dtype == torch.bfloat16:
+        return "bf16"
+    exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return "tf32x3" if exact else "tf32"
 
 
 @lru_cache(maxsize=1024)

@@ -34,7 +34,7 @@ def find_o_lo(o_lo, at, sequence, H, h, V: tl.constexpr, LO_LIKE_O: tl.constexpr
 
 
 @triton.jit
-def _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+def add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
               PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
@@ -133,11 +133,11 @@ def forward_kernel(
     DIAGONAL_STEP: tl.constexpr = BM if BM <= 2 * BN else BN
     for n in range(0, BM, DIAGONAL_STEP):  # mostly one iteration, which is no loop
         for step in tl.static_range(DIAGONAL_STEP // BN):
-            acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, first + n + step * BN, rows, length,
+            acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, first + n + step * BN, rows, length,
                                    c0, c1, c2,
                                    K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     for n in range(chunk * chunk_length, first, BN):
-        acc, total = _add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+        acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
                                K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     total = tl.sum(total if V == VP else tl.where(tl.arange(0, VP)[None, :] == V, acc, 0.0), 1)
     if not LOW:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 from rebased.ops.inspection import record_launches
-from rebased.ops.polynomial.api import poly_attention, poly_attention_extend
+from rebased.ops.polynomial.api import poly_attention, poly_attention_at, poly_attention_extend
 from rebased.ops.polynomial.gpu import plan
 from rebased.ops.polynomial.gpu.call import make_call
 from rebased.ops.polynomial.state import Coefficients, init_poly_state
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     T: int
     coefficients: Coefficients
     regime: Regime
-    kind: str = "plain"  # packed: with cu_seqlens; extend: with a state in and out
+    kind: str = "plain"  # packed: with cu_seqlens; extend: with a state in and out; at: every fourth query alone
     gradients: bool = True
 
 
@@ -81,6 +81,9 @@ def launches_of(call: Call) -> list[dict[str, Any]]:
             state = init_poly_state(1, HEADS, call.K, call.V, c)
             o, after = poly_attention_extend(q, k, v, state, coefficients=c, backend="triton")
             loss = o.sum() + after.kv.sum() + after.z.sum()
+        elif call.kind == "at":
+            positions = torch.arange(0, call.T, 4)
+            loss = poly_attention_at(q[:, positions], k, v, positions[None], coefficients=c, backend="triton").sum()
         else:
             cu_seqlens = torch.tensor([0, 5, call.T], dtype=torch.int32) if call.kind == "packed" else None
             loss = poly_attention(q, k, v, coefficients=c, cu_seqlens=cu_seqlens, backend="triton").sum()

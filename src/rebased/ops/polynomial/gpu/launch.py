@@ -11,7 +11,16 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import Launch, compile_together, launch
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
-from rebased.ops.polynomial.gpu.call import NO_DOCUMENTS, Call, Documents, Strides, keeps_o_lo, prepare, product_dtype
+from rebased.ops.polynomial.gpu.call import (
+    NO_DOCUMENTS,
+    Call,
+    Documents,
+    Strides,
+    keeps_o_lo,
+    prepare,
+    product_dtype,
+    rows_of,
+)
 from rebased.ops.polynomial.gpu.decode import decode_kernel
 from rebased.ops.polynomial.gpu.forward import forward_kernel
 from rebased.ops.polynomial.gpu.layout import monomials
@@ -107,11 +116,6 @@ def _like(x: Tensor) -> Tensor:
 
 def _or_zeros(x: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return like.new_zeros(shape, dtype=torch.float32) if x is None else x.contiguous()
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x with a last stride of 1, which the kernels need; other strides are free."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _strides(*tensors: Tensor) -> Strides:
@@ -239,7 +243,7 @@ def _decode(
     eps: float,
 ) -> Tensor:
     """o, with the state after the token written to `after`: each number is read by the program that writes it."""
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = rows_of(q), rows_of(k), rows_of(v)
     B, _, H, K = q.shape
     first, second, weights = monomials(K, coefficients, scale, q.device)
     o = _empty(*v.shape, like=v)
@@ -260,7 +264,7 @@ def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
     gradients: a backward pass will follow; its kernels are then compiled together with those of the forward pass.
     """
     q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final = inputs
-    q, k, v, coefficients = _rows(q), _rows(k), _rows(v), (c0, c1, c2)
+    q, k, v, coefficients = rows_of(q), rows_of(k), rows_of(v), (c0, c1, c2)
     initial = None
     if kv_initial is not None and z_initial is not None:
         initial = PolyState(kv_initial.contiguous(), z_initial.contiguous())
@@ -285,7 +289,7 @@ def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
 def backward(inputs: BackwardInputs) -> Gradients:
     """The gradients of q, k, v and of the state before the first token."""
     do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, has_initial, has_final, c0, c1, c2 = inputs
-    q, k, v, do, coefficients = _rows(q), _rows(k), _rows(v), _rows(do), (c0, c1, c2)
+    q, k, v, do, coefficients = rows_of(q), rows_of(k), rows_of(v), rows_of(do), (c0, c1, c2)
     call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, has_initial or has_final)
     has_states = call.plan.chunk is not None
     strides = _strides(q, k, v, do)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import triton_interpreted
-from rebased.ops.polynomial.gpu.call import keeps_o_lo, prepare, product_dtype
+from rebased.ops.polynomial.gpu.call import keeps_o_lo, prepare, product_dtype, rows_of
 from rebased.ops.polynomial.gpu.launch import (
     BackwardInputs,
     ForwardInputs,
@@ -20,6 +20,7 @@ from rebased.ops.polynomial.gpu.launch import (
 )
 from rebased.ops.polynomial.gpu.layout import canonical, tiled
 from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH, MAX_VALUE_WIDTH
+from rebased.ops.polynomial.gpu.selected import poly_at
 from rebased.ops.polynomial.state import Coefficients, PolyState
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -39,6 +40,23 @@ def attend(
     _check(q)
     folded = _folded(coefficients, scale)
     return _joined([_forward(q, k, each, cu_seqlens, None, None, *folded, eps, False)[0] for each in _slices(v)])
+
+
+def attend_at(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+) -> Tensor:
+    """o [B, n, H, V] of queries q [B, n, H, K] at positions [B, n]. See api.poly_attention_at."""
+    _check(q)
+    folded = _folded(coefficients, scale)
+    q, k, at = rows_of(q), rows_of(k), positions.to(torch.int32).contiguous()
+    return _joined([poly_at(q, k, rows_of(each), at, *folded, eps)[0] for each in _slices(v)])
 
 
 def extend(

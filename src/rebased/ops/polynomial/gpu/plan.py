@@ -180,9 +180,15 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
     low: True if c0 or c1 is not zero. has_state: True if a state goes in or out; the call is then chunked at any T.
     """
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
-    table = TABLES[products, "chunked" if chunked else "quadratic"]
+    tiles = find_tiles(TABLES[products, "chunked" if chunked else "quadratic"], T, K, V, low)
+    group = 4 if K <= 2 * SLICE else 2
+    return Plan(CHUNK if chunked else None, tiles, group, hi_lo=products == "bf16" and T > LONG)
+
+
+def find_tiles(table: _Table, T: int, K: int, V: int, low: bool) -> Tiles:
+    """The tiles of the first row of a table that fits."""
     KP, VP = padded(K), padded(V)
-    tiles = next(
+    return next(
         row.tiles
         for row in table
         if KP <= row.KP
@@ -192,5 +198,8 @@ def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_stat
         and row.low in (None, low)
         and (V == VP or not row.full)
     )
-    group = 4 if K <= 2 * SLICE else 2
-    return Plan(CHUNK if chunked else None, tiles, group, hi_lo=products == "bf16" and T > LONG)
+
+
+def selection_pays(n: int, T: int, K: int, V: int, low: bool) -> bool:
+    """True if n queries of T, each with up to T keys, cost less than all T queries in the better regime."""
+    return n * quadratic_cost(2 * T, K, V) < T * min(quadratic_cost(T, K, V), chunked_cost(K, V, low))
