@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from polynomial_inputs import Shape, inputs
-from rebased.ops import Backend, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
+from rebased.ops import (
+    Backend,
+    Coefficients,
+    PolyState,
+    init_poly_state,
+    poly_attention,
+    poly_attention_at,
+    poly_attention_extend,
+)
 from tolerances import assert_close, assert_small_error
 
 MIXED: Coefficients = (0.3, -0.2, 0.7)
@@ -31,6 +39,28 @@ def attend(given: list[Tensor], coefficients: Coefficients, **options: Any) -> l
     o = poly_attention(q, k, v, coefficients=coefficients, backend=backend, **options)  # type: ignore[arg-type]
     assert o.dtype == q.dtype
     return [o.detach(), *torch.autograd.grad(o, (q, k, v), do)]
+
+
+def some_positions(batch: int, n: int, T: int, seed: int = 0) -> Tensor:
+    """[batch, n], in any order and with repetitions where n is more than T."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(max(n, T), generator=generator)[:n] % T for _ in range(batch)])
+
+
+def at(x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, T, H, W] at positions [B, n]: [B, n, H, W]."""
+    return x.gather(1, positions[:, :, None, None].expand(-1, -1, *x.shape[2:]))
+
+
+def attend_at(given: list[Tensor], positions: Tensor, coefficients: Coefficients, backend: Backend) -> list[Tensor]:
+    """o at these positions and its gradients, dq [B, T, H, K] at all: in fp64 taken from attention of all queries."""
+    q, k, v, do = given
+    if q.dtype == torch.float64:
+        o = at(poly_attention(q, k, v, coefficients=coefficients, backend="reference"), positions)
+    else:
+        o = poly_attention_at(at(q, positions), k, v, positions, coefficients=coefficients, backend=backend)
+    assert o.dtype == q.dtype
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), at(do, positions))]
 
 
 def extend(

@@ -32,7 +32,9 @@ CASES = [  # chosen so that all together take a minute of two cores: key gradien
     (90, Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)),
     (90, Call(FP32, 16, 10, 4096, REBASED, "chunked", gradients=False)),
     (90, Call(BF16, 128, 96, 256, REBASED, "quadratic")),
+    (90, Call(FP32, 16, 5, 256, REBASED, "quadratic", "at")),
     (80, Call(BF16, 16, 64, 4096, REBASED, "chunked", "packed")),
+    (80, Call(BF16, 16, 10, 250, BASED, "quadratic", "at")),
     (80, Call(BF16, 16, 64, 1, BASED, "chunked", "extend", gradients=False)),
     (80, Call(FP32, 128, 96, 256, REBASED, "quadratic")),  # the one that needs most shared memory
 ]
