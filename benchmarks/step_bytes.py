@@ -1,8 +1,9 @@
 """Bytes and operations of a training step of ReBased, part by part: python benchmarks/step_bytes.py [--D 512]
 
-Counts, not measurements: every tensor that a kernel of an eager step reads or writes, once each time, parameters left
-out. Divided by a GPU's bandwidth they say what no kernel can go below, and beside benchmarks/train.py --only profile
-which kernels stay far from it.
+Counts, not measurements: every tensor that a kernel of an eager step on a GPU reads or writes, once each time,
+parameters left out. The last mixer computes queries and outputs at the labelled positions alone. Divided by a GPU's
+bandwidth the counts say what no kernel can go below, and beside benchmarks/train.py --only profile which kernels stay
+far from it.
 """
 
 import argparse
@@ -19,8 +20,9 @@ def parts(rows: int, T: int, D: int, labels: int, precision: str) -> dict[str, t
     small = 2 if half else 4  # bytes of a number that is multiplied
     logit = 4 if precision == "fp32" else 2
     x, h = 4 * M * D, small * M * D  # the residual stream; what a mixer reads
-    qk, v = small * M * K, small * M * V
-    chosen = 4 * L * D
+    k, v = small * M * K, small * M * V
+    chosen, h_chosen = 4 * L * D, small * L * D  # the same at the labelled positions
+    q, o = small * L * K, small * L * V
     cast = x + h if half else 0  # of the gradient that enters a mixer
     narrow_head = precision != "fp32" and D <= 128  # no logit is written (ops/cross_entropy/narrow_gpu.py)
     joined = precision != "fp32" and D <= 64  # projections of q and k with their norms (ops/norm/linear_gpu.py)
@@ -28,16 +30,20 @@ def parts(rows: int, T: int, D: int, labels: int, precision: str) -> dict[str, t
         "embedding, positions, dropout": (9 * x + 2 * M * D, 0),
         "norms of the stream": (2 * (x + h) + 2 * (2 * x + h) + 5 * x + 10 * chosen, 0),  # two first, one second
         "short convolution and its gate": (2 * h + 4 * h + 3 * h + 6 * h, 0),
-        "residuals": (2 * (2 * x + h) + 2 * 3 * x + 2 * cast, 0),
-        "projections": (  # the gate's; q, k and v; out. Forward, then gradients of inputs (and their sum) and weights
-            (2 * h + 4 * h + 6 * h) + 6 * h + 3 * (v + h) + 3 * (h + v) + (0 if joined else 3 * (2 * h + 2 * qk)),
-            6 * M * D * (D + 2 * V) + (0 if joined else 6 * M * D * 2 * K),
+        "residuals": (2 * x + h + 2 * chosen + h_chosen + 2 * 3 * x + 2 * cast, 0),
+        "projections": (  # the gate's; v; q and k; out. Forward, then gradients of inputs (and their sum) and weights
+            (2 * h + 4 * h + 6 * h)
+            + 3 * (v + h)
+            + 3 * (h_chosen + o)
+            + (0 if joined else 3 * (h + k) + 3 * (h_chosen + q))
+            + 6 * h,
+            6 * D * (M * (D + V) + L * V) + (0 if joined else 6 * D * (M + L) * K),
         ),
         "norms of q and k": (
-            (2 * (h + qk) + 2 * (2 * h + qk), 6 * M * D * 2 * K) if joined else (4 * qk + 6 * qk, 0)
+            (h + k + 2 * h + k + h_chosen + q + 2 * h_chosen + q, 6 * D * (M + L) * K) if joined else (5 * k + 5 * q, 0)
         ),  # with their projections where these are joined
-        "polynomial attention (its inputs and outputs)": (2 * qk + 2 * v + 4 * qk + 4 * v, 0),
-        "labelled positions": (2 * chosen + x + 2 * chosen, 0),
+        "polynomial attention (its inputs and outputs)": (3 * k + 3 * q + 3 * v + 3 * o, 0),
+        "labelled positions": (4 * chosen + x + 4 * h_chosen + h, 0),
         "head": (
             (5 * chosen, 8 * L * VOCAB * D) if narrow_head else (5 * logit * L * VOCAB + 4 * chosen, 6 * L * VOCAB * D)
         ),
