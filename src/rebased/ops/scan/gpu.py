@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
+from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
 
 CHANNELS = 16  # per program
 INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
@@ -308,11 +309,21 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None, state: Tensor
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    state: Tensor,
+    dt_bias: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """selective_scan_extend in fp32: x, dt [B, T, D], A [D, N], B and C [B, T, N], skip [D], state [B, D, N]."""
+    """selective_scan_extend in fp32: x, dt, gate [B, T, D], A [D, N], B and C [B, T, N], skip and dt_bias [D],
+    state [B, D, N]."""
     skip = x.new_zeros(x.shape[2], dtype=torch.float32) if skip is None else skip.float()
+    dt = dt if dt_bias is None else step_size(dt, dt_bias)
     x, dt, A, B, C, start = (each.contiguous() for each in (x, dt, A.float(), B, C, state))
     batch, T, D = x.shape
     y, end, _ = _forward(x, dt, A, B, C, skip, start, count_chunks(batch * triton.cdiv(D, CHANNELS), T))
-    return y, end
+    return (y if gate is None else apply_gate(y, gate)), end
