@@ -125,7 +125,7 @@ class Mamba(nn.Module):
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
-        u = functional.silu(short_conv(u, taps, self.conv1d.bias, backend=self.backend))
+        u = short_conv(u, taps, self.conv1d.bias, activation="silu", backend=self.backend)
         between = torch.ones(u.shape[1], 1, dtype=torch.bool, device=u.device).index_fill(0, places, False)
         u = u.masked_fill(between, 0)
         low_rank, B, C = self._split(u)
@@ -159,16 +159,16 @@ class Mamba(nn.Module):
             return empty_output(self, x), state
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
-        u, conv = short_conv_extend(u, taps, self.conv1d.bias, state.conv, backend=self.backend)
-        u = functional.silu(u)
+        bias = self.conv1d.bias
+        u, conv = short_conv_extend(u, taps, bias, state.conv, activation="silu", backend=self.backend)
         low_rank, B, C = self._split(u)
         # A kernel computes the step size, and the gradient of its bias with it. A CPU adds the bias inside the product.
         fuses = kernel_path(self.backend, u) == "triton" and is_plain(nn.Linear, self.dt_proj)
-        bias = self.dt_proj.bias if fuses else None
+        dt_bias = self.dt_proj.bias if fuses else None
         dt = functional.linear(low_rank, self.dt_proj.weight) if fuses else functional.softplus(self.dt_proj(low_rank))
         rates = -torch.exp(self.A_log)
         y, ssm = selective_scan_extend(
-            u, dt, rates, B, C, self.D, state.ssm, dt_bias=bias, gate=gate, backend=self.backend
+            u, dt, rates, B, C, self.D, state.ssm, dt_bias=dt_bias, gate=gate, backend=self.backend
         )
         return self.out_proj(y), MambaState(conv, ssm)
 

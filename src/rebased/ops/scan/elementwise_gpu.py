@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import launch, strided_rows
 
 ROWS, CHANNELS, WARPS = 32, 64, 4  # per program; a row is one token of one sequence
 
@@ -95,13 +95,6 @@ def _launch(kernel, tensors: list[Tensor], *numbers: int) -> None:
     launch(kernel, grid, *tensors, batch * T, D, *numbers, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS)
 
 
-def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """x [B, T, D] as rows [B * T, D], and how far apart two rows are in memory. A copy if that is not one number."""
-    rows = x.reshape(-1, x.shape[2])
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    return rows, rows.stride(0)
-
-
 @torch.library.custom_op("rebased::step_size", mutates_args=())
 def _step(dt: Tensor, bias: Tensor) -> Tensor:
     """softplus(dt + bias) in fp32: dt [B, T, D], bias [D] in fp32."""
@@ -143,7 +136,7 @@ _step.register_autograd(_step_autograd, setup_context=_step_setup)
 def _gate(y: Tensor, gate: Tensor) -> Tensor:
     """y silu(gate) in the dtype of y: both [B, T, D]."""
     out = torch.empty_like(y)
-    rows, stride = _rows(gate)
+    rows, stride = strided_rows(gate)
     _launch(gate_kernel, [y, rows, out], stride)
     return out
 
@@ -156,7 +149,7 @@ def _(y, gate):
 @torch.library.custom_op("rebased::gate_backward", mutates_args=())
 def _gate_backward(y: Tensor, gate: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
     dy, dgate = torch.empty_like(y), torch.empty_like(gate, memory_format=torch.contiguous_format)
-    rows, stride = _rows(gate)
+    rows, stride = strided_rows(gate)
     _launch(gate_backward_kernel, [y, rows, dout, dy, dgate], stride)
     return dy, dgate
 
