@@ -1,5 +1,6 @@
 """Mamba against its equations and against the one of `transformers`: values, gradients, steps; and how it starts."""
 
+import copy
 import math
 from typing import Any
 
@@ -79,6 +80,35 @@ def test_values_and_gradients_are_those_of_the_equations(arguments: dict[str, in
     got, wanted = (torch.autograd.grad((y * weights).sum(), inputs) for y in (actual, expected))
     for name, a, b in zip(("x", *(name for name, _ in mixer.named_parameters())), got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def assert_kernels_match(device: str) -> None:
+    """Mamba with kernels against plain torch in fp64: forward, one token after others, documents; all gradients."""
+    torch.manual_seed(4)
+    mixer, x = Mamba(D, backend="triton").to(device), torch.randn(B, T, D, device=device)
+    law = copy.deepcopy(mixer).double()
+    law.backend = "chunked"
+    documents = torch.tensor([0, 7, 8, B * T], device=device)
+    for run in (lambda m, x: m(x), two_parts, lambda m, x: m.forward_documents(x, documents)):
+        results = []
+        for each, tokens in ((mixer, x), (law, x.double())):
+            leaves = [tokens.requires_grad_(), *each.parameters()]
+            y = run(each, tokens)
+            results.append([y.detach(), *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
+        names = ("y", "x", *(name for name, _ in mixer.named_parameters()))
+        for name, actual, expected in zip(names, *results, strict=True):
+            assert_near(actual, expected, *SUMS[:5], B * T, condition=2, name=name)
+
+
+def two_parts(mixer: Mamba, x: Tensor) -> Tensor:
+    """All tokens but the last, then the last by itself."""
+    first, state = mixer.extend(x[:, :-1], mixer.init_state(len(x)))
+    return torch.cat([first, mixer.extend(x[:, -1:], state)[0]], dim=1)
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu() -> None:
+    assert_kernels_match("cuda")
 
 
 def test_values_and_gradients_are_those_of_transformers(theirs: Any, ours: list[Block]) -> None:

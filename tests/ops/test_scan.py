@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ops.scan_cases import assert_gradients_match, scan_inputs
+from ops.scan_cases import NAMES, OPTIONS, assert_gradients_match, scan, scan_inputs
 from rebased.ops import Backend, selective_scan, selective_scan_extend
 from rebased.ops.scan import chunked
 from tolerances import assert_near
@@ -18,23 +18,41 @@ def _seed() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("T", [1, 2, 3, 16, 37])
-def test_chunked_is_the_loop(T: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [(), OPTIONS], ids=str)
+def test_chunked_is_the_loop(
+    T: int, dtype: torch.dtype, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunked, "CHUNK_TOKENS", (8, 8))  # several chunks, the last of them short
-    assert_gradients_match(scan_inputs(2, T, 3, 5, dtype=dtype), "chunked")
+    assert_gradients_match(scan_inputs(2, T, 3, 5, options=options, dtype=dtype), "chunked")
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_step_size_and_gate_are_what_torch_computes_around_the_scan(backend: Backend) -> None:
+    inputs = scan_inputs(2, 7, 3, 4, options=OPTIONS)
+    actual, after = scan(inputs, backend)
+    plain = {name: inputs[name] for name in NAMES}
+    plain["dt"] = torch.nn.functional.softplus(inputs["dt"] + inputs["dt_bias"])
+    y, state = scan(plain, backend)
+    assert_near(actual, y * torch.nn.functional.silu(inputs["gate"]), 1)
+    assert torch.equal(after, state)
+    x, dt, A, B, C, skip, _ = plain.values()
+    whole = selective_scan(x, inputs["dt"], A, B, C, skip, dt_bias=inputs["dt_bias"], gate=inputs["gate"])
+    parts = selective_scan(x, dt, A, B, C, skip) * torch.nn.functional.silu(inputs["gate"])
+    assert_near(whole, parts, 1)
 
 
 def test_half_precision_keeps_its_state_in_fp32() -> None:
-    inputs = scan_inputs(2, 12, 3, 4, dtype=torch.bfloat16)
+    inputs = scan_inputs(2, 12, 3, 4, options=OPTIONS, dtype=torch.bfloat16)
     assert_gradients_match(inputs, "chunked")
-    y, state = selective_scan_extend(*inputs.values())
+    y, state = scan(inputs)
     assert (y.dtype, state.dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_autocast_does_not_reach_inside() -> None:
-    inputs = scan_inputs(2, 9, 3, 4)
-    expected, _ = selective_scan_extend(*inputs.values(), backend="chunked")
+    inputs = scan_inputs(2, 9, 3, 4, options=OPTIONS)
+    expected, _ = scan(inputs, "chunked")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(selective_scan_extend(*inputs.values(), backend="chunked")[0], expected)
+        assert torch.equal(scan(inputs, "chunked")[0], expected)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
@@ -94,13 +112,17 @@ def test_the_backward_holds_one_chunk_of_states(monkeypatch: pytest.MonkeyPatch)
         ("dt", torch.zeros(2, 6, 3), r"dt is \[2, 6, 3\]; .* needs \[2, 5, 3\]"),
         ("B", torch.zeros(2, 5, 3), r"B is \[2, 5, 3\]; .* needs \[2, 5, 4\]"),
         ("skip", torch.zeros(4), r"skip is \[4\]; .* needs \[3\]"),
+        ("dt_bias", torch.zeros(4), r"dt_bias is \[4\]; .* needs \[3\]"),
+        ("gate", torch.zeros(2, 5, 4), r"gate is \[2, 5, 4\]; .* needs \[2, 5, 3\]"),
         ("state", torch.zeros(1, 3, 4), r"state is \[1, 3, 4\]; .* needs \[2, 3, 4\]"),
         ("state", torch.zeros(2, 3, 4, dtype=torch.float64), "a state for torch.float32 inputs is torch.float32"),
     ],
 )
 def test_wrong_inputs_are_named(name: str, value: torch.Tensor, message: str) -> None:
+    options = scan_inputs(2, 5, 3, 4) | {name: value}
+    inputs = [options.pop(each) for each in NAMES]
     with pytest.raises(ValueError, match=message):
-        selective_scan_extend(*(scan_inputs(2, 5, 3, 4) | {name: value}).values())
+        selective_scan_extend(*inputs, **options)
 
 
 def test_kernels_say_what_they_cannot_do() -> None:

@@ -5,40 +5,50 @@ from typing import Any
 import pytest
 import torch
 
-from ops.scan_cases import assert_gradients_match, scan_inputs
-from rebased.ops import selective_scan, selective_scan_extend
-from rebased.ops.inspection import compile_launch, record_launches
+from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
+from rebased.ops.inspection import compile_launch, read_cubin, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
+AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
-    from rebased.ops.scan import gpu
+    from rebased.ops.scan import elementwise_gpu, gpu
 
     launches: list[dict[str, Any]] = []
-    for name in KERNELS:
-        monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
+    for module, names in ((gpu, KERNELS), (elementwise_gpu, AROUND)):
+        for name in names:
+            monkeypatch.setattr(module, name, record_launches(getattr(module, name), launches))
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     for T, chunks in ((40, 2), (1, 1)):  # a length of one is a constant to the compiler
         monkeypatch.setattr(gpu, "count_chunks", lambda *_, chunks=chunks: chunks)
-        inputs = scan_inputs(1, T, 64, 16, dtype=dtype)
-        y, state = selective_scan_extend(inputs["x"].requires_grad_(), *list(inputs.values())[1:], backend="triton")
+        inputs = {k: v.requires_grad_() for k, v in scan_inputs(1, T, 64, 16, options=OPTIONS, dtype=dtype).items()}
+        y, state = scan(inputs, "triton")
         (y.sum() + state.sum()).backward()
-    names = ["summary_kernel", "forward_kernel", "summary_kernel", "backward_kernel"]
-    assert [launch["kernel"].__name__ for launch in launches] == [*names, "forward_kernel", "backward_kernel"]
+    several = ["step", "summary", "forward", "gate", "gate_backward", "summary", "backward", "step_backward"]
+    one = [name for name in several if name != "summary"]
+    assert [launch["kernel"].__name__ for launch in launches] == [f"{name}_kernel" for name in (*several, *one)]
     for launch in launches:
-        assert compile_launch(launch, capability).metadata.shared <= 4096  # states are in registers
+        compiled = compile_launch(launch, capability)
+        assert compiled.metadata.shared <= 4096  # states are in registers
+        assert read_cubin(compiled.asm["cubin"]).stack == 0  # all of them
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16)])
-def test_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("options", [(), OPTIONS], ids=str)
+def test_on_a_gpu(shape: tuple[int, int, int, int], options: tuple[str, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    assert_gradients_match(scan_inputs(*shape, dtype=dtype, device="cuda"), "triton")
+    assert_gradients_match(scan_inputs(*shape, options=options, dtype=dtype, device="cuda"), "triton")
+
+
+@pytest.mark.gpu
+def test_every_step_size_is_accurate_on_a_gpu() -> None:
+    assert_step_sizes("cuda")
 
 
 @pytest.mark.gpu
@@ -50,12 +60,12 @@ def test_65536_tokens_on_a_gpu() -> None:
 @pytest.mark.gpu
 def test_compiles_and_is_captured_in_a_graph() -> None:
     torch.manual_seed(0)
-    inputs = list(scan_inputs(4, 64, 32, 16, device="cuda").values())[:6]
-    expected = selective_scan(*inputs)
-    compiled = torch.compile(selective_scan, fullgraph=True)
-    assert_near(compiled(*inputs), expected, 64, condition=4)
+    inputs = scan_inputs(4, 64, 32, 16, options=OPTIONS, device="cuda")
+    expected, _ = scan(inputs)
+    compiled = torch.compile(scan, fullgraph=True)
+    assert_near(compiled(inputs)[0], expected, 64, condition=4)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = selective_scan(*inputs)
+        y, _ = scan(inputs)
     graph.replay()
     assert_near(y, expected, 64)

@@ -1,16 +1,19 @@
 """The short convolution's kernels: built for GPUs that are not here, held against fp64 on one."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
-from rebased.ops import short_conv, short_conv_extend
-from rebased.ops.inspection import compile_launch, record_launches
+from rebased.ops import Backend, short_conv, short_conv_extend
+from rebased.ops.inspection import compile_launch, read_cubin, record_launches
 from tolerances import assert_near, in_chunks
 
 
-def assert_matches_torch(shape: tuple[int, int, int], width: int, dtype: torch.dtype, device: str) -> None:
+def assert_matches_torch(
+    shape: tuple[int, int, int], width: int, dtype: torch.dtype, device: str, activation: Literal["silu"] | None = None
+) -> None:
+    """x is half of a larger tensor, as in Mamba."""
     batch, T, D = shape
     inputs = [torch.randn(shape).to(dtype), torch.randn(D, width), torch.randn(D)]
     inputs = [each.to(device) for each in (*inputs, torch.randn(batch, width - 1, D).to(dtype))]
@@ -18,11 +21,13 @@ def assert_matches_torch(shape: tuple[int, int, int], width: int, dtype: torch.d
     results = []
     for kind, backend in ((None, "triton"), (torch.float64, "chunked")):
         leaves = [each.to(kind or each.dtype).requires_grad_() for each in inputs]
-        outputs = short_conv_extend(*leaves, backend=backend)  # type: ignore[arg-type]
+        x = torch.cat([leaves[0], leaves[0].detach()], -1).chunk(2, -1)[0]
+        outputs = short_conv_extend(x, *leaves[1:], activation=activation, backend=backend)  # type: ignore[arg-type]
         loss = sum((o * weight.to(o.dtype)).sum() for o, weight in zip(outputs, weights, strict=True))
         results.append([*(o.detach() for o in outputs), *torch.autograd.grad(loss, leaves)])
     for actual, expected in zip(*results, strict=True):
-        assert_near(actual, expected, *in_chunks(batch * T), size=1.0, dtype=dtype)  # the taps' gradient sums tokens
+        lengths = width, *in_chunks(batch * T)  # taps; the gradient of a tap sums tokens
+        assert_near(actual, expected, *lengths, size=1.0, dtype=dtype)
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
@@ -31,15 +36,42 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     from rebased.ops.convolution import gpu
 
     launches: list[dict[str, Any]] = []
-    for name in ("forward_kernel", "backward_kernel"):
+    for name in ("forward_kernel", "backward_kernel", "silu_backward_kernel"):
         monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     for T in (1, 64):  # a length of one is a constant to the compiler
-        x = torch.randn(2, T, 64, dtype=dtype, requires_grad=True)
-        short_conv(x, torch.randn(64, 4), torch.randn(64), backend="triton").sum().backward()
-    assert [launch["kernel"].__name__ for launch in launches] == ["forward_kernel", "backward_kernel"] * 2
+        for activation in (None, "silu"):
+            x = torch.randn(2, T, 64, dtype=dtype, requires_grad=True)
+            inputs = x, torch.randn(64, 4), torch.randn(64)
+            short_conv(*inputs, activation=activation, backend="triton").sum().backward()  # type: ignore[arg-type]
+    names = ["forward_kernel", "backward_kernel", "forward_kernel", "silu_backward_kernel"]
+    assert [launch["kernel"].__name__ for launch in launches] == 2 * names
     for launch in launches:
         assert compile_launch(launch, capability).metadata.shared <= 16_384  # the sums over a tile's tokens
+
+
+@pytest.mark.parametrize("taps", [4, 6])
+def test_a_run_of_tokens_fits_into_registers(taps: int) -> None:
+    from rebased.ops.convolution import gpu
+
+    assert taps <= gpu.MOST_TAPS
+    kernel, numbers = gpu.silu_backward_kernel, dict.fromkeys(("T", "D", "stride"), "i32:16")
+    constants = {"W": taps, "RUN": gpu.RUN, "TOKENS": gpu.TOKENS, "CHANNELS": gpu.CHANNELS}
+    values = dict.fromkeys(kernel.arg_names, "*fp32:16") | numbers | constants
+    launch = {"kernel": kernel, "values": values, "options": {"num_warps": gpu.RUN_WARPS}}
+    assert read_cubin(compile_launch(launch, 90).asm["cubin"]).stack == 0
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_silu_is_what_torch_computes_after_the_convolution(backend: Backend) -> None:
+    x, weight, bias = torch.randn(2, 5, 3), torch.randn(3, 4), torch.randn(3)
+    y = short_conv(x, weight, bias, backend=backend)
+    assert torch.equal(short_conv(x, weight, bias, activation="silu", backend=backend), torch.nn.functional.silu(y))
+
+
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(ValueError, match="activation 'gelu' is unknown; choose 'silu' or None"):
+        short_conv(torch.zeros(1, 2, 3), torch.zeros(3, 4), activation="gelu")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
@@ -47,6 +79,9 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
 @pytest.mark.parametrize(
     ("shape", "width"), [((64, 256, 128), 4), ((3, 77, 40), 3), ((2, 1, 64), 4), ((1, 5000, 8), 3)]
 )
-def test_on_a_gpu(shape: tuple[int, int, int], width: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_on_a_gpu(
+    shape: tuple[int, int, int], width: int, activation: Literal["silu"] | None, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    assert_matches_torch(shape, width, dtype, "cuda")
+    assert_matches_torch(shape, width, dtype, "cuda", activation)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
 from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
+from rebased.ops.backend import kernel_path
 
 DtInit = Literal["mamba", "paper"]
 """How the step size dt starts: as in Mamba's own code, or as in the paper's runs, with a dt_proj bias of zero."""
@@ -124,10 +125,11 @@ class Mamba(nn.Module):
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
-        u = functional.silu(short_conv(u, taps, self.conv1d.bias, backend=self.backend))
+        u = short_conv(u, taps, self.conv1d.bias, activation="silu", backend=self.backend)
         between = torch.ones(u.shape[1], 1, dtype=torch.bool, device=u.device).index_fill(0, places, False)
         u = u.masked_fill(between, 0)
-        dt, B, C = self._select(u)
+        low_rank, B, C = self._split(u)
+        dt = functional.softplus(self.dt_proj(low_rank))
         dt = dt.masked_fill(between, min(FORGET, torch.finfo(dt.dtype).max))
         y = selective_scan(u, dt, -torch.exp(self.A_log), B, C, self.D, backend=self.backend)
         return self.out_proj(y.index_select(1, places).view_as(gate) * functional.silu(gate))
@@ -157,11 +159,18 @@ class Mamba(nn.Module):
             return empty_output(self, x), state
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
-        u, conv = short_conv_extend(u, taps, self.conv1d.bias, state.conv, backend=self.backend)
-        u = functional.silu(u)
-        dt, B, C = self._select(u)
-        y, ssm = selective_scan_extend(u, dt, -torch.exp(self.A_log), B, C, self.D, state.ssm, backend=self.backend)
-        return self.out_proj(y * functional.silu(gate)), MambaState(conv, ssm)
+        bias = self.conv1d.bias
+        u, conv = short_conv_extend(u, taps, bias, state.conv, activation="silu", backend=self.backend)
+        low_rank, B, C = self._split(u)
+        # A kernel computes the step size, and the gradient of its bias with it. A CPU adds the bias inside the product.
+        fuses = kernel_path(self.backend, u) == "triton" and is_plain(nn.Linear, self.dt_proj)
+        dt_bias = self.dt_proj.bias if fuses else None
+        dt = functional.linear(low_rank, self.dt_proj.weight) if fuses else functional.softplus(self.dt_proj(low_rank))
+        rates = -torch.exp(self.A_log)
+        y, ssm = selective_scan_extend(
+            u, dt, rates, B, C, self.D, state.ssm, dt_bias=dt_bias, gate=gate, backend=self.backend
+        )
+        return self.out_proj(y), MambaState(conv, ssm)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds: E (d_conv - 1 + d_state), whatever seq_len is."""
@@ -173,10 +182,10 @@ class Mamba(nn.Module):
             f"dt_init={self.dt_init!r}, backend={self.backend!r}"
         )
 
-    def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the step size dt [B,T,E] and the projections B, C [B,T,N] of each token, from u [B,T,E]."""
-        dt, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
-        return functional.softplus(self.dt_proj(dt)), B, C
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dt before its projection [B,T,dt_rank] and B, C [B,T,N] of each token, from u [B,T,E]."""
+        low_rank, B, C = self.x_proj(u).split([self.dt_rank, self.d_state, self.d_state], dim=-1)
+        return low_rank, B, C
 
 
 def _accumulate_dtype(dtype: torch.dtype | None) -> torch.dtype:

@@ -32,6 +32,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     Launch(kernel, grid, **constants)(*args)
 
 
+def strided_rows(x: Tensor) -> tuple[Tensor, int]:
+    """x [B, T, D] as rows [B * T, D], and how far apart two rows are in memory. A copy if that is not one number."""
+    rows = x.reshape(-1, x.shape[2])
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    return rows, rows.stride(0)
+
+
 class Launch:
     """A kernel bound to its grid, its last numbers and its constants.
 

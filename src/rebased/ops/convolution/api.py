@@ -1,15 +1,27 @@
 """The public functions of the causal depth-wise convolutions: they check their inputs and choose a path."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.convolution.chunked import fft_convolution, shifted_sum
 from rebased.ops.convolution.reference import direct_sum
 
+Activation = Literal["silu"]
+"""What may follow the short convolution."""
+
 
 def short_conv_extend(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, *, backend: Backend = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    *,
+    activation: Activation | None = None,
+    backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The short convolution of tokens that follow a state, and the state after them.
 
@@ -18,6 +30,7 @@ def short_conv_extend(
         weight: [D, W]; the last tap is multiplied with the present token.
         bias: [D], or None for 0.
         state: [B, W-1, D], the last W - 1 inputs before x; zeros before the first token.
+        activation: "silu" for silu of the convolution, or None.
         backend: "triton" needs a GPU. All others take the same path in plain torch.
 
     Returns:
@@ -27,6 +40,8 @@ def short_conv_extend(
     Raises:
         ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation {activation!r} is unknown; choose 'silu' or None")
     width = weight.shape[1]
     if weight.shape[0] != x.shape[2] or state.shape != (x.shape[0], width - 1, x.shape[2]):
         raise ValueError(
@@ -37,20 +52,29 @@ def short_conv_extend(
         from rebased.ops.convolution.gpu import convolve
 
         tail = torch.cat([state.to(x.dtype), x[:, max(0, x.shape[1] - width + 1) :]], dim=1)
-        return convolve(x, weight, bias, state), tail[:, tail.shape[1] - width + 1 :]
+        return convolve(x, weight, bias, state, activation == "silu"), tail[:, tail.shape[1] - width + 1 :]
     seen = torch.cat([state.to(x.dtype), x], dim=1)  # [B, W-1+T, D]
     dtype = accumulate_dtype(x.dtype)
     y = shifted_sum(seen.to(dtype), weight.to(dtype))
-    return (y if bias is None else y + bias.to(dtype)).to(x.dtype), seen[:, x.shape[1] :]
+    y = (y if bias is None else y + bias.to(dtype)).to(x.dtype)
+    return (y if activation is None else functional.silu(y)), seen[:, x.shape[1] :]
 
 
-def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
     """The causal depth-wise convolution y_t = bias + sum_w weight[:, W-1-w] x_{t-w}, with zeros before the first token.
 
     Args:
         x: [B, T, D], any float dtype; B and T may be 0. Half precision is computed in fp32.
         weight: [D, W]; the last tap is multiplied with the present token.
         bias: [D], or None for 0.
+        activation: "silu" for silu of the convolution, or None.
         backend: "triton" needs a GPU. All others take the same path in plain torch.
 
     Returns:
@@ -60,7 +84,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend
         ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
-    return short_conv_extend(x, weight, bias, state, backend=backend)[0]
+    return short_conv_extend(x, weight, bias, state, activation=activation, backend=backend)[0]
 
 
 def long_conv(x: Tensor, taps: Tensor, skip: Tensor | None = None, *, backend: Backend = "auto") -> Tensor:

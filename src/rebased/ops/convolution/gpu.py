@@ -1,17 +1,23 @@
 # mypy: allow-untyped-defs
 """The short convolution on a GPU: each tensor is read once and written once, forward and backward.
 
-In plain torch every tap is one pass over memory, about 40 passes with the gradients. Here there are six.
+In plain torch every tap is one pass over memory, about 40 passes with the gradients. Here there are five: x and y,
+then x, dy and dx. With silu after the convolution there are five too, where torch's silu takes five of its own: the
+backward computes the convolution again. There a program walks along short runs of tokens, with all that neighbours
+share in registers.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import launch, strided_rows
 
 TOKENS, CHANNELS, WARPS = 32, 64, 4  # per program
+RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a divisor of TOKENS; warps per program
+MOST_TAPS = 6  # with silu inside the kernels: the inputs of a run are in registers
 
 
 @triton.jit
@@ -23,30 +29,41 @@ def _locate(T, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _load_seen(x, state, p, D, channels, mask, W: tl.constexpr):
-    """Input p of a sequence. The W - 1 inputs before the first token come from the state."""
-    here = tl.load(x + p * D + channels, mask=mask & (p >= 0), other=0.0).to(tl.float32)
+def _load_seen(x, state, p, stride, D, channels, mask, W: tl.constexpr):
+    """Input p of a sequence. The W - 1 inputs before the first token come from the state.
+
+    stride: how far apart two tokens of x are in memory.
+    """
+    here = tl.load(x + p * stride + channels, mask=mask & (p >= 0), other=0.0).to(tl.float32)
     before = tl.load(state + (p + W - 1) * D + channels, mask=mask & (p < 0), other=0.0).to(tl.float32)
     return tl.where(p < 0, before, here)
 
 
 @triton.jit
 def forward_kernel(
-    x, state, weight, bias, y, T, D, W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
+    x, state, weight, bias, y, T, D, stride,
+    W: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """y_t = bias + sum_w weight[w] seen_{t-(W-1)+w}: x, y [B, T, D], state [B, W-1, D], weight [W, D], bias [D]."""
+    """y_t = bias + sum_w weight[w] seen_{t-(W-1)+w}: x, y [B, T, D], state [B, W-1, D], weight [W, D], bias [D].
+
+    SILU: silu of that. stride: how far apart two tokens of x are in memory.
+    """
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
+    x, state = x + row * T * stride, state + row * (W - 1) * D
     mask = (tokens < T) & (channels < D)
     acc = tl.load(bias + channels, mask=channels < D, other=0.0) + tl.zeros([TOKENS, CHANNELS], tl.float32)
     for w in tl.static_range(W):
         tap = tl.load(weight + w * D + channels, mask=channels < D, other=0.0)
-        acc += tap * _load_seen(x + row * T * D, state + row * (W - 1) * D, tokens - (W - 1) + w, D, channels, mask, W)
+        acc += tap * _load_seen(x, state, tokens - (W - 1) + w, stride, D, channels, mask, W)
+    if SILU:
+        acc *= tl.sigmoid(acc)
     tl.store(y + row * T * D + tokens * D + channels, acc.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def backward_kernel(
-    x, state, weight, dy, dx, dstate, sums, T, D, W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr
+    x, state, weight, dy, dx, dstate, sums, T, D, stride,
+    W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dx, dstate, and sums [B, tiles, W+1, D]: the share of each tile in dweight and, last, in dbias.
 
@@ -55,13 +72,14 @@ def backward_kernel(
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
     p = tokens - (W - 1)
     mask = (p < T) & (channels < D)
-    seen = _load_seen(x + row * T * D, state + row * (W - 1) * D, p, D, channels, mask, W)
+    x, state = x + row * T * stride, state + row * (W - 1) * D
+    seen = _load_seen(x, state, p, stride, D, channels, mask, W)
     dseen = tl.zeros([TOKENS, CHANNELS], tl.float32)
     sums += (row * tl.num_programs(0) + tl.program_id(0)) * (W + 1) * D
     for w in tl.static_range(W):
         t = p + (W - 1) - w
-        out = tl.load(dy + row * T * D + t * D + channels, mask=(t >= 0) & (t < T) & (channels < D), other=0.0)
-        out = out.to(tl.float32)
+        within = (t >= 0) & (t < T) & (channels < D)
+        out = tl.load(dy + row * T * D + t * D + channels, mask=within, other=0.0).to(tl.float32)
         dseen += tl.load(weight + w * D + channels, mask=channels < D, other=0.0) * out
         tl.store(sums + w * D + channels, tl.sum(seen * out, 0)[None, :], mask=channels < D)
         if w == W - 1:  # here t = p, so every output is added once
@@ -71,56 +89,123 @@ def backward_kernel(
     tl.store(at, dseen.to(dstate.dtype.element_ty), mask=mask & (p < 0))
 
 
+@triton.jit
+def silu_backward_kernel(
+    x, state, weight, bias, dy, dx, dstate, sums, T, D, stride,
+    W: tl.constexpr, RUN: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """What backward_kernel computes, for silu of the convolution; arguments as there.
+
+    The tokens of a program are runs of RUN inputs. The outputs that a run meets begin with it and end W - 1 tokens
+    after it.
+    """
+    RUNS: tl.constexpr = TOKENS // RUN
+    row, run, channels = _locate(T, RUNS, CHANNELS)
+    first = run * RUN - (W - 1)  # input of each run
+    x, state, dy, dx = x + row * T * stride, state + row * (W - 1) * D, dy + row * T * D, dx + row * T * D
+    dstate += row * (W - 1) * D
+    sums += (row * tl.num_programs(0) + tl.program_id(0)) * (W + 1) * D
+    exist = channels < D
+    taps, totals, seen, gradients = (), (), (), ()
+    for w in tl.static_range(W):
+        taps += (tl.load(weight + w * D + channels, mask=exist, other=0.0),)  # type: ignore[assignment]
+        totals += (tl.zeros([RUNS, CHANNELS], tl.float32),)  # type: ignore[assignment]
+    offset = tl.load(bias + channels, mask=exist, other=0.0)
+    total = tl.zeros([RUNS, CHANNELS], tl.float32)
+    for i in tl.static_range(RUN + 2 * (W - 1)):  # inputs, from W - 1 before the run on
+        p = first - (W - 1) + i
+        at = tl.where(p < 0, state + (p + W - 1) * D, x + p * stride) + channels
+        mask = exist & (p >= 1 - W) & (p < T)
+        seen += (tl.load(at, mask=mask, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+    for i in tl.static_range(RUN + W - 1):
+        t = first + i
+        d = tl.load(dy + t * D + channels, mask=exist & (t >= 0) & (t < T), other=0.0).to(tl.float32)
+        y = offset
+        for w in tl.static_range(W):
+            y += taps[w] * seen[i + w]
+        s = tl.sigmoid(y)
+        gradients += (d * (s + y * s * (1 - s)),)  # type: ignore[assignment]
+    for i in tl.static_range(RUN):
+        p = first + i
+        dseen = tl.zeros([RUNS, CHANNELS], tl.float32)
+        products = ()
+        for w in tl.static_range(W):
+            d = gradients[i + W - 1 - w]
+            dseen += taps[w] * d
+            products += (totals[w] + seen[i + W - 1] * d,)  # type: ignore[assignment]
+        totals = products
+        total += gradients[i]
+        tl.store(dx + p * D + channels, dseen.to(dx.dtype.element_ty), mask=exist & (p >= 0) & (p < T))
+        at = dstate + (p + W - 1) * D + channels
+        tl.store(at, dseen.to(dstate.dtype.element_ty), mask=exist & (p < 0))
+    for w in tl.static_range(W):
+        tl.store(sums + w * D + channels, tl.sum(totals[w], 0)[None, :], mask=exist)
+    tl.store(sums + W * D + channels, tl.sum(total, 0)[None, :], mask=exist)
+
+
 def _grid(inputs: int, D: int, batch: int) -> tuple[int, int, int]:
     return triton.cdiv(inputs, TOKENS), triton.cdiv(D, CHANNELS), batch
 
 
 @torch.library.custom_op("rebased::short_conv", mutates_args=())
-def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
     """y [B, T, D] in the dtype of x; weight [W, D] and bias [D] in fp32."""
-    batch, T, D = x.shape
-    y = torch.empty_like(x)
-    options = {"W": len(weight), "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
-    launch(forward_kernel, _grid(T, D, batch), x, state, weight, bias, y, T, D, **options)
+    (batch, T, D), (rows, stride) = x.shape, strided_rows(x)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    options = {"W": len(weight), "SILU": silu, "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    launch(forward_kernel, _grid(T, D, batch), rows, state, weight, bias, y, T, D, stride, **options)
     return y
 
 
 @_forward.register_fake
-def _(x, state, weight, bias):
-    return torch.empty_like(x)
+def _(x, state, weight, bias, silu):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("rebased::short_conv_backward", mutates_args=())
-def _backward(x: Tensor, state: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (batch, T, D), W = x.shape, len(weight)
-    dx, dstate = torch.empty_like(x), torch.empty_like(state)
+def _backward(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, silu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (batch, T, D), W, (rows, stride) = x.shape, len(weight), strided_rows(x)
+    dx, dstate = torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(state)
     grid = _grid(T + W - 1, D, batch)
     sums = weight.new_empty(batch, grid[0], W + 1, D)
-    options = {"W": W, "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
-    launch(backward_kernel, grid, x, state, weight, dy, dx, dstate, sums, T, D, **options)
+    options = {"W": W, "TOKENS": TOKENS, "CHANNELS": CHANNELS}
+    outputs = dy, dx, dstate, sums, T, D, stride
+    if silu:
+        options |= {"RUN": RUN, "num_warps": RUN_WARPS}
+        launch(silu_backward_kernel, grid, rows, state, weight, bias, *outputs, **options)
+    else:
+        launch(backward_kernel, grid, rows, state, weight, *outputs, **options, num_warps=WARPS)
     total = sums.sum((0, 1))
     return dx, dstate, total[:W].clone(), total[W].clone()
 
 
 @_backward.register_fake
-def _(x, state, weight, dy):
-    return torch.empty_like(x), torch.empty_like(state), torch.empty_like(weight), torch.empty_like(weight[0])
+def _(x, state, weight, bias, dy, silu):
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return dx, torch.empty_like(state), torch.empty_like(weight), torch.empty_like(bias)
 
 
 def _setup(ctx, inputs, output):
-    x, state, weight, _ = inputs
-    ctx.save_for_backward(x, state, weight)
+    *tensors, ctx.silu = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _autograd(ctx, dy):
-    return _backward(*ctx.saved_tensors, dy.contiguous())
+    return *_backward(*ctx.saved_tensors, dy.contiguous(), ctx.silu), None
 
 
 _forward.register_autograd(_autograd, setup_context=_setup)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> Tensor:
-    """The y of short_conv_extend, computed in fp32: x [B, T, D], weight [D, W], bias [D], state [B, W-1, D]."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, silu: bool) -> Tensor:
+    """The y of short_conv_extend, computed in fp32: x [B, T, D], weight [D, W], bias [D], state [B, W-1, D].
+
+    The tokens of x may be strided, as those of half a projection are.
+    """
     taps = weight.float().t().contiguous()
     offset = taps.new_zeros(x.shape[2]) if bias is None else bias.float()
-    return _forward(x.contiguous(), state.to(x.dtype).contiguous(), taps, offset)
+    inside = silu and len(taps) <= MOST_TAPS
+    y = _forward(x, state.to(x.dtype).contiguous(), taps, offset, inside)
+    return functional.silu(y) if silu and not inside else y

@@ -3,28 +3,42 @@
     h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t,    y_t = C_t . h_t + skip x_t        h [B, D, N]
 
 The public functions check their inputs and choose one of three paths: `reference.py` loops over T, `chunked.py` scans
-chunks of tokens in log depth, `gpu.py` keeps h in registers. States are fp32, and fp64 for fp64 inputs.
+chunks of tokens in log depth, `gpu.py` keeps h in registers. States are fp32, and fp64 for fp64 inputs. What Mamba
+computes before and after, the step size softplus(dt + dt_bias) and the gate y silu(gate), may be asked for too: on a
+GPU they are kernels of their own (`elementwise_gpu.py`).
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.scan import chunked, reference
 
 
 def selective_scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None = None, *, backend: Backend = "auto"
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None = None,
+    *,
+    dt_bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """y_t = C_t . h_t + skip x_t with h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t and h = 0 before the first token.
 
     Args:
         x: [B, T, D], any float dtype; B and T may be 0. Half precision is computed in fp32.
-        dt: [B, T, D], step sizes > 0.
+        dt: [B, T, D], step sizes > 0; with dt_bias any numbers.
         A: [D, N], negative.
         B: [B, T, N].
         C: [B, T, N].
         skip: [D], or None for 0.
+        dt_bias: [D]; if given, step sizes are softplus(dt + dt_bias).
+        gate: [B, T, D]; if given, y is multiplied by silu(gate).
         backend: "reference" (or "recurrent"), "chunked", "triton", or "auto": "triton" on a GPU, else "chunked".
 
     Returns:
@@ -34,7 +48,7 @@ def selective_scan(
         ValueError: if shapes do not match, or the backend is unknown or cannot take these tensors.
     """
     state = torch.zeros(x.shape[0], *A.shape, device=x.device, dtype=accumulate_dtype(x.dtype))
-    return selective_scan_extend(x, dt, A, B, C, skip, state, backend=backend)[0]
+    return selective_scan_extend(x, dt, A, B, C, skip, state, dt_bias=dt_bias, gate=gate, backend=backend)[0]
 
 
 def selective_scan_extend(
@@ -46,12 +60,14 @@ def selective_scan_extend(
     skip: Tensor | None,
     state: Tensor,
     *,
+    dt_bias: Tensor | None = None,
+    gate: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The selective scan of tokens that follow a state, and the state after them.
 
     Args:
-        x, dt, A, B, C, skip, backend: as in selective_scan.
+        x, dt, A, B, C, skip, dt_bias, gate, backend: as in selective_scan.
         state: [B, D, N], fp32 (fp64 for fp64 inputs): the state before the first token.
 
     Returns:
@@ -61,22 +77,34 @@ def selective_scan_extend(
     Raises:
         ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
     """
-    _check(x, dt, A, B, C, skip, state)
+    _check(x, dt, A, B, C, skip, state, dt_bias, gate)
     path = kernel_path(backend, x)
     if path == "triton":
         from rebased.ops.scan import gpu
 
-        return gpu.scan(x, dt, A, B, C, skip, state)
+        return gpu.scan(x, dt, A, B, C, skip, state, dt_bias, gate)
     dtype = accumulate_dtype(x.dtype)
-    inputs = (x.to(dtype), dt.to(dtype), A.to(dtype), B.to(dtype), C.to(dtype))
+    dt = dt.to(dtype) if dt_bias is None else functional.softplus(dt.to(dtype) + dt_bias.to(dtype))
+    inputs = (x.to(dtype), dt, A.to(dtype), B.to(dtype), C.to(dtype))
     scan = reference.scan if path == "reference" else chunked.scan
     y, state = scan(*inputs, state)
     if skip is not None:
         y = torch.addcmul(y, inputs[0], skip.to(dtype))
-    return y.to(x.dtype), state
+    y = y.to(x.dtype)
+    return (y if gate is None else (y * functional.silu(gate)).to(x.dtype)), state
 
 
-def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None, state: Tensor) -> None:
+def _check(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    state: Tensor,
+    dt_bias: Tensor | None,
+    gate: Tensor | None,
+) -> None:
     if x.ndim != 3 or A.ndim != 2 or x.shape[2] == 0 or 0 in A.shape:
         raise ValueError(
             f"x must be [B,T,D] and A [D,N], with D and N above 0; they are {list(x.shape)} and {list(A.shape)}"
@@ -85,8 +113,9 @@ def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor 
     N = A.shape[1]
     wanted = {"dt": [batch, T, D], "A": [D, N], "B": [batch, T, N], "C": [batch, T, N], "state": [batch, D, N]}
     given = {"dt": dt, "A": A, "B": B, "C": C, "state": state}
-    if skip is not None:
-        wanted["skip"], given["skip"] = [D], skip
+    for name, value, shape in (("skip", skip, [D]), ("dt_bias", dt_bias, [D]), ("gate", gate, [batch, T, D])):
+        if value is not None:
+            wanted[name], given[name] = shape, value
     for name, shape in wanted.items():
         if list(given[name].shape) != shape:
             raise ValueError(f"{name} is {list(given[name].shape)}; x {list(x.shape)} with N = {N} needs {shape}")

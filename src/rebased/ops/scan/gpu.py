@@ -2,8 +2,9 @@
 """The selective scan on a GPU: one program, one warp, per batch row and 16 channels, with their states in registers.
 
 Tokens are loaded GROUP at a time: a warp that loads one token after the other waits for memory at each of them. 16
-channels are fewer than a warp's lanes, so Triton loads them as the [N, 16] states lie in the lanes; more would first be
-exchanged between lanes.
+channels are fewer than a warp's lanes, so Triton loads them as the [16, N] states lie in the lanes; more would first be
+exchanged between lanes. A lane holds four numbers of the state of each of two channels: to sum h C over a state it
+exchanges four numbers with other lanes, where two numbers of each of four channels would be twelve.
 
 The forward stores a checkpoint every INTERVAL tokens. The backward goes over the intervals from the last to the first.
 It computes the states of an interval again from its checkpoint: once forwards, which leaves the state before each group
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
+from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
 
 CHANNELS = 16  # per program
 INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
@@ -30,55 +32,55 @@ SHORTEST_CHUNK = 128  # tokens
 
 @triton.jit
 def _load_state(ptr, D, channels, n, N: tl.constexpr):
-    """[NP, CHANNELS] of a state [N, D]; zero outside of it."""
-    mask = (n[:, None] < N) & (channels[None, :] < D)
-    return tl.load(ptr + n[:, None] * D + channels[None, :], mask=mask, other=0.0)
+    """[CHANNELS, NP] of a state [D, N]; zero outside of it."""
+    mask = (channels[:, None] < D) & (n[None, :] < N)
+    return tl.load(ptr + channels[:, None] * N + n[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _store_state(ptr, value, D, channels, n, N: tl.constexpr):
-    """Stores [NP, CHANNELS] into a state [N, D]."""
-    mask = (n[:, None] < N) & (channels[None, :] < D)
-    tl.store(ptr + n[:, None] * D + channels[None, :], value, mask=mask)
+    """Stores [CHANNELS, NP] into a state [D, N]."""
+    mask = (channels[:, None] < D) & (n[None, :] < N)
+    tl.store(ptr + channels[:, None] * N + n[None, :], value, mask=mask)
 
 
 @triton.jit
 def _load_channels(ptr, t, D, channels):
-    """[CHANNELS] of token t of [T, D], in fp32."""
-    return tl.load(ptr + t * D + channels, mask=channels < D, other=0.0).to(tl.float32)
+    """[CHANNELS, 1] of token t of [T, D], in fp32."""
+    return tl.load(ptr + t * D + channels, mask=channels < D, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
 def _load_projection(ptr, t, n, N: tl.constexpr):
-    """[NP, 1] of token t of [T, N], in fp32."""
-    return tl.load(ptr + t * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    """[1, NP] of token t of [T, N], in fp32."""
+    return tl.load(ptr + t * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr):
-    """GROUP tokens of [T, D] from token t on: a tuple of [1, CHANNELS], in fp32. Zero from T on."""
+    """GROUP tokens of [T, D] from token t on: a tuple of [CHANNELS, 1], in fp32. Zero from T on."""
     rows = ()
     for k in tl.static_range(GROUP):
         mask = (channels < D) & (t + k < T)
-        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[None, :],)  # type: ignore[assignment]
+        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[:, None],)  # type: ignore[assignment]
     return rows
 
 
 @triton.jit
 def _load_projections(ptr, t, T, n, N: tl.constexpr, GROUP: tl.constexpr):
-    """GROUP tokens of [T, N] from token t on: a tuple of [NP, 1], in fp32. Zero from T on."""
+    """GROUP tokens of [T, N] from token t on: a tuple of [1, NP], in fp32. Zero from T on."""
     rows = ()
     for k in tl.static_range(GROUP):
         mask = (n < N) & (t + k < T)
-        rows += (tl.load(ptr + (t + k) * N + n, mask=mask, other=0.0).to(tl.float32)[:, None],)  # type: ignore[assignment]
+        rows += (tl.load(ptr + (t + k) * N + n, mask=mask, other=0.0).to(tl.float32)[None, :],)  # type: ignore[assignment]
     return rows
 
 
 @triton.jit
 def _store_row(ptr, row, t, T, D, channels):
-    """Stores [1, CHANNELS] at token t of [T, D], unless t is T or more."""
-    mask = (channels[None, :] < D) & (t < T)
-    tl.store(ptr + t * D + channels[None, :], row.to(ptr.dtype.element_ty), mask=mask)
+    """Stores [CHANNELS, 1] at token t of [T, D], unless t is T or more."""
+    mask = (channels[:, None] < D) & (t < T)
+    tl.store(ptr + t * D + channels[:, None], row.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -92,29 +94,29 @@ def forward_kernel(
     x, dt, A, B, C, skip, starts, y, ends, checkpoints, T, D, intervals,
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """y [B, T, D] and the state at the end of each chunk (ends), from the state at its start (starts), [B, P, N, D].
+    """y [B, T, D] and the state at the end of each chunk (ends), from the state at its start (starts), [B, P, D, N].
 
-    A chunk has `intervals` intervals; P is the number of chunks. checkpoints [B, T/INTERVAL, N, D].
+    A chunk has `intervals` intervals; P is the number of chunks. checkpoints [B, T/INTERVAL, D, N].
     """
     channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(2)
     n = tl.arange(0, NP)
     x, dt, y = x + row * T * D, dt + row * T * D, y + row * T * D
     B, C = B + row * T * N, C + row * T * N
-    checkpoints += row * tl.cdiv(T, INTERVAL) * N * D
-    state = (row * tl.num_programs(2) + chunk) * N * D
+    checkpoints += row * tl.cdiv(T, INTERVAL) * D * N
+    state = (row * tl.num_programs(2) + chunk) * D * N
     rates = _load_state(A, D, channels, n, N) * 1.4426950408889634  # log2(e): the hardware has exp2
-    through = tl.load(skip + channels, mask=channels < D, other=0.0)[None, :]
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)[:, None]
     h = _load_state(starts + state, D, channels, n, N)
     for interval in range(chunk * intervals, tl.minimum((chunk + 1) * intervals, tl.cdiv(T, INTERVAL))):
-        _store_state(checkpoints + interval * N * D, h, D, channels, n, N)
+        _store_state(checkpoints + interval * D * N, h, D, channels, n, N)
         for group in range(INTERVAL // GROUP):
             t = interval * INTERVAL + group * GROUP
             steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
             weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
             for k in tl.static_range(GROUP):
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
-                out = tl.sum(h * readers[k], 0, keep_dims=True) + through * inputs[k]
+                out = tl.sum(h * readers[k], 1, keep_dims=True) + through * inputs[k]
                 _store_row(y, out, t + k, T, D, channels)
     _store_state(ends + state, h, D, channels, n, N)
 
@@ -124,28 +126,28 @@ def summary_kernel(
     inputs, weights, dt, A, sums, totals, T, D, intervals,
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """sums [B, P, N, D], what each chunk adds to the state at its end (inputs x, weights B); BACK: to the gradient at
+    """sums [B, P, D, N], what each chunk adds to the state at its end (inputs x, weights B); BACK: to the gradient at
     its start (inputs dy, weights C). And totals [B, P, D], the sum of dt, which gives the decay over the chunk."""
     channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(2)
     n = tl.arange(0, NP)
     inputs, dt, weights = inputs + row * T * D, dt + row * T * D, weights + row * T * N
     rates = _load_state(A, D, channels, n, N) * 1.4426950408889634
-    h = tl.zeros([NP, CHANNELS], tl.float32)
-    total = tl.zeros([CHANNELS], tl.float32)
+    h = tl.zeros([CHANNELS, NP], tl.float32)
+    total = tl.zeros([CHANNELS, 1], tl.float32)
     first, last = chunk * intervals * INTERVAL, tl.minimum((chunk + 1) * intervals * INTERVAL, T)
     for i in range(first, last):
         t = first + last - 1 - i if BACK else i
         step, u = _load_channels(dt, t, D, channels), _load_channels(inputs, t, D, channels)
-        a, w = tl.exp2(step[None, :] * rates), _load_projection(weights, t, n, N)
+        a, w = tl.exp2(step * rates), _load_projection(weights, t, n, N)
         if BACK:
-            h = a * (h + u[None, :] * w)
+            h = a * (h + u * w)
         else:
-            h = a * h + (step * u)[None, :] * w
+            h = a * h + step * u * w
         total += step
     at = row * tl.num_programs(2) + chunk
-    _store_state(sums + at * N * D, h, D, channels, n, N)
-    tl.store(totals + at * D + channels, total, mask=channels < D)
+    _store_state(sums + at * D * N, h, D, channels, n, N)
+    tl.store(totals + at * D + channels[:, None], total, mask=channels[:, None] < D)
 
 
 @triton.jit
@@ -153,9 +155,9 @@ def backward_kernel(
     x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """dx, ddt [B, T, D], and the gradient at the start of each chunk (dstarts [B, P, N, D]), from its end (dends).
+    """dx, ddt [B, T, D], and the gradient at the start of each chunk (dstarts [B, P, D, N]), from its end (dends).
 
-    dB, dC [D/CHANNELS, B, T, N], dA [B, P, N, D] and dskip [B, P, D] are shares that the caller sums.
+    dB, dC [D/CHANNELS, B, T, N], dA [B, P, D, N] and dskip [B, P, D] are shares that the caller sums.
     """
     block, row, chunk = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     channels = block * CHANNELS + tl.arange(0, CHANNELS)
@@ -164,21 +166,21 @@ def backward_kernel(
     B, C = B + row * T * N, C + row * T * N
     shared = (block * tl.num_programs(1) + row) * T * N
     dB, dC = dB + shared, dC + shared
-    checkpoints += row * tl.cdiv(T, INTERVAL) * N * D
+    checkpoints += row * tl.cdiv(T, INTERVAL) * D * N
     at = row * tl.num_programs(2) + chunk
-    scratch += (at * tl.num_programs(0) + block) * (INTERVAL // GROUP) * NP * CHANNELS
-    own = n[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    scratch += (at * tl.num_programs(0) + block) * (INTERVAL // GROUP) * CHANNELS * NP
+    own = tl.arange(0, CHANNELS)[:, None] * NP + n[None, :]
     rates = _load_state(A, D, channels, n, N) * 1.4426950408889634
-    through = tl.load(skip + channels, mask=channels < D, other=0.0)[None, :]
-    g = _load_state(dends + at * N * D, D, channels, n, N)
-    rates_sum = tl.zeros([NP, CHANNELS], tl.float32)
-    through_sum = tl.zeros([1, CHANNELS], tl.float32)
+    through = tl.load(skip + channels, mask=channels < D, other=0.0)[:, None]
+    g = _load_state(dends + at * D * N, D, channels, n, N)
+    rates_sum = tl.zeros([CHANNELS, NP], tl.float32)
+    through_sum = tl.zeros([CHANNELS, 1], tl.float32)
     begin, end = chunk * intervals, tl.minimum((chunk + 1) * intervals, tl.cdiv(T, INTERVAL))
     for i in range(begin, end):
         interval = begin + end - 1 - i
-        h = _load_state(checkpoints + interval * N * D, D, channels, n, N)
+        h = _load_state(checkpoints + interval * D * N, D, channels, n, N)
         for group in range(INTERVAL // GROUP):
-            tl.store(scratch + group * NP * CHANNELS + own, h)
+            tl.store(scratch + group * CHANNELS * NP + own, h)
             t = interval * INTERVAL + group * GROUP
             steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
             weights = _load_projections(B, t, T, n, N, GROUP)
@@ -188,7 +190,7 @@ def backward_kernel(
         for j in range(INTERVAL // GROUP):
             group = INTERVAL // GROUP - 1 - j
             t = interval * INTERVAL + group * GROUP
-            h = tl.load(scratch + group * NP * CHANNELS + own)
+            h = tl.load(scratch + group * CHANNELS * NP + own)
             steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
             weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
             gradients = _load_rows(dy, t, T, D, channels, GROUP)
@@ -198,22 +200,22 @@ def backward_kernel(
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
             for k in tl.static_range(GROUP - 1, -1, -1):
                 do, step, u = gradients[k], steps[k], inputs[k]
-                _store_projection(dC, tl.sum(h * do, 1), t + k, T, n, N)
+                _store_projection(dC, tl.sum(h * do, 0), t + k, T, n, N)
                 h = before[k]
                 g += do * readers[k]
-                _store_projection(dB, tl.sum(g * (step * u), 1), t + k, T, n, N)
-                du = tl.sum(g * weights[k], 0, keep_dims=True)  # gradient at step * u
+                _store_projection(dB, tl.sum(g * (step * u), 0), t + k, T, n, N)
+                du = tl.sum(g * weights[k], 1, keep_dims=True)  # gradient at step * u
                 g *= tl.exp2(step * rates)
                 dlog = g * h  # gradient at step * A
-                dstep = tl.sum(dlog * rates, 0, keep_dims=True) * 0.6931471805599453 + du * u  # A = rates ln(2)
+                dstep = tl.sum(dlog * rates, 1, keep_dims=True) * 0.6931471805599453 + du * u  # A = rates ln(2)
                 _store_row(dx, du * step + do * through, t + k, T, D, channels)
                 _store_row(ddt, dstep, t + k, T, D, channels)
                 rates_sum += dlog * step
                 through_sum += do * u
         tl.debug_barrier()  # the next interval overwrites the scratch
-    _store_state(dstarts + at * N * D, g, D, channels, n, N)
-    _store_state(dA + at * N * D, rates_sum, D, channels, n, N)
-    tl.store(dskip + at * D + channels[None, :], through_sum, mask=channels[None, :] < D)
+    _store_state(dstarts + at * D * N, g, D, channels, n, N)
+    _store_state(dA + at * D * N, rates_sum, D, channels, n, N)
+    tl.store(dskip + at * D + channels[:, None], through_sum, mask=channels[:, None] < D)
 
 
 def count_chunks(programs: int, T: int) -> int:
@@ -224,22 +226,22 @@ def count_chunks(programs: int, T: int) -> int:
 def _launch(x: Tensor, A: Tensor, chunks: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     """The grid, the intervals per chunk, and the constants of a kernel."""
     batch, T, D = x.shape
-    N = A.shape[0]
+    N = A.shape[1]
     shape = {"N": N, "NP": triton.next_power_of_2(N), "CHANNELS": CHANNELS, "INTERVAL": INTERVAL, "num_warps": 1}
     return (triton.cdiv(D, CHANNELS), batch, chunks), triton.cdiv(triton.cdiv(T, INTERVAL), chunks), shape
 
 
 def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, chunks: int, back: bool) -> Tensor:
-    """The state at the start of each chunk, or (back) the gradient at its end: edge [B, N, D] -> [B, P, N, D]."""
+    """The state at the start of each chunk, or (back) the gradient at its end: edge [B, D, N] -> [B, P, D, N]."""
     if chunks == 1:
         return edge.unsqueeze(1)
     grid, intervals, shape = _launch(dt, A, chunks)
     sums = edge.new_empty(len(edge), chunks, *A.shape)
-    totals = edge.new_empty(len(edge), chunks, A.shape[1])
+    totals = edge.new_empty(len(edge), chunks, A.shape[0])
     launch(summary_kernel, grid, inputs, weights, dt, A, sums, totals, *dt.shape[1:], intervals, BACK=back, **shape)
     order = (lambda x: x.flip(0)) if back else (lambda x: x)
-    passing = Decays.of(order((totals.unsqueeze(2) * A).transpose(0, 1)))
-    joined = states(passing, order(sums.transpose(0, 1)), edge)  # [P,B,N,D]
+    passing = Decays.of(order((totals.unsqueeze(3) * A).transpose(0, 1)))
+    joined = states(passing, order(sums.transpose(0, 1)), edge)  # [P,B,D,N]
     return order(torch.cat([edge.unsqueeze(0), joined[:-1]])).transpose(0, 1).contiguous()
 
 
@@ -247,7 +249,7 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
 def _forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor, start: Tensor, chunks: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, T, D], the state at the end [B, N, D] and the checkpoints. A [N, D], start [B, N, D]: channels last."""
+    """y [B, T, D], the state at the end [B, D, N] and the checkpoints. A [D, N] and start [B, D, N] in fp32."""
     grid, intervals, shape = _launch(x, A, chunks)
     starts = _join(x, B, dt, A, start, chunks, back=False).contiguous()
     y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
@@ -275,9 +277,9 @@ def _backward(
     grid, intervals, shape = _launch(x, A, chunks)
     batch, T, D = x.shape
     dends = _join(dy, C, dt, A, dend, chunks, back=True).contiguous()
-    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // GROUP, shape["NP"], CHANNELS)
+    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // GROUP, CHANNELS, shape["NP"])
     dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
-    dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[0]) for _ in "BC")
+    dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[1]) for _ in "BC")
     dskip = dends.new_empty(batch, chunks, D)
     launch(
         backward_kernel, grid,
@@ -307,12 +309,21 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None, state: Tensor
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    skip: Tensor | None,
+    state: Tensor,
+    dt_bias: Tensor | None = None,
+    gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """selective_scan_extend in fp32: x, dt [B, T, D], A [D, N], B and C [B, T, N], skip [D], state [B, D, N]."""
+    """selective_scan_extend in fp32: x, dt, gate [B, T, D], A [D, N], B and C [B, T, N], skip and dt_bias [D],
+    state [B, D, N]."""
     skip = x.new_zeros(x.shape[2], dtype=torch.float32) if skip is None else skip.float()
-    x, dt, B, C = (each.contiguous() for each in (x, dt, B, C))
-    A, start = A.float().t().contiguous(), state.transpose(1, 2).contiguous()
+    dt = dt if dt_bias is None else step_size(dt, dt_bias)
+    x, dt, A, B, C, start = (each.contiguous() for each in (x, dt, A.float(), B, C, state))
     batch, T, D = x.shape
     y, end, _ = _forward(x, dt, A, B, C, skip, start, count_chunks(batch * triton.cdiv(D, CHANNELS), T))
-    return y, end.transpose(1, 2)
+    return (y if gate is None else apply_gate(y, gate)), end
