@@ -19,6 +19,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
         ((2, 19, 33, 5), 1, torch.float32),
         ((1, 32, 4, 16), 1, torch.float32),
         ((1, 53, 5, 3), 3, torch.float32),
+        ((1, 21, 3, 20), 1, torch.float32),  # groups of two tokens
+        ((1, 18, 3, 33), 1, torch.float32),  # and of one
         ((1, 17, 3, 4), 2, torch.float16),
         ((1, 18, 2, 2), 5, torch.float32),  # more chunks than intervals: some are empty
     ],

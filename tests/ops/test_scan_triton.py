@@ -7,7 +7,7 @@ import torch
 
 from ops.scan_cases import assert_gradients_match, scan_inputs
 from rebased.ops import selective_scan, selective_scan_extend
-from rebased.ops.inspection import compile_launch, record_launches
+from rebased.ops.inspection import compile_launch, read_cubin, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
@@ -33,9 +33,27 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
         assert compile_launch(launch, capability).metadata.shared <= 4096  # states are in registers
 
 
+@pytest.mark.parametrize("states", [16, 32, 64])
+def test_registers_hold_the_states_of_a_group(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import backend
+    from rebased.ops.scan import gpu
+
+    launches: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu, "backward_kernel", record_launches(gpu.backward_kernel, launches))
+    monkeypatch.setattr(gpu, "forward_kernel", record_launches(gpu.forward_kernel, []))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    inputs = scan_inputs(1, 64, 64, states)
+    y, _ = selective_scan_extend(inputs["x"].requires_grad_(), *list(inputs.values())[1:], backend="triton")
+    y.sum().backward()
+    (launch,) = launches
+    assert read_cubin(compile_launch(launch, 90).asm["cubin"]).stack == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16)])
+@pytest.mark.parametrize(
+    "shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16), (2, 100, 32, 64)]
+)
 def test_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     assert_gradients_match(scan_inputs(*shape, dtype=dtype, device="cuda"), "triton")

@@ -23,7 +23,7 @@ from rebased.ops.linear_scan import Decays, states
 
 CHANNELS = 16  # per program
 INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
-GROUP = 4  # tokens that are loaded at once, a divisor of INTERVAL
+GROUP = 4  # tokens that are loaded at once, at most; a power of two, at most INTERVAL
 PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
 SHORTEST_CHUNK = 128  # tokens
 
@@ -221,6 +221,11 @@ def count_chunks(programs: int, T: int) -> int:
     return max(1, min(PROGRAMS // max(1, programs), T // SHORTEST_CHUNK))
 
 
+def group_length(states: int) -> int:
+    """Tokens of a group if each channel has so many states. Registers hold all states of a group in the backward."""
+    return max(1, min(GROUP, 64 // triton.next_power_of_2(states)))
+
+
 def _launch(x: Tensor, A: Tensor, chunks: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     """The grid, the intervals per chunk, and the constants of a kernel."""
     batch, T, D = x.shape
@@ -252,8 +257,8 @@ def _forward(
     starts = _join(x, B, dt, A, start, chunks, back=False).contiguous()
     y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
     launch(
-        forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals, GROUP=GROUP,
-        **shape,
+        forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals,
+        GROUP=group_length(len(A)), **shape,
     )  # fmt: skip
     return y, ends[:, -1].clone(), checkpoints
 
@@ -275,14 +280,15 @@ def _backward(
     grid, intervals, shape = _launch(x, A, chunks)
     batch, T, D = x.shape
     dends = _join(dy, C, dt, A, dend, chunks, back=True).contiguous()
-    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // GROUP, shape["NP"], CHANNELS)
+    group = group_length(len(A))
+    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // group, shape["NP"], CHANNELS)
     dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
     dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[0]) for _ in "BC")
     dskip = dends.new_empty(batch, chunks, D)
     launch(
         backward_kernel, grid,
         x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
-        GROUP=GROUP, **shape,
+        GROUP=group, **shape,
     )  # fmt: skip
     sums = dA.sum((0, 1)), dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dskip.sum((0, 1))
     return dx, ddt, *sums, dstarts[:, 0].clone()
