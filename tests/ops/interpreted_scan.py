@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
         ((1, 17, 3, 4), 2, OPTIONS, torch.float16),
         ((1, 18, 2, 2), 5, (), torch.float32),  # more chunks than intervals: some are empty
         ((2, 20, 1, 2), 1, OPTIONS, torch.float32),
+        ((1, 21, 3, 20), 1, (), torch.float32),  # groups of two tokens
+        ((1, 18, 3, 33), 1, (), torch.float32),  # and of one
     ],
 )
 def test_kernels(

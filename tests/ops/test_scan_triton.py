@@ -37,9 +37,26 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
         assert read_cubin(compiled.asm["cubin"]).stack == 0  # all of them
 
 
+@pytest.mark.parametrize("states", [16, 32, 64])
+def test_registers_hold_the_states_of_a_group(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rebased.ops import backend
+    from rebased.ops.scan import gpu
+
+    launches: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu, "backward_kernel", record_launches(gpu.backward_kernel, launches))
+    monkeypatch.setattr(gpu, "forward_kernel", record_launches(gpu.forward_kernel, []))
+    monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
+    inputs = {k: v.requires_grad_() for k, v in scan_inputs(1, 64, 64, states).items()}
+    scan(inputs, "triton")[0].sum().backward()
+    (launch,) = launches
+    assert read_cubin(compile_launch(launch, 90).asm["cubin"]).stack == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16)])
+@pytest.mark.parametrize(
+    "shape", [(64, 256, 128, 16), (1, 5000, 96, 16), (3, 77, 40, 7), (2, 1, 64, 16), (2, 100, 32, 64)]
+)
 @pytest.mark.parametrize("options", [(), OPTIONS], ids=str)
 def test_on_a_gpu(shape: tuple[int, int, int, int], options: tuple[str, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -23,9 +23,9 @@ from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
 from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
 
-CHANNELS = 16  # per program
+CHANNELS = 16  # per program, at most
 INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
-GROUP = 4  # tokens that are loaded at once, a divisor of INTERVAL
+GROUP = 4  # tokens that are loaded at once, at most; a power of two, at most INTERVAL
 PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
 SHORTEST_CHUNK = 128  # tokens
 
@@ -223,12 +223,23 @@ def count_chunks(programs: int, T: int) -> int:
     return max(1, min(PROGRAMS // max(1, programs), T // SHORTEST_CHUNK))
 
 
+def channels_per_program(states: int) -> int:
+    """CHANNELS, and half as many where each has so many states that registers would be short."""
+    return CHANNELS if states <= 32 else CHANNELS // 2
+
+
+def group_length(states: int) -> int:
+    """Tokens of a group if each channel has so many states. Registers hold all states of a group in the backward."""
+    return max(1, min(GROUP, 64 // triton.next_power_of_2(states)))
+
+
 def _launch(x: Tensor, A: Tensor, chunks: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     """The grid, the intervals per chunk, and the constants of a kernel."""
     batch, T, D = x.shape
     N = A.shape[1]
-    shape = {"N": N, "NP": triton.next_power_of_2(N), "CHANNELS": CHANNELS, "INTERVAL": INTERVAL, "num_warps": 1}
-    return (triton.cdiv(D, CHANNELS), batch, chunks), triton.cdiv(triton.cdiv(T, INTERVAL), chunks), shape
+    channels = channels_per_program(N)
+    shape = {"N": N, "NP": triton.next_power_of_2(N), "CHANNELS": channels, "INTERVAL": INTERVAL, "num_warps": 1}
+    return (triton.cdiv(D, channels), batch, chunks), triton.cdiv(triton.cdiv(T, INTERVAL), chunks), shape
 
 
 def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, chunks: int, back: bool) -> Tensor:
@@ -254,8 +265,8 @@ def _forward(
     starts = _join(x, B, dt, A, start, chunks, back=False).contiguous()
     y, ends, checkpoints = torch.empty_like(x), torch.empty_like(starts), _checkpoints(x, A)
     launch(
-        forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals, GROUP=GROUP,
-        **shape,
+        forward_kernel, grid, x, dt, A, B, C, skip, starts, y, ends, checkpoints, *x.shape[1:], intervals,
+        GROUP=group_length(A.shape[1]), **shape,
     )  # fmt: skip
     return y, ends[:, -1].clone(), checkpoints
 
@@ -277,14 +288,15 @@ def _backward(
     grid, intervals, shape = _launch(x, A, chunks)
     batch, T, D = x.shape
     dends = _join(dy, C, dt, A, dend, chunks, back=True).contiguous()
-    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // GROUP, CHANNELS, shape["NP"])
+    group = group_length(A.shape[1])
+    scratch = dends.new_empty(grid[0] * grid[1] * grid[2], INTERVAL // group, shape["CHANNELS"], shape["NP"])
     dx, ddt, dA, dstarts = (torch.empty_like(each) for each in (x, dt, dends, dends))
     dB, dC = (dends.new_empty(grid[0], batch, T, A.shape[1]) for _ in "BC")
     dskip = dends.new_empty(batch, chunks, D)
     launch(
         backward_kernel, grid,
         x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
-        GROUP=GROUP, **shape,
+        GROUP=group, **shape,
     )  # fmt: skip
     sums = dA.sum((0, 1)), dB.sum(0).to(B.dtype), dC.sum(0).to(C.dtype), dskip.sum((0, 1))
     return dx, ddt, *sums, dstarts[:, 0].clone()
@@ -325,5 +337,6 @@ def scan(
     dt = dt if dt_bias is None else step_size(dt, dt_bias)
     x, dt, A, B, C, start = (each.contiguous() for each in (x, dt, A.float(), B, C, state))
     batch, T, D = x.shape
-    y, end, _ = _forward(x, dt, A, B, C, skip, start, count_chunks(batch * triton.cdiv(D, CHANNELS), T))
+    chunks = count_chunks(batch * triton.cdiv(D, channels_per_program(A.shape[1])), T)
+    y, end, _ = _forward(x, dt, A, B, C, skip, start, chunks)
     return (y if gate is None else apply_gate(y, gate)), end
