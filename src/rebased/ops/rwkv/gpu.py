@@ -25,6 +25,7 @@ from rebased.ops.scan.gpu import count_chunks
 NOTHING_ = tl.constexpr(NOTHING)
 CHANNELS = 32  # per program: one warp
 GROUP = 8  # tokens that are loaded at once
+OPTIONS = {"CHANNELS": CHANNELS, "GROUP": GROUP, "num_warps": 1}
 
 
 @triton.jit
@@ -179,10 +180,6 @@ def _launch(k: Tensor, chunks: int) -> tuple[tuple[int, int, int], tuple[int, in
     return (triton.cdiv(D, CHANNELS), batch, chunks), (T, D, triton.cdiv(T, chunks))
 
 
-def _options() -> dict[str, int]:
-    return {"CHANNELS": CHANNELS, "GROUP": GROUP, "num_warps": 1}
-
-
 def _join(sums: Tensor, edge: Tensor, rates: Tensor, T: int, length: int, back: bool) -> Tensor:
     """What each chunk starts from: edge [B, 3, D] and the sums of each chunk [B, P, 3, D] -> [B, P, 3, D]."""
     lengths = (T - length * torch.arange(sums.shape[1], device=sums.device)).clamp(0, length)
@@ -204,11 +201,10 @@ def _forward(
     grid, shape = _launch(k, chunks)
     starts = start.unsqueeze(1).clone()
     y, lse, ends = torch.empty_like(v), torch.empty_like(k, dtype=torch.float32), _states(start, chunks)
-    options = _options()
     if chunks > 1:
-        launch(forward_kernel, grid, k, v, rates, u, ends, y, lse, ends, *shape, SUMMARY=True, **options)
+        launch(forward_kernel, grid, k, v, rates, u, ends, y, lse, ends, *shape, SUMMARY=True, **OPTIONS)
         starts = _join(ends, start, rates, shape[0], shape[2], back=False)
-    launch(forward_kernel, grid, k, v, rates, u, starts, y, lse, ends, *shape, SUMMARY=False, **options)
+    launch(forward_kernel, grid, k, v, rates, u, starts, y, lse, ends, *shape, SUMMARY=False, **OPTIONS)
     return y, ends[:, -1].clone(), lse, starts
 
 
@@ -231,13 +227,13 @@ def _backward(
     grid, shape = _launch(k, chunks)
     dk, dv, gradients = torch.empty_like(k), torch.empty_like(v), torch.empty_like(starts)
     du, dr = (starts.new_empty(len(k), chunks, k.shape[2]) for _ in "ur")
-    given, ends, options = (k, v, rates, u, y, lse, dy), edge.unsqueeze(1), _options()
+    given, ends = (k, v, rates, u, y, lse, dy), edge.unsqueeze(1)
     if chunks > 1:
-        launch(backward_kernel, grid, *given, gradients, dk, dv, du, gradients, *shape, SUMMARY=True, **options)
+        launch(backward_kernel, grid, *given, gradients, dk, dv, du, gradients, *shape, SUMMARY=True, **OPTIONS)
         ends = _join(gradients, edge, rates, shape[0], shape[2], back=True)
     ends = ends.contiguous()
-    launch(backward_kernel, grid, *given, ends, dk, dv, du, gradients, *shape, SUMMARY=False, **options)
-    launch(rate_kernel, grid, k, v, rates, starts, y, lse, dy, ends, dr, *shape, **options)
+    launch(backward_kernel, grid, *given, ends, dk, dv, du, gradients, *shape, SUMMARY=False, **OPTIONS)
+    launch(rate_kernel, grid, k, v, rates, starts, y, lse, dy, ends, dr, *shape, **OPTIONS)
     scale = torch.exp(gradients[:, 0, 2] + starts[:, 0, 2])  # the gradient at the sums as the state holds them
     dstart = torch.stack([scale * gradients[:, 0, 0], scale * gradients[:, 0, 1], torch.zeros_like(scale)], dim=1)
     return dk, dv, dr.sum((0, 1)), du.sum((0, 1)), dstart
