@@ -27,7 +27,7 @@ def parts(rows: int, T: int, D: int, labels: int, precision: str) -> dict[str, t
     narrow_head = precision != "fp32" and D <= 128  # no logit is written (ops/cross_entropy/narrow_gpu.py)
     joined = precision != "fp32" and D <= 64  # projections of q and k with their norms (ops/norm/linear_gpu.py)
     return {
-        "embedding, positions, dropout": (9 * x + 2 * M * D, 0),
+        "embedding, positions, dropout": (7 * x + 2 * M * D, 0),
         "norms of the stream": (2 * (x + h) + 2 * (2 * x + h) + 5 * x + 10 * chosen, 0),  # two first, one second
         "short convolution and its gate": (2 * h + 4 * h + 3 * h + 6 * h, 0),
         "residuals": (2 * x + h + 2 * chosen + h_chosen + 2 * 3 * x + 2 * cast, 0),

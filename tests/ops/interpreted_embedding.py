@@ -1,9 +1,9 @@
-"""The kernels of an embedding's gradient against torch's: chunks full, short and none; memory that starts as NaN."""
+"""The kernels of an embedding against torch: chunks full, short and none; memory that starts as NaN."""
 
 import pytest
 import torch
 
-from ops.embedding_cases import assert_is_the_law, mostly_filler
+from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
 from rebased.ops import use_backend
 from rebased.ops.backend import triton_interpreted
 from rebased.ops.embedding import gpu
@@ -18,6 +18,8 @@ def test_kernels(shape: tuple[int, ...], vocab: int, D: int, monkeypatch: pytest
     monkeypatch.setattr(gpu, "TILE", 64)
     with use_backend("triton"):
         assert_is_the_law(mostly_filler(shape, vocab), vocab, D)
+        assert_adds_positions(mostly_filler(shape, vocab), vocab, D)
+        assert_adds_positions(mostly_filler(shape, vocab).int(), vocab, D, torch.float16)  # it cuts off bf16
 
 
 def test_chunks_that_end_where_a_token_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,27 @@
-"""Rows of a table: torch's own on a CPU; the gradient's kernels built for GPUs that are not here and run on one."""
+"""Rows of a table: torch's own on a CPU; the kernels built for GPUs that are not here and run on one."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from ops.embedding_cases import assert_is_the_law, mostly_filler
+from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
 from rebased.ops import embed, use_backend
 from rebased.ops.inspection import compile_launch, record_launches
 
 
 def test_on_a_cpu() -> None:
     assert_is_the_law(mostly_filler((5, 13), 11), 11, 6)
+    assert_adds_positions(mostly_filler((5, 13), 11), 11, 6)
+
+
+def test_positions_of_another_length() -> None:
+    with pytest.raises(
+        ValueError, match=r"positions must be \[3, 4\], a row for each position; their shape is \[1, 4\]"
+    ):
+        embed(torch.zeros(2, 3, dtype=torch.int64), torch.randn(5, 4), torch.randn(1, 4))
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
@@ -20,15 +30,21 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     from rebased.ops.embedding import gpu
 
     launches: list[dict[str, Any]] = []
-    for name in ("chunks_kernel", "tokens_kernel"):
+    for name in ("gather_kernel", "chunks_kernel", "totals_kernel"):
         monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
     with use_backend("triton"):
         for D in (64, 100, 4096):
-            embed(mostly_filler((2, 8), 5), torch.randn(5, D).to(dtype).requires_grad_()).sum().backward()
-    assert len(launches) == 6
+            weight, positions = (torch.randn(n, D).to(dtype).requires_grad_() for n in (5, 8))
+            embed(mostly_filler((2, 8), 5), weight, positions).sum().backward()
+            embed(mostly_filler((2, 8), 5), weight)
+    assert len(launches) == 12
+    asserting = 0
     for launch in launches:
-        assert compile_launch(launch, capability).metadata.shared <= 32 * 1024  # for sums over rows
+        compiled = compile_launch(launch, capability)
+        assert compiled.metadata.shared <= 32 * 1024  # for sums over rows
+        asserting += "__assertfail" in compiled.asm["ptx"]
+    assert asserting == 6  # all that read rows: a token that is not in the vocabulary stops the device
 
 
 @pytest.mark.gpu
@@ -36,7 +52,10 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     ("shape", "vocab", "D"), [((512, 256), 8192, 64), ((3, 1001), 50_304, 768), ((64, 2048), 7, 100)]
 )
 def test_on_a_gpu(shape: tuple[int, ...], vocab: int, D: int) -> None:
-    assert_is_the_law(mostly_filler(shape, vocab, device="cuda"), vocab, D)
+    tokens = mostly_filler(shape, vocab, device="cuda")
+    assert_is_the_law(tokens, vocab, D)
+    assert_adds_positions(tokens, vocab, D)
+    assert_adds_positions(tokens.int(), vocab, D, torch.bfloat16)
 
 
 @pytest.mark.gpu
@@ -46,3 +65,13 @@ def test_the_same_sum_every_time() -> None:
     dy = torch.randn(512, 256, 64, device="cuda")
     first, second = (torch.autograd.grad(embed(tokens, weight), weight, dy)[0] for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("token", [-1, 5])
+def test_a_token_that_is_not_in_the_vocabulary_stops_the_device(token: int) -> None:
+    call = f"embed(torch.tensor([[0, {token}]], device='cuda'), torch.randn(5, 4, device='cuda')).sum().item()"
+    code = f"import torch; from rebased.ops import embed; {call}"  # the device is of no use to this process afterwards
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "device-side assert" in done.stderr

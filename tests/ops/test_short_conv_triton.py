@@ -1,5 +1,6 @@
 """The short convolution's kernels: built for GPUs that are not here, held against fp64 on one."""
 
+import re
 from typing import Any, Literal
 
 import pytest
@@ -39,15 +40,17 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     for name in ("forward_kernel", "backward_kernel", "silu_backward_kernel"):
         monkeypatch.setattr(gpu, name, record_launches(getattr(gpu, name), launches))
     monkeypatch.setattr(backend, "triton_interpreted", lambda: True)  # so that CPU tensors get this far
-    for T in (1, 64):  # a length of one is a constant to the compiler
+    for T, D in ((1, 64), (64, 24)):  # a length of one is a constant to the compiler
         for activation in (None, "silu"):
-            x = torch.randn(2, T, 64, dtype=dtype, requires_grad=True)
-            inputs = x, torch.randn(64, 4), torch.randn(64)
+            x = torch.randn(2, T, D, dtype=dtype, requires_grad=True)
+            inputs = x, torch.randn(D, 4), torch.randn(D)
             short_conv(*inputs, activation=activation, backend="triton").sum().backward()  # type: ignore[arg-type]
     names = ["forward_kernel", "backward_kernel", "forward_kernel", "silu_backward_kernel"]
     assert [launch["kernel"].__name__ for launch in launches] == 2 * names
     for launch in launches:
-        assert compile_launch(launch, capability).metadata.shared <= 16_384  # the sums over a tile's tokens
+        compiled = compile_launch(launch, capability)
+        assert compiled.metadata.shared <= 16_384  # the sums over a tile's tokens
+        assert re.search(r"ld\.global\.v[24]", compiled.asm["ptx"])  # several numbers at once, of 24 channels too
 
 
 @pytest.mark.parametrize("taps", [4, 6])
@@ -55,9 +58,8 @@ def test_a_run_of_tokens_fits_into_registers(taps: int) -> None:
     from rebased.ops.convolution import gpu
 
     assert taps <= gpu.MOST_TAPS
-    kernel, numbers = gpu.silu_backward_kernel, dict.fromkeys(("T", "D", "stride"), "i32:16")
-    constants = {"W": taps, "RUN": gpu.RUN, "TOKENS": gpu.TOKENS, "CHANNELS": gpu.CHANNELS}
-    values = dict.fromkeys(kernel.arg_names, "*fp32:16") | numbers | constants
+    kernel, constants = gpu.silu_backward_kernel, gpu._constants(64, 128, taps) | {"RUN": gpu.RUN}
+    values = dict.fromkeys(kernel.arg_names, "*fp32:16") | {"T": "i32:16"} | constants
     launch = {"kernel": kernel, "values": values, "options": {"num_warps": gpu.RUN_WARPS}}
     assert read_cubin(compile_launch(launch, 90).asm["cubin"]).stack == 0
 

@@ -363,10 +363,8 @@ class LanguageModel(nn.Module):
         end = start + tokens.shape[1]
         self._check_positions(end)
         if cu_seqlens is None:
-            positions = self.positions.weight[start:end]
-        else:
-            positions = self.positions(positions_in_documents(cu_seqlens, tokens))
-        return self.dropout(embed(tokens, weight) + positions)
+            return self.dropout(embed(tokens, weight, self.positions.weight[start:end]))
+        return self.dropout(embed(tokens, weight) + self.positions(positions_in_documents(cu_seqlens, tokens)))
 
     def _check_positions(self, end: int) -> None:
         if end > self.config.max_len:

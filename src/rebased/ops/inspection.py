@@ -24,7 +24,9 @@ def record_launches(kernel: Any, launches: list[dict[str, Any]]) -> Any:
     class Recorder:
         def __getitem__(self, grid: Any) -> Any:
             def launch(*args: Any, **kwargs: Any) -> None:
-                options = {key: kwargs.pop(key) for key in ("num_warps", "num_stages", "maxnreg") if key in kwargs}
+                options = {
+                    key: kwargs.pop(key) for key in ("num_warps", "num_stages", "maxnreg", "debug") if key in kwargs
+                }
                 args = tuple(x.new_empty(0) if isinstance(x, torch.Tensor) else x for x in args)
                 values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
                 launches.append({"kernel": kernel, "values": values, "options": options})

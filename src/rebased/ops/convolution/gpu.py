@@ -5,6 +5,8 @@ In plain torch every tap is one pass over memory, about 40 passes with the gradi
 then x, dy and dx. With silu after the convolution there are five too, where torch's silu takes five of its own: the
 backward computes the convolution again. There a program walks along short runs of tokens, with all that neighbours
 share in registers.
+
+Widths and strides are constants of the kernels, so that rows of 24 or 48 numbers, too, are read four numbers at once.
 """
 
 import torch
@@ -15,8 +17,8 @@ from torch.nn import functional
 
 from rebased.ops.kernel_launch import launch, strided_rows
 
-TOKENS, CHANNELS, WARPS = 32, 64, 4  # per program
-RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a divisor of TOKENS; warps per program
+TILE, CHANNELS, WARPS = 2048, 64, 4  # per program: tokens times channels; channels at most
+RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a power of 2; warps per program
 MOST_TAPS = 6  # with silu inside the kernels: the inputs of a run are in registers
 
 
@@ -29,32 +31,33 @@ def _locate(T, TOKENS: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _load_seen(x, state, p, stride, D, channels, mask, W: tl.constexpr):
+def _load_seen(x, state, p, channels, mask, D: tl.constexpr, STRIDE: tl.constexpr, W: tl.constexpr):
     """Input p of a sequence. The W - 1 inputs before the first token come from the state.
 
-    stride: how far apart two tokens of x are in memory.
+    STRIDE: how far apart two tokens of x are in memory.
     """
-    here = tl.load(x + p * stride + channels, mask=mask & (p >= 0), other=0.0).to(tl.float32)
+    here = tl.load(x + p * STRIDE + channels, mask=mask & (p >= 0), other=0.0).to(tl.float32)
     before = tl.load(state + (p + W - 1) * D + channels, mask=mask & (p < 0), other=0.0).to(tl.float32)
     return tl.where(p < 0, before, here)
 
 
 @triton.jit
 def forward_kernel(
-    x, state, weight, bias, y, T, D, stride,
-    W: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, state, weight, bias, y, T,
+    D: tl.constexpr, STRIDE: tl.constexpr, W: tl.constexpr, SILU: tl.constexpr,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """y_t = bias + sum_w weight[w] seen_{t-(W-1)+w}: x, y [B, T, D], state [B, W-1, D], weight [W, D], bias [D].
 
-    SILU: silu of that. stride: how far apart two tokens of x are in memory.
+    SILU: silu of that. STRIDE: how far apart two tokens of x are in memory.
     """
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
-    x, state = x + row * T * stride, state + row * (W - 1) * D
+    x, state = x + row * T * STRIDE, state + row * (W - 1) * D
     mask = (tokens < T) & (channels < D)
     acc = tl.load(bias + channels, mask=channels < D, other=0.0) + tl.zeros([TOKENS, CHANNELS], tl.float32)
     for w in tl.static_range(W):
         tap = tl.load(weight + w * D + channels, mask=channels < D, other=0.0)
-        acc += tap * _load_seen(x, state, tokens - (W - 1) + w, stride, D, channels, mask, W)
+        acc += tap * _load_seen(x, state, tokens - (W - 1) + w, channels, mask, D, STRIDE, W)
     if SILU:
         acc *= tl.sigmoid(acc)
     tl.store(y + row * T * D + tokens * D + channels, acc.to(y.dtype.element_ty), mask=mask)
@@ -62,8 +65,8 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    x, state, weight, dy, dx, dstate, sums, T, D, stride,
-    W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, state, weight, dy, dx, dstate, sums, T,
+    D: tl.constexpr, STRIDE: tl.constexpr, W: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dx, dstate, and sums [B, tiles, W+1, D]: the share of each tile in dweight and, last, in dbias.
 
@@ -72,8 +75,8 @@ def backward_kernel(
     row, tokens, channels = _locate(T, TOKENS, CHANNELS)
     p = tokens - (W - 1)
     mask = (p < T) & (channels < D)
-    x, state = x + row * T * stride, state + row * (W - 1) * D
-    seen = _load_seen(x, state, p, stride, D, channels, mask, W)
+    x, state = x + row * T * STRIDE, state + row * (W - 1) * D
+    seen = _load_seen(x, state, p, channels, mask, D, STRIDE, W)
     dseen = tl.zeros([TOKENS, CHANNELS], tl.float32)
     sums += (row * tl.num_programs(0) + tl.program_id(0)) * (W + 1) * D
     for w in tl.static_range(W):
@@ -91,8 +94,9 @@ def backward_kernel(
 
 @triton.jit
 def silu_backward_kernel(
-    x, state, weight, bias, dy, dx, dstate, sums, T, D, stride,
-    W: tl.constexpr, RUN: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    x, state, weight, bias, dy, dx, dstate, sums, T,
+    D: tl.constexpr, STRIDE: tl.constexpr, W: tl.constexpr, RUN: tl.constexpr,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What backward_kernel computes, for silu of the convolution; arguments as there.
 
@@ -102,7 +106,7 @@ def silu_backward_kernel(
     RUNS: tl.constexpr = TOKENS // RUN
     row, run, channels = _locate(T, RUNS, CHANNELS)
     first = run * RUN - (W - 1)  # input of each run
-    x, state, dy, dx = x + row * T * stride, state + row * (W - 1) * D, dy + row * T * D, dx + row * T * D
+    x, state, dy, dx = x + row * T * STRIDE, state + row * (W - 1) * D, dy + row * T * D, dx + row * T * D
     dstate += row * (W - 1) * D
     sums += (row * tl.num_programs(0) + tl.program_id(0)) * (W + 1) * D
     exist = channels < D
@@ -114,7 +118,7 @@ def silu_backward_kernel(
     total = tl.zeros([RUNS, CHANNELS], tl.float32)
     for i in tl.static_range(RUN + 2 * (W - 1)):  # inputs, from W - 1 before the run on
         p = first - (W - 1) + i
-        at = tl.where(p < 0, state + (p + W - 1) * D, x + p * stride) + channels
+        at = tl.where(p < 0, state + (p + W - 1) * D, x + p * STRIDE) + channels
         mask = exist & (p >= 1 - W) & (p < T)
         seen += (tl.load(at, mask=mask, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     for i in tl.static_range(RUN + W - 1):
@@ -143,8 +147,13 @@ def silu_backward_kernel(
     tl.store(sums + W * D + channels, tl.sum(total, 0)[None, :], mask=exist)
 
 
-def _grid(inputs: int, D: int, batch: int) -> tuple[int, int, int]:
-    return triton.cdiv(inputs, TOKENS), triton.cdiv(D, CHANNELS), batch
+def _constants(D: int, stride: int, taps: int) -> dict[str, int]:
+    channels = min(CHANNELS, max(16, triton.next_power_of_2(D)))
+    return {"D": D, "STRIDE": stride, "W": taps, "TOKENS": TILE // channels, "CHANNELS": channels}
+
+
+def _grid(inputs: int, batch: int, constants: dict[str, int]) -> tuple[int, int, int]:
+    return triton.cdiv(inputs, constants["TOKENS"]), triton.cdiv(constants["D"], constants["CHANNELS"]), batch
 
 
 @torch.library.custom_op("rebased::short_conv", mutates_args=())
@@ -152,8 +161,9 @@ def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, silu: bool)
     """y [B, T, D] in the dtype of x; weight [W, D] and bias [D] in fp32."""
     (batch, T, D), (rows, stride) = x.shape, strided_rows(x)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    options = {"W": len(weight), "SILU": silu, "TOKENS": TOKENS, "CHANNELS": CHANNELS, "num_warps": WARPS}
-    launch(forward_kernel, _grid(T, D, batch), rows, state, weight, bias, y, T, D, stride, **options)
+    constants = _constants(D, stride, len(weight))
+    grid = _grid(T, batch, constants)
+    launch(forward_kernel, grid, rows, state, weight, bias, y, T, **constants, SILU=silu, num_warps=WARPS)
     return y
 
 
@@ -168,15 +178,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (batch, T, D), W, (rows, stride) = x.shape, len(weight), strided_rows(x)
     dx, dstate = torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(state)
-    grid = _grid(T + W - 1, D, batch)
+    constants = _constants(D, stride, W)
+    grid = _grid(T + W - 1, batch, constants)
     sums = weight.new_empty(batch, grid[0], W + 1, D)
-    options = {"W": W, "TOKENS": TOKENS, "CHANNELS": CHANNELS}
-    outputs = dy, dx, dstate, sums, T, D, stride
+    outputs = dy, dx, dstate, sums, T
     if silu:
-        options |= {"RUN": RUN, "num_warps": RUN_WARPS}
-        launch(silu_backward_kernel, grid, rows, state, weight, bias, *outputs, **options)
+        options = {"RUN": RUN, "num_warps": RUN_WARPS}
+        launch(silu_backward_kernel, grid, rows, state, weight, bias, *outputs, **constants, **options)
     else:
-        launch(backward_kernel, grid, rows, state, weight, *outputs, **options, num_warps=WARPS)
+        launch(backward_kernel, grid, rows, state, weight, *outputs, **constants, num_warps=WARPS)
     total = sums.sum((0, 1))
     return dx, dstate, total[:W].clone(), total[W].clone()
 

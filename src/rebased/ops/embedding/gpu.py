@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs
-"""The gradient of an embedding on a GPU, summed in two steps: over chunks of positions, then over a token's chunks.
+"""An embedding on a GPU: one kernel reads the rows and adds those of positions; the gradient takes two steps.
 
-Positions are sorted by token and cut into chunks of one token each. Only the device knows how many chunks a token has,
-so the grid has the largest size that can occur: all full chunks, and one short chunk per token.
+The gradient of a token is summed over chunks of its positions, then over the chunks. For that, positions are sorted by
+token and cut into chunks of one token each. Only the device knows how many chunks a token has, so the grid has the
+largest size that can occur: all full chunks, and one short chunk per token.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
 from rebased.ops.kernel_launch import launch
 
@@ -19,8 +19,25 @@ MAX_WIDTH = 4096  # columns that a kernel takes
 
 
 @triton.jit
+def gather_kernel(weight, tokens, positions, y, M, T, vocab, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """y [M, D] = weight[tokens], for ROWS of the M tokens; plus positions[row % T], unless positions is None."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    numbers = tl.load(tokens + rows, mask=rows < M, other=0).to(tl.int64)
+    known = (numbers >= 0) & (numbers < vocab)
+    tl.device_assert(known, "a token is below 0, or not below the size of the vocabulary")
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = (rows < M)[:, None] & (columns < D)
+    found = tl.load(weight + numbers[:, None] * D + columns, mask=inside & known[:, None], other=0.0)
+    if positions is not None:
+        places = tl.load(positions + (rows % T)[:, None] * D + columns, mask=inside, other=0.0)
+        found = (found.to(tl.float32) + places.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(y + rows.to(tl.int64)[:, None] * D + columns, found, mask=inside)
+
+
+@triton.jit
 def chunks_kernel(
-    dy, order, starts, firsts, owners, sums, D, CHUNK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    dy, order, starts, firsts, owners, sums,
+    D: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """sums [chunks, D]: the sum of the rows dy[order[begin:end]], where begin and end bound a chunk of one token's
     positions; 0 for a chunk without positions. dy [M, D]."""
@@ -40,7 +57,7 @@ def chunks_kernel(
 
 
 @triton.jit
-def tokens_kernel(sums, firsts, dweight, D, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def totals_kernel(sums, firsts, dweight, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """dweight [vocab, D]: the sum of the chunks of each token."""
     token = tl.program_id(0)
     begin, end = tl.load(firsts + token), tl.load(firsts + token + 1)
@@ -54,13 +71,30 @@ def tokens_kernel(sums, firsts, dweight, D, ROWS: tl.constexpr, WIDTH: tl.conste
     tl.store(dweight + at, tl.sum(total, 0).to(dweight.dtype.element_ty), mask=columns < D)
 
 
+def _sizes(D: int) -> dict[str, int]:
+    """D is a constant so that rows of 24 or 48 numbers, too, are read four numbers at once."""
+    width = triton.next_power_of_2(D)
+    return {"D": D, "ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4}
+
+
 @torch.library.custom_op("rebased::embed", mutates_args=())
-def _forward(weight: Tensor, tokens: Tensor) -> Tensor:
-    return functional.embedding(tokens, weight)
+def gather(weight: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    """weight[tokens] + positions: weight [vocab, D], tokens [..., T], positions [T, D] or None -> [..., T, D].
+
+    Differentiable once. A token that is not in the vocabulary stops the device, as in torch."""
+    D, M, T = weight.shape[1], tokens.numel(), 1 if positions is None else len(positions)
+    y = weight.new_empty(*tokens.shape, D)
+    sizes = _sizes(D)
+    rows = None if positions is None else positions.contiguous()
+    launch(
+        gather_kernel, (triton.cdiv(M, sizes["ROWS"]),),
+        weight.contiguous(), tokens.contiguous(), rows, y, M, T, len(weight), debug=True, **sizes,
+    )  # fmt: skip
+    return y
 
 
-@_forward.register_fake
-def _(weight, tokens):
+@gather.register_fake
+def _(weight, tokens, positions):
     return weight.new_empty(*tokens.shape, weight.shape[1])
 
 
@@ -76,12 +110,11 @@ def _backward(dy: Tensor, tokens: Tensor, vocab: int, dtype: torch.dtype) -> Ten
     every = torch.arange(most_chunks, device=device, dtype=torch.int32)
     owners = torch.searchsorted(firsts, every, right=True) - 1
     owners = owners.clamp_(max=vocab - 1).to(torch.int32)  # chunks beyond the last one find no positions
-    width = triton.next_power_of_2(D)
-    sizes = {"ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4}
+    sizes = _sizes(D)
     sums = dy.new_empty(most_chunks, D, dtype=torch.float32)
-    launch(chunks_kernel, (most_chunks,), dy, order, starts, firsts, owners, sums, D, CHUNK=CHUNK, **sizes)
+    launch(chunks_kernel, (most_chunks,), dy, order, starts, firsts, owners, sums, CHUNK=CHUNK, **sizes)
     dweight = dy.new_empty(vocab, D, dtype=dtype)
-    launch(tokens_kernel, (vocab,), sums, firsts, dweight, D, **sizes)
+    launch(totals_kernel, (vocab,), sums, firsts, dweight, **sizes)
     return dweight
 
 
@@ -91,19 +124,16 @@ def _(dy, tokens, vocab, dtype):
 
 
 def _setup(ctx, inputs, output):
-    weight, tokens = inputs
+    weight, tokens, _ = inputs
     ctx.vocab, ctx.dtype = len(weight), weight.dtype
     ctx.save_for_backward(tokens)
 
 
 def _autograd(ctx, dy):
     (tokens,) = ctx.saved_tensors
-    return _backward(dy.contiguous(), tokens, ctx.vocab, ctx.dtype), None
+    of_weight, _, of_positions = ctx.needs_input_grad
+    dweight = _backward(dy.contiguous(), tokens, ctx.vocab, ctx.dtype) if of_weight else None
+    return dweight, None, dy.sum_to_size(dy.shape[-2:]) if of_positions else None
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
-
-
-def gather(weight: Tensor, tokens: Tensor) -> Tensor:
-    """weight[tokens]: weight [vocab, D], tokens [...] -> [..., D]. Differentiable once in weight."""
-    return _forward(weight, tokens)
+gather.register_autograd(_autograd, setup_context=_setup)

@@ -35,8 +35,8 @@ def locate(tile, M, N, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def forward_kernel(
-    x, weight, bias, y, M, N, eps,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr,
+    x, weight, bias, y, M, eps,
+    N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """y [M, N] of x [M, N], weight [N] and bias [N]; one tile of ROWS rows per program."""
@@ -54,8 +54,9 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    x, weight, dy, dx, dweight, dbias, M, N, eps, tiles,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    x, weight, dy, dx, dweight, dbias, M, eps, tiles,
+    N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, CENTRE: tl.constexpr, RESIDUAL: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """dx [M, N], and each program's share of dweight and dbias [programs, N]."""
     columns = tl.arange(0, WIDTH)[None, :]
@@ -84,22 +85,24 @@ def backward_kernel(
     tl.store(dbias + share, shifts, mask=columns < N)
 
 
-def _sizes(x: Tensor) -> tuple[int, int, dict[str, int]]:
-    """The number of rows M, the number of features N, and the constants of a kernel."""
+def _sizes(x: Tensor) -> tuple[int, dict[str, int]]:
+    """The number of rows M and the constants of a kernel. N, the number of features, is one of them, so that rows of 24
+    or 48 numbers, too, are read four numbers at once."""
     N = x.shape[-1]
     width = triton.next_power_of_2(N)
-    return x.numel() // N, N, {"ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4 if width <= TILE else 8}
+    rows, warps = max(1, TILE // width), 4 if width <= TILE else 8
+    return x.numel() // N, {"N": N, "ROWS": rows, "WIDTH": width, "num_warps": warps}
 
 
 @torch.library.custom_op("rebased::norm", mutates_args=())
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
-    M, N, sizes = _sizes(x)
+    M, sizes = _sizes(x)
     y = torch.empty_like(x, dtype=dtype)
     launch(
         forward_kernel, (triton.cdiv(M, sizes["ROWS"]),),
-        x, weight, bias, y, M, N, eps, CENTRE=centre, RESIDUAL=residual,
+        x, weight, bias, y, M, eps, CENTRE=centre, RESIDUAL=residual,
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, **sizes,
     )  # fmt: skip
     return y
@@ -115,14 +118,14 @@ def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, centre: bool, residual: bool
 ) -> tuple[Tensor, Tensor]:
     """dx, and dweight and dbias as one tensor [2, N]."""
-    M, N, sizes = _sizes(x)
+    M, sizes = _sizes(x)
     tiles = triton.cdiv(M, sizes["ROWS"])
     programs = min(tiles, PROGRAMS)
     dx = torch.empty_like(x)
-    shares = x.new_empty(2, programs, N, dtype=torch.float32)
+    shares = x.new_empty(2, programs, x.shape[-1], dtype=torch.float32)
     launch(
         backward_kernel, (programs,),
-        x, weight, dy, dx, *shares, M, N, eps, tiles,
+        x, weight, dy, dx, *shares, M, eps, tiles,
         CENTRE=centre, RESIDUAL=residual, HAS_WEIGHT=weight is not None, **sizes,
     )  # fmt: skip
     return dx, shares.sum(1)
