@@ -260,7 +260,7 @@ def test_language_models_of_another_size_are_a_stand_in(tmp_path: Path) -> None:
     found = found_in(tmp_path, enwik8=runs)["Table 2"]
     assert (found.protocol, found.verdict) == ("stand-in", "not run")
     assert found.sentence.startswith("Only a stand-in was run: enwik8 instead of the Pile; models of 34 million")
-    assert "147 million training tokens instead of 83,886" in found.sentence  # the longer ones
+    assert "147 million training tokens instead of 84 billion" in found.sentence  # the longer ones
     assert {number.outcome for number in found.numbers} == {"not run"}
     outcomes = {claim.what: claim.outcome for claim in found.claims}
     assert outcomes["all tokens: ReBased has a lower perplexity than Based"] == "agrees"
@@ -270,7 +270,7 @@ def test_language_models_of_another_size_are_a_stand_in(tmp_path: Path) -> None:
     shorter = [run for run in runs if run not in longer]
     (tmp_path / "alone").mkdir()
     found = found_in(tmp_path / "alone", enwik8=[*alone, *shorter])["Table 2"]
-    assert "20 million training tokens instead of 83,886" in found.sentence  # one seed can be put to no test
+    assert "20 million training tokens instead of 84 billion" in found.sentence  # one seed can be put to no test
     assert found.draw is not None
     assert "Show 1 other group of runs" in found.draw()
 

@@ -134,7 +134,7 @@ def departures_of(chosen: LanguageModels) -> list[str]:
         found.append(f"models of {sizes} million parameters instead of 127 to 157")
     tokens = trained_on(run)
     if tokens != TABLE_2_TOKENS:
-        found.append(f"{tokens / 1e6:,.0f} million training tokens instead of {TABLE_2_TOKENS / 1e6:,.0f}")
+        found.append(f"{tokens / 1e6:,.0f} million training tokens instead of {TABLE_2_TOKENS / 1e9:.0f} billion")
     return found
 
 
