@@ -55,7 +55,7 @@ KERNELS = {  # what a kernel is for, by a part of its name; the first that fits 
     "softmax attention": ("flash", "fmha", "cudnn", "sdpa", "attention"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk", "mm_"),
     "AdamW and clipping": ("adam", "multi_tensor", "foreach", "lpnorm"),
-    "embedding": ("embedding", "pieces_kernel", "tokens_kernel", "index", "sort", "radix", "scatter", "gather"),
+    "embedding": ("embedding", "chunks_kernel", "totals_kernel", "index", "sort", "radix", "scatter", "gather"),
     "copies and fills": ("memcpy", "memset", "fill"),
     "element-wise (eager)": ("elementwise", "layer_norm", "reduce"),
 }
