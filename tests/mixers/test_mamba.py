@@ -82,7 +82,7 @@ def test_values_and_gradients_are_those_of_the_equations(arguments: dict[str, in
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def assert_kernels_match(device: str) -> None:
+def assert_kernels_match(device: str, B: int = B) -> None:
     """Mamba with kernels against plain torch in fp64: forward, one token after others, documents; all gradients."""
     torch.manual_seed(4)
     mixer, x = Mamba(D, backend="triton").to(device), torch.randn(B, T, D, device=device)
