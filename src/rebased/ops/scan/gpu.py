@@ -45,18 +45,6 @@ def _store_state(ptr, value, D, channels, n, N: tl.constexpr):
 
 
 @triton.jit
-def _load_channels(ptr, t, D, channels):
-    """[CHANNELS, 1] of token t of [T, D], in fp32."""
-    return tl.load(ptr + t * D + channels, mask=channels < D, other=0.0).to(tl.float32)[:, None]
-
-
-@triton.jit
-def _load_projection(ptr, t, n, N: tl.constexpr):
-    """[1, NP] of token t of [T, N], in fp32."""
-    return tl.load(ptr + t * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-
-
-@triton.jit
 def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr):
     """GROUP tokens of [T, D] from token t on: a tuple of [CHANNELS, 1], in fp32. Zero from T on."""
     rows = ()
@@ -124,7 +112,8 @@ def forward_kernel(
 @triton.jit
 def summary_kernel(
     inputs, weights, dt, A, sums, totals, T, D, intervals,
-    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, BACK: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
+    BACK: tl.constexpr,
 ):  # fmt: skip
     """sums [B, P, D, N], what each chunk adds to the state at its end (inputs x, weights B); BACK: to the gradient at
     its start (inputs dy, weights C). And totals [B, P, D], the sum of dt, which gives the decay over the chunk."""
@@ -136,15 +125,19 @@ def summary_kernel(
     h = tl.zeros([CHANNELS, NP], tl.float32)
     total = tl.zeros([CHANNELS, 1], tl.float32)
     first, last = chunk * intervals * INTERVAL, tl.minimum((chunk + 1) * intervals * INTERVAL, T)
-    for i in range(first, last):
-        t = first + last - 1 - i if BACK else i
-        step, u = _load_channels(dt, t, D, channels), _load_channels(inputs, t, D, channels)
-        a, w = tl.exp2(step * rates), _load_projection(weights, t, n, N)
-        if BACK:
-            h = a * (h + u * w)
+    groups = tl.cdiv(last - first, GROUP)
+    for i in range(groups):
+        t = first + (groups - 1 - i if BACK else i) * GROUP
+        steps, us = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(inputs, t, T, D, channels, GROUP)
+        ws = _load_projections(weights, t, T, n, N, GROUP)
+        if BACK:  # from T on all of them are zero, which changes nothing
+            for k in tl.static_range(GROUP - 1, -1, -1):
+                h = tl.exp2(steps[k] * rates) * (h + us[k] * ws[k])
+                total += steps[k]
         else:
-            h = a * h + step * u * w
-        total += step
+            for k in tl.static_range(GROUP):
+                h = tl.exp2(steps[k] * rates) * h + steps[k] * us[k] * ws[k]
+                total += steps[k]
     at = row * tl.num_programs(2) + chunk
     _store_state(sums + at * D * N, h, D, channels, n, N)
     tl.store(totals + at * D + channels[:, None], total, mask=channels[:, None] < D)
@@ -249,7 +242,10 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
     grid, intervals, shape = _launch(dt, A, chunks)
     sums = edge.new_empty(len(edge), chunks, *A.shape)
     totals = edge.new_empty(len(edge), chunks, A.shape[0])
-    launch(summary_kernel, grid, inputs, weights, dt, A, sums, totals, *dt.shape[1:], intervals, BACK=back, **shape)
+    launch(
+        summary_kernel, grid, inputs, weights, dt, A, sums, totals, *dt.shape[1:], intervals,
+        GROUP=group_length(A.shape[1]), BACK=back, **shape,
+    )  # fmt: skip
     order = (lambda x: x.flip(0)) if back else (lambda x: x)
     passing = Decays.of(order((totals.unsqueeze(3) * A).transpose(0, 1)))
     joined = states(passing, order(sums.transpose(0, 1)), edge)  # [P,B,D,N]
