@@ -297,7 +297,7 @@ def inputs_table() -> Rows:
 
 SHORT = """
 - **The paper's training** ({steps:,} steps, {tokens:.1f} billion tokens) takes {hours} hours of one H200 at the
-  speed of the record ({other} at that of the other one). The attention model takes {attention_hours}.
+  speed of one record ({other} at that of another). The attention model takes {attention_hours}.
 - **DDP and FSDP work well up to {most} GPUs**: {minutes} minutes for the whole training. The {sent} that a GPU
   sends per step take {communication} ms and hide behind the backward pass. More GPUs change nothing: each has
   fewer than 32,768 tokens then, and its host needs {launch} ms to launch a step, however small. For longer T
