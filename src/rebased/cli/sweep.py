@@ -170,7 +170,7 @@ def sweep(
         if time_limit:
             limit = time_limit.total_seconds()
             budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=started)
-        queue = SweepQueue(runs, stages, budget)
+        queue = SweepQueue(runs, stages, budget, plan.runs)
         check_time(queue)
         log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers, stages)
