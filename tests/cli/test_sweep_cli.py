@@ -490,8 +490,10 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
         monkeypatch.setattr(TimeBudget, "is_up", property(is_up))
 
     until("a", 2)
-    assert rebased(*words, "-o", "a", "--for", "9m") == 75
+    assert rebased(*words, "-o", "a", "--for", "9m", "--carry-mib", "3") == 75
     out = capsys.readouterr().out
+    assert "time is up: 1 run is being saved; Ctrl-C ends it at once" in out
+    assert "--carry-unfinished rest.tar --carry-mib 3" in out.splitlines()[-1]
     assert "wrote rest.tar: 1 unfinished run, " in out
     assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))

@@ -19,7 +19,7 @@ from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, score_of, sweep_board
-from rebased.cli.sweep_files import SweepFiles
+from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.cli.warn_once import each_warning_once
 from rebased.files import NotSaved
 from rebased.runs.record import RECORD, lines_so_far, read_record
@@ -80,7 +80,7 @@ def sweep(
     bundle: Path | None = None,
     time_limit: Annotated[timedelta | None, Parameter(name="--for")] = None,
     carry_unfinished: Path | None = None,
-    carry_mib: int = 16,
+    carry_mib: int = CARRY_MIB,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.

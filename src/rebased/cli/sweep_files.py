@@ -11,6 +11,7 @@ from rebased.runs.collect import Collection, check_bundle_name
 from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
 
+CARRY_MIB = 16  # the largest file of unfinished runs, if no other size is asked for
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
 
 
@@ -86,4 +87,5 @@ class SweepFiles:
         known = [path for path in (*self._given, self._bundle, self._carry) if path]
         words = [word for path in dict.fromkeys(known) for word in ("--known", str(path))]
         words += ["--bundle", str(self._bundle)] if self._bundle else []
-        return words + (["--carry-unfinished", str(self._carry)] if self._carry else [])
+        words += ["--carry-unfinished", str(self._carry)] if self._carry else []
+        return words + (["--carry-mib", str(self._limit // MIB)] if self._limit != CARRY_MIB * MIB else [])
