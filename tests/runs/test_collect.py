@@ -122,7 +122,8 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
     assert Report(found).warnings == [
         "3 damaged lines skipped, in sweep/sweep.jsonl. Their content is missing here.",
         "1 run failed and in no result. The first error: no room",
-        "2 runs of a sweep not begun yet.",
+        "2 runs of a sweep without a record here: not begun yet, left out by its stages, or known from a bundle that "
+        "is not among the files given.",
     ]
 
 

@@ -52,8 +52,11 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     known = {run.digest for run in (*found.runs, *found.lm_runs)}
     absent = len(found.asked - found.failures.keys() - known)
     if absent:
-        reason = "without a readable record, or not begun yet" if found.nameless else "not begun yet"
-        yield f"{plural(absent, 'run')} of a sweep {reason}."
+        readable = "readable record" if found.nameless else "record"
+        yield (
+            f"{plural(absent, 'run')} of a sweep without a {readable} here: not begun yet, left out by its stages, or "
+            "known from a bundle that is not among the files given."
+        )
 
 
 def shortened(names: Sequence[str]) -> str:
