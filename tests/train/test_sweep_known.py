@@ -14,6 +14,7 @@ from rebased.runs.collect import collect, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
+from rebased.train.checkpoint import read_pointer
 from rebased.train.sweep import Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import archives
 from tiny_run import AtStep, everything, tiny
@@ -126,6 +127,23 @@ def test_an_unfinished_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path
     whole = tmp_path / "whole" / run.digest
     train(run.config, whole)
     assert everything(run.folder) == everything(whole)
+
+
+def test_of_two_checkpoints_of_a_run_the_further_one_is_taken(tmp_path: Path, half: Plan) -> None:
+    pack(half.runs, tmp_path / "old.tar", 2**24)
+    run = half.runs[0]
+    train(run.config, run.folder, sinks=[AtStep(40, lambda: signal_self())], resume=True)
+    pack(half.runs, tmp_path / "new.tar", 2**24)
+    for order in (("old", "new"), ("new", "old")):
+        there, taken = tmp_path / f"{order[0]}-first", dict[str, Path]()
+        plan = elsewhere(half, there)
+        for name in order:
+            unpack(tmp_path / f"{name}.tar", plan.runs, there, taken)
+        assert taken == {run.digest: tmp_path / "new.tar"}
+        newest, found = (read_pointer(each / run.digest) for each in (half.folder, there))
+        assert newest == found
+        assert newest is not None
+        assert newest.step >= 40
 
 
 def test_what_does_not_fit_is_left_and_counted(tmp_path: Path, half: Plan) -> None:

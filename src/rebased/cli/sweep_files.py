@@ -33,6 +33,7 @@ class SweepFiles:
         self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Carried]] = []
+        self._taken: dict[str, Path] = {}  # which file each unfinished run is from
         self._written = time.monotonic()
 
     def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
@@ -49,16 +50,18 @@ class SweepFiles:
         for path in archives(self._carry) if self._carry and self._carry.exists() else []:
             if digests_in(path) - digests:
                 raise ValueError(f"{path} holds unfinished runs of another sweep; give --carry-unfinished another name")
-        self._unpacked = [(path, unpack(path, plan.runs, plan.folder)) for path in self._archives]
-        return any(carried.runs for _, carried in self._unpacked)
+        self._unpacked = [(path, unpack(path, plan.runs, plan.folder, self._taken)) for path in self._archives]
+        return bool(self._taken)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Sentences about what was read."""
         if self._bundles or self.known.found.files:
             yield from describe_known(self.known, len(plan.runs))
         for path, carried in self._unpacked:
-            others = f"; {carried.left} more: damaged, ended or not of this sweep" if carried.left else ""
-            yield f"{path}: {plural(carried.runs, 'unfinished run')} to go on with{others}"
+            runs = sum(source == path for source in self._taken.values())
+            left = carried.runs + carried.left - runs
+            others = f"; {left} more: damaged, ended, further elsewhere or not of this sweep" if left else ""
+            yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
 
     def keep(self, folder: Path) -> Callable[[], None]:
         """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if

@@ -28,7 +28,7 @@ class Carried(NamedTuple):
     """What was packed, or unpacked."""
 
     runs: int
-    left: int  # runs that were not: there was no room, or the sweep does not want them, or they are damaged
+    left: int  # runs that were not: no room, not wanted by the sweep, damaged, or another file has them further
     bytes: int
 
 
@@ -86,9 +86,14 @@ def _write_archive(path: Path, files: dict[str, Path]) -> None:
                 archive.addfile(about, content)
 
 
-def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
-    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged."""
-    wanted = {run.digest for run in runs if run.status == "new" and not run.folder.exists()}
+def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Carried:
+    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged.
+
+    `taken` has the files that runs were unpacked from before, by digest; of two checkpoints of one run the further one
+    stays. It is updated.
+    """
+    taken = {} if taken is None else taken
+    wanted = {run.digest for run in runs if run.status == "new" and (run.digest in taken or not run.folder.exists())}
     unpacked, others, size = set[str](), set[str](), 0
     try:
         for digest, files in _by_run(path):
@@ -98,6 +103,7 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
             if _write(folder / digest, files):
                 size += sum(map(len, files.values()))
                 unpacked.add(digest)
+                taken[digest] = path
             else:
                 others.add(digest)
     except (tarfile.TarError, EOFError) as error:
@@ -144,7 +150,8 @@ def _is_expected(own: PurePosixPath) -> bool:
 
 
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
-    """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it."""
+    """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
+    A folder that is there is replaced if its checkpoint is not as far; else False."""
     beside = folder.with_name(f".{folder.name}.carried")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -152,8 +159,9 @@ def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
             path = beside / own
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        if not _is_whole(beside, folder.name):
+        if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
+        shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
         return True
     finally:
@@ -169,6 +177,12 @@ def _is_whole(folder: Path, digest: str) -> bool:
         return all(describe_file(folder / name) == about for name, about in pointer.files.items())
     except (ValueError, OSError):
         return False
+
+
+def _step_of(folder: Path) -> float:
+    """The step of the checkpoint in a folder; -1 if there is none."""
+    pointer = _pointer_of(folder)
+    return pointer.step if pointer and isinstance(pointer.step, int) else -1
 
 
 def _pointer_of(folder: Path) -> Pointer | None:
