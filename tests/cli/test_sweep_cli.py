@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -471,6 +472,16 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
     Path("torn.jsonl.gz").write_bytes(b"no archive")
     assert rebased(*WORDS, "--dry-run", "--bundle", "torn.jsonl.gz") == 2
     assert "torn.jsonl.gz: this file is damaged; move it" in capsys.readouterr().err
+
+
+def test_the_time_begins_with_the_command_not_after_its_imports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"train.seed": [1]}, epochs=1)
+    an_hour_ago = time.monotonic() - 3600
+    monkeypatch.setattr("rebased.cli.time", SimpleNamespace(monotonic=lambda: an_hour_ago))
+    assert rebased(*WORDS, "--for", "59m", "--workers", "1") == 2
+    assert "the run that is left does not fit into the 0 s that remain" in capsys.readouterr().err
 
 
 def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(

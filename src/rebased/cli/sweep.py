@@ -1,7 +1,6 @@
 """rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 from rich.console import Console
 
+from rebased import cli
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
@@ -124,7 +124,6 @@ def sweep(
     carry_mib
         The largest size of such a file, in MiB.
     """
-    started = time.monotonic()
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
     if time_limit is not None and time_limit <= timedelta():
@@ -169,7 +168,7 @@ def sweep(
         budget = None
         if time_limit:
             limit = time_limit.total_seconds()
-            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=started)
+            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=cli.began)
         queue = SweepQueue(runs, stages, budget, plan.runs)
         check_time(queue)
         log.begin(file, [run.digest for run in plan.runs])
@@ -206,9 +205,11 @@ def check_time(queue: SweepQueue) -> None:
     if budget is None or not queue.runs or any(budget.fits(run) for run in queue.runs):
         return
     shortest = min(budget.seconds(run) for run in queue.runs)
+    many = len(queue.runs)
+    which = "the run that is left does not fit" if many == 1 else f"none of the {many} runs that are left fits"
     raise ValueError(
-        f"--for {duration(budget.total)}: none of the {len(queue.runs)} runs that are left fits into the "
-        f"{duration(max(0.0, budget.left))} that remain of it; the shortest needs about {duration(shortest)}. Give "
+        f"--for {duration(budget.total)}: {which} into the {duration(max(0.0, budget.left))} that remain of it; "
+        f"{'it' if many == 1 else 'the shortest'} needs about {duration(shortest)}. Give "
         "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
     )
 
