@@ -49,6 +49,28 @@ def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
     assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
 
 
+def without_epoch(run: Run, number: int) -> Run:
+    return Run(run.folder, [line for line in run.lines if line.get("epoch") != number])
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_run_that_lost_an_epoch_is_trained_again_and_then_forgotten(tmp_path: Path, lost: int) -> None:
+    """Such a record would otherwise stay in all later bundles, without a trace of the damage."""
+    run = fake_run(accuracies=(0.1, 0.5))
+    run.lines[2]["step"] = run.lines[3]["step"] = 20
+    path = bundled(tmp_path, without_epoch(run, lost), name="damaged.jsonl.gz")
+    known = read_known([path], points_of(run.config), on_gpu=False)
+    assert known.runs == {}
+    assert known.rejected == Counter({"lines of epochs are missing in the record, or damaged": 1})
+    folder = tmp_path / "runs" / run.digest
+    folder.mkdir(parents=True)
+    assert write_union(tmp_path / "a.jsonl.gz", known, folder.parent) == 1  # nothing is lost before there is better
+    (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
+    assert write_union(tmp_path / "b.jsonl.gz", known, folder.parent) == 1
+    found = gather([tmp_path / "b.jsonl.gz"])
+    assert [one.lines for one in (*found.runs, *found.others)] == [run.lines]
+
+
 def test_a_cpus_result_does_not_count_on_a_gpu(tmp_path: Path) -> None:
     run = fake_run()
     path = bundled(tmp_path, run)
