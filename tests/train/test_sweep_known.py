@@ -12,6 +12,7 @@ import pytest
 from fake_records import fake_run
 from rebased.runs.collect import collect, distinct, gather, write_bundle
 from rebased.runs.finished import Run
+from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
 from rebased.train.checkpoint import read_pointer
@@ -47,6 +48,16 @@ def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
         {"not finished": 1, "the settings in the record are not those that its digest names": 1}
     )
     assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
+
+
+def test_known_runs_of_other_code_than_this_are_named(tmp_path: Path) -> None:
+    run = fake_run(commit="feedfacefeedface")
+    known = read_known([bundled(tmp_path, run)], points_of(run.config), on_gpu=False)
+    (said,) = (line for line in describe_known(known, 1) if "other versions of the code" in line)
+    assert f"({run.code}: 1); all of them count" in said
+    run.lines[0]["code"] = describe_code()
+    known = read_known([bundled(tmp_path, run)], points_of(run.config), on_gpu=False)
+    assert list(describe_known(known, 1)) == ["known: 1 of 1 runs"]
 
 
 def without_epoch(run: Run, number: int) -> Run:

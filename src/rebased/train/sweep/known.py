@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rebased.runs.collect import Collection, distinct, gather, write_bundle
-from rebased.runs.finished import Run
+from rebased.runs.finished import Run, code_name
 from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.provenance import describe_code
 from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_config import RunConfig
 from rebased.train.lm.corpus import describe_corpus, open_corpus
@@ -92,9 +93,10 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
     for reason, count in known.rejected.items():
         them = "run does" if count == 1 else "runs do"
         yield f"{count} known {them} not count: {reason}"
-    if len(codes := Counter(run.code for run in known.runs.values())) > 1:
+    codes, here = Counter(run.code for run in known.runs.values()), code_name(describe_code())
+    if codes.keys() - {here}:
         listed = "; ".join(f"{code}: {count}" for code, count in codes.most_common())
-        yield f"known runs were made with {len(codes)} versions of the code ({listed}); all of them count"
+        yield f"known runs were made with other versions of the code than {here} ({listed}); all of them count"
     if known.found.damaged_files:
         yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
 
