@@ -69,7 +69,7 @@ def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
     assert 10 < len(found.runs) < 200
     assert found.damaged_lines == 1
     bundle.write_bytes(b"not an archive")
-    with pytest.raises(ValueError, match=r"none of the 1 file\(s\) in .* has a record of a run on a synthetic task"):
+    with pytest.raises(ValueError, match=r"none of the 1 file\(s\) in .*; damaged: .*records.jsonl"):
         collect([bundle])
 
 
