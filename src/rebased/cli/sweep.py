@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from cyclopts import Parameter
+from cyclopts import CoercionError, Parameter, Token, convert
 from rich.console import Console
 
 from rebased import cli
@@ -66,6 +66,18 @@ SOME_FAILED = 1
 TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on
 
 
+def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
+    """The time that --for was given. Raises ValueError, which says how to write one."""
+    typed = tokens[0].value
+    try:
+        found: timedelta = convert(timedelta, [typed])
+    except CoercionError:
+        found = timedelta()
+    if found <= timedelta():
+        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed}")
+    return found
+
+
 def sweep(
     file: Path,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
@@ -78,7 +90,7 @@ def sweep(
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
     known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
     bundle: Path | None = None,
-    time_limit: Annotated[timedelta | None, Parameter(name="--for")] = None,
+    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None,
     carry_unfinished: Path | None = None,
     carry_mib: int = CARRY_MIB,
     to: Output = TO_TERMINAL,
@@ -126,8 +138,6 @@ def sweep(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    if time_limit is not None and time_limit <= timedelta():
-        raise ValueError("--for: give a time, such as 9m or 1h30m")
     to.check()
     console, folder = to.console(), out or Path("runs") / file.stem
     files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
@@ -146,6 +156,8 @@ def sweep(
         where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
         stack.callback(where.close)
         log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
+        if not dry_run:
+            files.check()
         files.read(points, on_gpu=where.gpus > 0)
         plan = make_plan(points, folder, log.failures, files.known.runs)
         if not dry_run and files.unpack(plan):

@@ -73,8 +73,8 @@ def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]
     yield (
         f"stages: {select.setting} is chosen on the first {select.seeds} seed{'s' * (select.seeds > 1)} of each cell "
         f"({roles.count('first')} runs left); then the other seeds ({roles.count('chosen')} runs of chosen values, "
-        f"{roles.count('waiting')} wait for {stages.undecided} choices); {roles.count('other')} of other values are "
-        f"{others}"
+        f"{roles.count('waiting')} wait for {plural(stages.undecided, 'choice')}); {roles.count('other')} of other "
+        f"values are {others}"
     )
 
 

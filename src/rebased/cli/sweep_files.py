@@ -1,5 +1,6 @@
 """What a sweep takes from elsewhere and gives to elsewhere: bundles of results, and files of unfinished runs."""
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,21 @@ class SweepFiles:
         self._unpacked: list[tuple[Path, Carried]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
         self._written = time.monotonic()
+
+    def check(self) -> None:
+        """Make the folders of what is to be written. Raises ValueError if nothing can be written there: better before
+        hours of training than after."""
+        for option, path in (("--bundle", self._bundle), ("--carry-unfinished", self._carry)):
+            if path:
+                folder = path if path is self._carry and path.suffix != SUFFIX else path.parent
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryFile(dir=folder):
+                        pass
+                except OSError as error:
+                    raise ValueError(
+                        f"{option} {path}: nothing can be written in {folder} ({error.strerror}); choose another place"
+                    ) from error
 
     def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
         """Read what is known. Raises ValueError if the bundle that is to be written is there and damaged."""
