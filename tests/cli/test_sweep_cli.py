@@ -511,6 +511,10 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
     assert "wrote rest.tar: 1 unfinished run, " in out
     assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
+    Path("torn.tar").write_bytes(Path("rest.tar").read_bytes()[:-12_000])
+    assert rebased("sweep", "tiny.yaml", "-o", "d", "--known", "rest.tar", "torn.tar") == 2
+    assert "torn.tar is not a file of unfinished runs, or is damaged" in capsys.readouterr().err
+    assert rebased("sweep", "tiny.yaml", "-o", "d", "--dry-run") == 0  # the folder is a sweep's, with the unpacked run
     until("b", len(first) + 1)
     assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
     assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err

@@ -215,9 +215,12 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
             archive.getmembers()[0].name = name
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
-    record = next(half.runs[0].folder.glob("checkpoint-*.pt"))
-    record.write_bytes(record.read_bytes()[:-1] + b"x")
-    pack(half.runs, tmp_path / "a.tar", 2**24)
-    assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1)
-    assert not there.exists() or list(there.iterdir()) == []
+    for name in ("record.jsonl", "config.yaml", "checkpoint-*.pt"):
+        (path,) = half.runs[0].folder.glob(name)
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"0", b"1"))
+        pack(half.runs, tmp_path / "a.tar", 2**24)
+        path.write_bytes(whole)
+        assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1), name
+        assert not there.exists() or list(there.iterdir()) == []
     shutil.rmtree(there, ignore_errors=True)

@@ -160,8 +160,10 @@ def sweep(
             files.check()
         files.read(points, on_gpu=where.gpus > 0)
         plan = make_plan(points, folder, log.failures, files.known.runs)
-        if not dry_run and files.unpack(plan):
-            plan = make_plan(points, folder, log.failures, files.known.runs)
+        if not dry_run and files.has_unfinished:
+            log.begin(file, [run.digest for run in plan.runs])  # whatever ends this now, the folder is a sweep's
+            if files.unpack(plan):
+                plan = make_plan(points, folder, log.failures, files.known.runs)
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
         if log.damaged:
@@ -183,7 +185,8 @@ def sweep(
             budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=cli.began)
         queue = SweepQueue(runs, stages, budget, plan.runs)
         check_time(queue)
-        log.begin(file, [run.digest for run in plan.runs])
+        if not files.has_unfinished:
+            log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers, stages)
         command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:

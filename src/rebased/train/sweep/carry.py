@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from rebased.files import describe_file, replacing
+from rebased.config import read_yaml
+from rebased.files import describe_file, replacing, sha256_bytes
+from rebased.runs.configs import parse_run
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, lines_so_far
 from rebased.train.checkpoint import POINTER, Pointer, read_pointer
@@ -172,10 +174,14 @@ def _is_whole(folder: Path, digest: str) -> bool:
     """True if the folder holds a checkpoint of this run, and all its files are those that the pointer describes."""
     try:
         pointer = read_pointer(folder)
-        if pointer is None or pointer.digest != digest or not (folder / CONFIG).exists():
+        if pointer is None or pointer.digest != digest or parse_run(read_yaml(folder / CONFIG)).digest() != digest:
             return False
+        if pointer.record and pointer.record["sha256"]:  # older formats have no checksum of the record
+            record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
+            if sha256_bytes(record) != pointer.record["sha256"]:
+                return False
         return all(describe_file(folder / name) == about for name, about in pointer.files.items())
-    except (ValueError, OSError):
+    except (ValueError, OSError, KeyError, TypeError):
         return False
 
 
