@@ -29,6 +29,7 @@ def test_a_search_in_stages_is_recognised() -> None:
     choice = choose_lr(staged)
     assert (choice.lr, choice.left_out, choice.staged) == (1e-2, (1e-3, 3e-3), (42, 43))
     assert choose_lr(staged | {1e-3: {42: 0.9, 43: 0.9}}).staged == ()  # another rate was better on the common seeds
-    assert choose_lr(staged | {1e-3: {42: 0.6, 43: 0.5}}).staged == ()  # equally good: nobody can tell
+    assert choose_lr(staged | {1e-3: {42: 0.6, 43: 0.5}}).staged == ()  # equally good and smaller: stages choose that
+    assert choose_lr(staged | {3e-2: {42: 0.6, 43: 0.5}}).staged == (42, 43)  # equally good and larger: they do not
     assert choose_lr(staged | {1e-3: {45: 0.2}}).staged == ()  # no common seed
     assert choose_lr({1e-2: {42: 0.6}, 1e-3: {42: 0.2}}).staged == ()  # the whole rule: nothing is left out

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -465,12 +466,25 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
             "tiny.yaml: give a name that ends in .tar, or a folder",
         ),
         (["--for", "0s"], "--for: give a time, such as 9m"),
+        (["--for", "9"], "--for: give a time, such as 9m, 45s or 1h30m, not 9"),
+        (["--bundle", "tiny.yaml/x.jsonl.gz"], "--bundle tiny.yaml/x.jsonl.gz: nothing can be written in tiny.yaml"),
+        (["--carry-unfinished", "tiny.yaml/rest"], "--carry-unfinished tiny.yaml/rest: nothing can be written in"),
     ):
         assert rebased(*WORDS, *words) == 2
         assert message in capsys.readouterr().err
     Path("torn.jsonl.gz").write_bytes(b"no archive")
     assert rebased(*WORDS, "--dry-run", "--bundle", "torn.jsonl.gz") == 2
     assert "torn.jsonl.gz: this file is damaged; move it" in capsys.readouterr().err
+
+
+def test_the_time_begins_with_the_command_not_after_its_imports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"train.seed": [1]}, epochs=1)
+    an_hour_ago = time.monotonic() - 3600
+    monkeypatch.setattr("rebased.cli.time", SimpleNamespace(monotonic=lambda: an_hour_ago))
+    assert rebased(*WORDS, "--for", "59m", "--workers", "1") == 2
+    assert "the run that is left does not fit into the 0 s that remain" in capsys.readouterr().err
 
 
 def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
@@ -490,11 +504,17 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
         monkeypatch.setattr(TimeBudget, "is_up", property(is_up))
 
     until("a", 2)
-    assert rebased(*words, "-o", "a", "--for", "9m") == 75
+    assert rebased(*words, "-o", "a", "--for", "9m", "--carry-mib", "3") == 75
     out = capsys.readouterr().out
+    assert "time is up: 1 run is being saved; Ctrl-C ends it at once" in out
+    assert "--carry-unfinished rest.tar --carry-mib 3" in out.splitlines()[-1]
     assert "wrote rest.tar: 1 unfinished run, " in out
     assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
+    Path("torn.tar").write_bytes(Path("rest.tar").read_bytes()[:-12_000])
+    assert rebased("sweep", "tiny.yaml", "-o", "d", "--known", "rest.tar", "torn.tar") == 2
+    assert "torn.tar is not a file of unfinished runs, or is damaged" in capsys.readouterr().err
+    assert rebased("sweep", "tiny.yaml", "-o", "d", "--dry-run") == 0  # the folder is a sweep's, with the unpacked run
     until("b", len(first) + 1)
     assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
     assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err

@@ -52,6 +52,15 @@ def test_equal_results_agree_and_different_ones_are_listed(tmp_path: Path) -> No
     assert [len(repeat.differing) for repeat in find_repeats(again) if repeat.counted.seed == 2] == [1]
 
 
+def test_settings_that_are_not_those_of_the_digest_are_named() -> None:
+    run, stranger = fake_run(seed=1), fake_run(seed=2)
+    stranger.lines[0]["config"]["model"]["mixers"][1]["name"] = "unknown"  # nobody can tell what its digest should be
+    said = "with settings that are not those that the digest names"
+    assert not any(said in text for text in Report(Collection(runs=[run, stranger])).warnings)
+    run.lines[0]["config"]["train"]["lr"] = 0.5
+    assert any(text.startswith(f"1 record {said}") for text in Report(Collection(runs=[run, stranger])).warnings)
+
+
 def test_versions_of_the_code_are_shown_apart() -> None:
     runs = [fake_run(seed=1), fake_run(seed=2), fake_run(seed=3, commit="f" * 40)]
     table = code_table(runs)

@@ -69,7 +69,7 @@ def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
     assert 10 < len(found.runs) < 200
     assert found.damaged_lines == 1
     bundle.write_bytes(b"not an archive")
-    with pytest.raises(ValueError, match=r"none of the 1 file\(s\) in .* has a record of a run on a synthetic task"):
+    with pytest.raises(ValueError, match=r"none of the 1 file\(s\) in .*; damaged: .*records.jsonl"):
         collect([bundle])
 
 
@@ -122,7 +122,8 @@ def test_what_a_sweep_wrote_down(folder: Path) -> None:
     assert Report(found).warnings == [
         "3 damaged lines skipped, in sweep/sweep.jsonl. Their content is missing here.",
         "1 run failed and in no result. The first error: no room",
-        "2 runs of a sweep not begun yet.",
+        "2 runs of a sweep without a record here: not begun yet, left out by its stages, or known from a bundle that "
+        "is not among the files given.",
     ]
 
 

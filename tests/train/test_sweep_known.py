@@ -12,8 +12,10 @@ import pytest
 from fake_records import fake_run
 from rebased.runs.collect import collect, distinct, gather, write_bundle
 from rebased.runs.finished import Run
+from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
+from rebased.train.checkpoint import read_pointer
 from rebased.train.sweep import Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import archives
 from tiny_run import AtStep, everything, tiny
@@ -46,6 +48,38 @@ def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
         {"not finished": 1, "the settings in the record are not those that its digest names": 1}
     )
     assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
+
+
+def test_known_runs_of_other_code_than_this_are_named(tmp_path: Path) -> None:
+    run = fake_run(commit="feedfacefeedface")
+    known = read_known([bundled(tmp_path, run)], points_of(run.config), on_gpu=False)
+    (said,) = (line for line in describe_known(known, 1) if "other versions of the code" in line)
+    assert f"({run.code}: 1); all of them count" in said
+    run.lines[0]["code"] = describe_code()
+    known = read_known([bundled(tmp_path, run)], points_of(run.config), on_gpu=False)
+    assert list(describe_known(known, 1)) == ["known: 1 of 1 runs"]
+
+
+def without_epoch(run: Run, number: int) -> Run:
+    return Run(run.folder, [line for line in run.lines if line.get("epoch") != number])
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_run_that_lost_an_epoch_is_trained_again_and_then_forgotten(tmp_path: Path, lost: int) -> None:
+    """Such a record would otherwise stay in all later bundles, without a trace of the damage."""
+    run = fake_run(accuracies=(0.1, 0.5))
+    run.lines[2]["step"] = run.lines[3]["step"] = 20
+    path = bundled(tmp_path, without_epoch(run, lost), name="damaged.jsonl.gz")
+    known = read_known([path], points_of(run.config), on_gpu=False)
+    assert known.runs == {}
+    assert known.rejected == Counter({"lines of epochs are missing in the record, or damaged": 1})
+    folder = tmp_path / "runs" / run.digest
+    folder.mkdir(parents=True)
+    assert write_union(tmp_path / "a.jsonl.gz", known, folder.parent) == 1  # nothing is lost before there is better
+    (folder / "record.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.lines))
+    assert write_union(tmp_path / "b.jsonl.gz", known, folder.parent) == 1
+    found = gather([tmp_path / "b.jsonl.gz"])
+    assert [one.lines for one in (*found.runs, *found.others)] == [run.lines]
 
 
 def test_a_cpus_result_does_not_count_on_a_gpu(tmp_path: Path) -> None:
@@ -128,6 +162,23 @@ def test_an_unfinished_run_goes_on_elsewhere_as_if_nothing_had_happened(tmp_path
     assert everything(run.folder) == everything(whole)
 
 
+def test_of_two_checkpoints_of_a_run_the_further_one_is_taken(tmp_path: Path, half: Plan) -> None:
+    pack(half.runs, tmp_path / "old.tar", 2**24)
+    run = half.runs[0]
+    train(run.config, run.folder, sinks=[AtStep(40, lambda: signal_self())], resume=True)
+    pack(half.runs, tmp_path / "new.tar", 2**24)
+    for order in (("old", "new"), ("new", "old")):
+        there, taken = tmp_path / f"{order[0]}-first", dict[str, Path]()
+        plan = elsewhere(half, there)
+        for name in order:
+            unpack(tmp_path / f"{name}.tar", plan.runs, there, taken)
+        assert taken == {run.digest: tmp_path / "new.tar"}
+        newest, found = (read_pointer(each / run.digest) for each in (half.folder, there))
+        assert newest == found
+        assert newest is not None
+        assert newest.step >= 40
+
+
 def test_what_does_not_fit_is_left_and_counted(tmp_path: Path, half: Plan) -> None:
     carried = pack(half.runs, tmp_path / "a.tar", 40_000)
     assert (carried.runs, carried.left) == (0, 1)
@@ -164,9 +215,12 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
             archive.getmembers()[0].name = name
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
-    record = next(half.runs[0].folder.glob("checkpoint-*.pt"))
-    record.write_bytes(record.read_bytes()[:-1] + b"x")
-    pack(half.runs, tmp_path / "a.tar", 2**24)
-    assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1)
-    assert not there.exists() or list(there.iterdir()) == []
+    for name in ("record.jsonl", "config.yaml", "checkpoint-*.pt"):
+        (path,) = half.runs[0].folder.glob(name)
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"0", b"1"))
+        pack(half.runs, tmp_path / "a.tar", 2**24)
+        path.write_bytes(whole)
+        assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1), name
+        assert not there.exists() or list(there.iterdir()) == []
     shutil.rmtree(there, ignore_errors=True)

@@ -50,6 +50,16 @@ def test_runs_that_have_begun_come_first(tmp_path: Path) -> None:
     assert order_of_work(plan_of(tmp_path).runs)[0].digest == last.digest
 
 
+def test_what_is_left_keeps_the_order_of_the_whole_grid(tmp_path: Path) -> None:
+    """The first run that is left has the second seed and the second rate, which still come second."""
+    plan = plan_of(tmp_path, {"model.d_model": [8, 16], "train.seed": [7, 5], "train.lr": [0.01, 0.001]})
+    whole = order_of_work(plan.runs)
+    left = [run for run in plan.runs if run.config.model.d_model == 16 or facts(run)[::2] == (5, 0.001)]
+    queue = SweepQueue(left, None, None, plan.runs)
+    assert [facts(run) for run in queue.runs] == [facts(run) for run in whole if run in left]
+    assert facts(queue.runs[0]) == (7, 16, 0.01, "short_conv")
+
+
 def ended(run: PlannedRun, accuracy: float, epochs: int = 3, seconds: float = 1.0) -> list[dict[str, Any]]:
     """The record of a run that has ended with this accuracy."""
     line = {"type": "epoch", "test": {"accuracy": accuracy}, "seconds": seconds, "test_seconds": 0.0}

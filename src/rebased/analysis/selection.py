@@ -12,7 +12,7 @@ class Choice(NamedTuple):
     mean: float  # accuracy over seeds, by which it was chosen
     tried: int  # learning rates compared
     left_out: tuple[float, ...]  # rates with fewer seeds than others, not compared: their means could be luck
-    staged: tuple[int, ...] = ()  # seeds that all rates have, on which it is the best of all; () if none is left out
+    staged: tuple[int, ...] = ()  # seeds that all rates have, on which the same rule chooses it; () if none is left out
 
 
 def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
@@ -31,7 +31,7 @@ def choose_lr(accuracies: Mapping[float, Mapping[int, float]]) -> Choice:
 
 
 def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tuple[int, ...]:
-    """The seeds that all rates have, if `best` has a better mean over them than any other rate; else nothing.
+    """The seeds that all rates have, if `best` has the best mean over them, the smallest of equally good ones; else ().
 
     This is what a search in stages leaves: all rates with the first seeds, the best one with the other seeds too.
     """
@@ -39,5 +39,5 @@ def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tup
     common = sorted(set.intersection(*(set(seeds) for seeds in tried.values())))
     if not common:
         return ()
-    means = {lr: fmean(tried[lr][seed] for seed in common) for lr in tried}
-    return tuple(common) if all(means[best] > mean for lr, mean in means.items() if lr != best) else ()
+    means = {lr: fmean(tried[lr][seed] for seed in common) for lr in sorted(tried)}
+    return tuple(common) if best == max(means, key=lambda lr: means[lr]) else ()

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -80,6 +81,9 @@ USER_ERROR = 2
 OUR_ERROR = 1
 LONGEST_ERROR = 4000  # characters
 
+began = time.monotonic()
+"""When the command began: `main` sets it before it imports a verb, which can take seconds."""
+
 START = (
     'Begin with "rebased demo", which trains three small models in a few minutes, or with "rebased explore", which '
     'shows trained ones at work. "rebased list" names what can be trained, and on what.'
@@ -112,6 +116,8 @@ def build_app() -> "App":
 
 def main(tokens: Sequence[str] | None = None) -> Never:
     """Run one command and exit with its code. `tokens` are the words after `rebased`; default: those of sys.argv."""
+    global began
+    began = time.monotonic()
     words = list(sys.argv[1:] if tokens is None else tokens)
     debug = "--debug" in words or os.environ.get("REBASED_TRACEBACK", "0") not in ("", "0")
     try:

@@ -9,10 +9,11 @@ from rebased.runs.folder import CONFIG
 AT_ONCE = "ended at once; resume the runs in progress from their last checkpoints with"
 
 
-def being_saved(runs: int) -> str:
-    """The message after Ctrl-C, while `runs` runs are being saved, which can take seconds."""
+def being_saved(runs: int, *, time_is_up: bool = False) -> str:
+    """The message after Ctrl-C, or when the time is up, while `runs` runs are being saved, which can take seconds."""
     are, them = ("1 run is", "it") if runs == 1 else (f"{runs} runs are", "them")
-    return f"stopping: {are} being saved; Ctrl-C again ends {them} at once, without saving"
+    why, again = ("time is up", "Ctrl-C") if time_is_up else ("stopping", "Ctrl-C again")
+    return f"{why}: {are} being saved; {again} ends {them} at once, without saving"
 
 
 def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:

@@ -1,7 +1,6 @@
 """rebased sweep: train all runs of a grid, several at once. The same command resumes it."""
 
 import shlex
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -9,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from cyclopts import Parameter
+from cyclopts import CoercionError, Parameter, Token, convert
 from rich.console import Console
 
+from rebased import cli
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
@@ -19,7 +19,7 @@ from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, score_of, sweep_board
-from rebased.cli.sweep_files import SweepFiles
+from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.cli.warn_once import each_warning_once
 from rebased.files import NotSaved
 from rebased.runs.record import RECORD, lines_so_far, read_record
@@ -66,6 +66,18 @@ SOME_FAILED = 1
 TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on
 
 
+def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
+    """The time that --for was given. Raises ValueError, which says how to write one."""
+    typed = tokens[0].value
+    try:
+        found: timedelta = convert(timedelta, [typed])
+    except CoercionError:
+        found = timedelta()
+    if found <= timedelta():
+        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed}")
+    return found
+
+
 def sweep(
     file: Path,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
@@ -78,9 +90,9 @@ def sweep(
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
     known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
     bundle: Path | None = None,
-    time_limit: Annotated[timedelta | None, Parameter(name="--for")] = None,
+    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None,
     carry_unfinished: Path | None = None,
-    carry_mib: int = 16,
+    carry_mib: int = CARRY_MIB,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
@@ -124,11 +136,8 @@ def sweep(
     carry_mib
         The largest size of such a file, in MiB.
     """
-    started = time.monotonic()
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    if time_limit is not None and time_limit <= timedelta():
-        raise ValueError("--for: give a time, such as 9m or 1h30m")
     to.check()
     console, folder = to.console(), out or Path("runs") / file.stem
     files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
@@ -147,10 +156,14 @@ def sweep(
         where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
         stack.callback(where.close)
         log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
+        if not dry_run:
+            files.check()
         files.read(points, on_gpu=where.gpus > 0)
         plan = make_plan(points, folder, log.failures, files.known.runs)
-        if not dry_run and files.unpack(plan):
-            plan = make_plan(points, folder, log.failures, files.known.runs)
+        if not dry_run and files.has_unfinished:
+            log.begin(file, [run.digest for run in plan.runs])  # whatever ends this now, the folder is a sweep's
+            if files.unpack(plan):
+                plan = make_plan(points, folder, log.failures, files.known.runs)
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
         if log.damaged:
@@ -169,10 +182,11 @@ def sweep(
         budget = None
         if time_limit:
             limit = time_limit.total_seconds()
-            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=started)
-        queue = SweepQueue(runs, stages, budget)
+            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=cli.began)
+        queue = SweepQueue(runs, stages, budget, plan.runs)
         check_time(queue)
-        log.begin(file, [run.digest for run in plan.runs])
+        if not files.has_unfinished:
+            log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers, stages)
         command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:
@@ -206,9 +220,11 @@ def check_time(queue: SweepQueue) -> None:
     if budget is None or not queue.runs or any(budget.fits(run) for run in queue.runs):
         return
     shortest = min(budget.seconds(run) for run in queue.runs)
+    many = len(queue.runs)
+    which = "the run that is left does not fit" if many == 1 else f"none of the {many} runs that are left fits"
     raise ValueError(
-        f"--for {duration(budget.total)}: none of the {len(queue.runs)} runs that are left fits into the "
-        f"{duration(max(0.0, budget.left))} that remain of it; the shortest needs about {duration(shortest)}. Give "
+        f"--for {duration(budget.total)}: {which} into the {duration(max(0.0, budget.left))} that remain of it; "
+        f"{'it' if many == 1 else 'the shortest'} needs about {duration(shortest)}. Give "
         "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
     )
 

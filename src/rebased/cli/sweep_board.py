@@ -73,8 +73,8 @@ def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]
     yield (
         f"stages: {select.setting} is chosen on the first {select.seeds} seed{'s' * (select.seeds > 1)} of each cell "
         f"({roles.count('first')} runs left); then the other seeds ({roles.count('chosen')} runs of chosen values, "
-        f"{roles.count('waiting')} wait for {stages.undecided} choices); {roles.count('other')} of other values are "
-        f"{others}"
+        f"{roles.count('waiting')} wait for {plural(stages.undecided, 'choice')}); {roles.count('other')} of other "
+        f"values are {others}"
     )
 
 
@@ -183,8 +183,8 @@ class SweepBoard(Watcher):
     def noted(self) -> None:
         """Called when a run has made progress."""
 
-    def stopping(self, runs: int) -> None:
-        self._console.print(being_saved(runs), soft_wrap=True, highlight=False, markup=False)
+    def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
+        self._console.print(being_saved(runs, time_is_up=time_is_up), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         return self
@@ -267,9 +267,9 @@ class LiveBoard(SweepBoard):
         self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
-    def stopping(self, runs: int) -> None:
+    def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
         """Show the message below the table."""
-        self._stopping = Text(being_saved(runs), style="bold yellow")
+        self._stopping = Text(being_saved(runs, time_is_up=time_is_up), style="bold yellow")
         self._live.refresh()
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """What a sweep takes from elsewhere and gives to elsewhere: bundles of results, and files of unfinished runs."""
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from rebased.runs.collect import Collection, check_bundle_name
 from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
 
+CARRY_MIB = 16  # the largest file of unfinished runs, if no other size is asked for
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
 
 
@@ -32,7 +34,23 @@ class SweepFiles:
         self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Carried]] = []
+        self._taken: dict[str, Path] = {}  # which file each unfinished run is from
         self._written = time.monotonic()
+
+    def check(self) -> None:
+        """Make the folders of what is to be written. Raises ValueError if nothing can be written there: better before
+        hours of training than after."""
+        for option, path in (("--bundle", self._bundle), ("--carry-unfinished", self._carry)):
+            if path:
+                folder = path if path is self._carry and path.suffix != SUFFIX else path.parent
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    with tempfile.TemporaryFile(dir=folder):
+                        pass
+                except OSError as error:
+                    raise ValueError(
+                        f"{option} {path}: nothing can be written in {folder} ({error.strerror}); choose another place"
+                    ) from error
 
     def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
         """Read what is known. Raises ValueError if the bundle that is to be written is there and damaged."""
@@ -41,6 +59,11 @@ class SweepFiles:
         if self._bundle and self._bundle.exists() and read_known([self._bundle], [], on_gpu=on_gpu).found.damaged_files:
             raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
 
+    @property
+    def has_unfinished(self) -> bool:
+        """True if there are files of unfinished runs to unpack."""
+        return bool(self._archives)
+
     def unpack(self, plan: Plan) -> bool:
         """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
         to be replaced hold runs of another sweep."""
@@ -48,16 +71,18 @@ class SweepFiles:
         for path in archives(self._carry) if self._carry and self._carry.exists() else []:
             if digests_in(path) - digests:
                 raise ValueError(f"{path} holds unfinished runs of another sweep; give --carry-unfinished another name")
-        self._unpacked = [(path, unpack(path, plan.runs, plan.folder)) for path in self._archives]
-        return any(carried.runs for _, carried in self._unpacked)
+        self._unpacked = [(path, unpack(path, plan.runs, plan.folder, self._taken)) for path in self._archives]
+        return bool(self._taken)
 
     def describe(self, plan: Plan) -> Iterator[str]:
         """Sentences about what was read."""
         if self._bundles or self.known.found.files:
             yield from describe_known(self.known, len(plan.runs))
         for path, carried in self._unpacked:
-            others = f"; {carried.left} more: damaged, ended or not of this sweep" if carried.left else ""
-            yield f"{path}: {plural(carried.runs, 'unfinished run')} to go on with{others}"
+            runs = sum(source == path for source in self._taken.values())
+            left = carried.runs + carried.left - runs
+            others = f"; {left} more: damaged, ended, further elsewhere or not of this sweep" if left else ""
+            yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
 
     def keep(self, folder: Path) -> Callable[[], None]:
         """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if
@@ -86,4 +111,5 @@ class SweepFiles:
         known = [path for path in (*self._given, self._bundle, self._carry) if path]
         words = [word for path in dict.fromkeys(known) for word in ("--known", str(path))]
         words += ["--bundle", str(self._bundle)] if self._bundle else []
-        return words + (["--carry-unfinished", str(self._carry)] if self._carry else [])
+        words += ["--carry-unfinished", str(self._carry)] if self._carry else []
+        return words + (["--carry-mib", str(self._limit // MIB)] if self._limit != CARRY_MIB * MIB else [])

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rebased.runs.collect import Collection
+from rebased.runs.configs import parse_run
 from rebased.runs.finished import Run
 
 SHOWN = 5  # files or records that a sentence names
@@ -45,6 +46,11 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     if found.repeated:
         more = plural(found.repeated, "further record")
         yield f"{more} of runs that were found already. The most complete of each run counts."
+    if changed := [run.digest for run in (*ended, *found.others) if has_other_settings(run)]:
+        yield (
+            f"{plural(len(changed), 'record')} with settings that are not those that the digest names, perhaps changed "
+            f"by hand: {shortened(sorted(set(changed)))}."
+        )
     done = {run.digest for run in ended}
     failed = [error for digest, error in found.failures.items() if digest not in done]
     if failed:
@@ -52,8 +58,20 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     known = {run.digest for run in (*found.runs, *found.lm_runs)}
     absent = len(found.asked - found.failures.keys() - known)
     if absent:
-        reason = "without a readable record, or not begun yet" if found.nameless else "not begun yet"
-        yield f"{plural(absent, 'run')} of a sweep {reason}."
+        readable = "readable record" if found.nameless else "record"
+        yield (
+            f"{plural(absent, 'run')} of a sweep without a {readable} here: not begun yet, left out by its stages, or "
+            "known from a bundle that is not among the files given."
+        )
+
+
+def has_other_settings(run: Run) -> bool:
+    """True if the settings in a record have another digest than the record says. False if this code does not know them:
+    then nobody can tell."""
+    try:
+        return parse_run(run.settings).digest() != run.digest
+    except ValueError:
+        return False
 
 
 def shortened(names: Sequence[str]) -> str:

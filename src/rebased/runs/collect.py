@@ -94,9 +94,10 @@ def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
     if not found.files:
         return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
     others = found.other + len(found.runs) + len(found.lm_runs)
+    damage = f"; damaged: {', '.join(found.damaged_files[:MAX_NAMED])}" if found.damaged_files else ""
     return (
         f"none of the {found.files} file(s) in {where} has a record of {wanted}: {found.nameless} record(s) without a "
-        f"readable first line, {others} of another kind"
+        f"readable first line, {others} of another kind{damage}"
     )
 
 

@@ -140,9 +140,7 @@ class Run:
     @property
     def code(self) -> str:
         """The version and commit of the code that last worked on it."""
-        code = [line for line in self.lines if line["type"] in ("run", "resume")][-1]["code"]
-        commit = f" {code['commit'][:10]}" if code["commit"] else ""
-        return f"{code['version']}{commit}{' + changes' if code['dirty'] else ''}"
+        return code_name([line for line in self.lines if line["type"] in ("run", "resume")][-1]["code"])
 
     @property
     def device(self) -> str:
@@ -178,6 +176,12 @@ def _shape(model: str) -> LanguageModel | None:
         return shape_of(LMConfig.model_validate(json.loads(model)))
     except Exception:  # a user's own mixer, a setting that this code does not know, or one that no model can have
         return None
+
+
+def code_name(code: dict[str, Any]) -> str:
+    """A version of the code in words: "0.1.0 0123456789 + changes"."""
+    commit = f" {code['commit'][:10]}" if code["commit"] else ""
+    return f"{code['version']}{commit}{' + changes' if code['dirty'] else ''}"
 
 
 def read_run(folder: Path) -> Run:

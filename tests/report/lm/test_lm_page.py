@@ -181,7 +181,7 @@ def test_the_command_over_a_sweep_of_language_models(
     assert not left.value.code
     captured = capsys.readouterr()
     assert "1 run failed and in no result. The first error: no room" in captured.err
-    assert "1 run of a sweep not begun yet." in captured.err
+    assert "1 run of a sweep without a record here: not begun yet" in captured.err
     assert captured.out.startswith("Perplexity: ReBased 20.70, Based 21.27, Attention 25.13")
     assert Path("tables/lm_perplexity.md").read_text().startswith("| model | parameters | seeds | all | AR | non-AR |")
     assert Path("tables/lm_runs.tex").read_text().isascii()

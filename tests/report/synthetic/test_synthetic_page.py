@@ -149,7 +149,7 @@ def test_every_warning() -> None:
         fake_run(seed=44, status=None),
         fake_run(seed=45, status="failed"),
         fake_run(seed=46, status="diverged", accuracies=[]),
-        fake_run(seed=42, lr=1e-2),
+        fake_run(seed=42, lr=1e-2, accuracies=(0.1, 0.6)),
     ]
     found = Collection(
         runs,

@@ -29,7 +29,8 @@ Ended = Callable[[int, Outcome], None]
 """`ended(index, outcome)` is called once per job that has ended. If it raises, the other jobs are ended too."""
 
 Stopping = Callable[[int], None]
-"""`stopping(runs)` is called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
+"""`stopping(runs)` is called once after Ctrl-C or SIGTERM, or when the queue's time is up, with the number of runs that
+are being saved."""
 
 Prepare = Callable[[], None]
 """Called first in each worker: registers the mixers and tasks that configs name. It must be picklable."""

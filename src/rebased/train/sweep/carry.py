@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from rebased.files import describe_file, replacing
+from rebased.config import read_yaml
+from rebased.files import describe_file, replacing, sha256_bytes
+from rebased.runs.configs import parse_run
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, lines_so_far
 from rebased.train.checkpoint import POINTER, Pointer, read_pointer
@@ -28,7 +30,7 @@ class Carried(NamedTuple):
     """What was packed, or unpacked."""
 
     runs: int
-    left: int  # runs that were not: there was no room, or the sweep does not want them, or they are damaged
+    left: int  # runs that were not: no room, not wanted by the sweep, damaged, or another file has them further
     bytes: int
 
 
@@ -86,9 +88,14 @@ def _write_archive(path: Path, files: dict[str, Path]) -> None:
                 archive.addfile(about, content)
 
 
-def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
-    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged."""
-    wanted = {run.digest for run in runs if run.status == "new" and not run.folder.exists()}
+def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Carried:
+    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged.
+
+    `taken` has the files that runs were unpacked from before, by digest; of two checkpoints of one run the further one
+    stays. It is updated.
+    """
+    taken = {} if taken is None else taken
+    wanted = {run.digest for run in runs if run.status == "new" and (run.digest in taken or not run.folder.exists())}
     unpacked, others, size = set[str](), set[str](), 0
     try:
         for digest, files in _by_run(path):
@@ -98,6 +105,7 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path) -> Carried:
             if _write(folder / digest, files):
                 size += sum(map(len, files.values()))
                 unpacked.add(digest)
+                taken[digest] = path
             else:
                 others.add(digest)
     except (tarfile.TarError, EOFError) as error:
@@ -144,7 +152,8 @@ def _is_expected(own: PurePosixPath) -> bool:
 
 
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
-    """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it."""
+    """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
+    A folder that is there is replaced if its checkpoint is not as far; else False."""
     beside = folder.with_name(f".{folder.name}.carried")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -152,8 +161,9 @@ def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
             path = beside / own
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        if not _is_whole(beside, folder.name):
+        if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
+        shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
         return True
     finally:
@@ -164,11 +174,21 @@ def _is_whole(folder: Path, digest: str) -> bool:
     """True if the folder holds a checkpoint of this run, and all its files are those that the pointer describes."""
     try:
         pointer = read_pointer(folder)
-        if pointer is None or pointer.digest != digest or not (folder / CONFIG).exists():
+        if pointer is None or pointer.digest != digest or parse_run(read_yaml(folder / CONFIG)).digest() != digest:
             return False
+        if pointer.record and pointer.record["sha256"]:  # older formats have no checksum of the record
+            record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
+            if sha256_bytes(record) != pointer.record["sha256"]:
+                return False
         return all(describe_file(folder / name) == about for name, about in pointer.files.items())
-    except (ValueError, OSError):
+    except (ValueError, OSError, KeyError, TypeError):
         return False
+
+
+def _step_of(folder: Path) -> float:
+    """The step of the checkpoint in a folder; -1 if there is none."""
+    pointer = _pointer_of(folder)
+    return pointer.step if pointer and isinstance(pointer.step, int) else -1
 
 
 def _pointer_of(folder: Path) -> Pointer | None:

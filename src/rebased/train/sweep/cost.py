@@ -256,7 +256,8 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate], known: bool) 
     timed = sum(rate.measured for rate in rates.values())
     parts = []
     if timed:
-        parts.append(f"{STEPS} steps of {'each model' if timed == len(rates) else f'{timed} models'}, timed just now")
+        models = "each model" if timed == len(rates) else f"{timed} model{'s' * (timed > 1)}"
+        parts.append(f"{STEPS} steps of {models}, timed just now")
     if timed < len(rates):
         parts.append("the records of this folder" + " and of known runs" * known)
     spread = max(_times_more(run, rates[pattern_of(run)]) for run in runs)

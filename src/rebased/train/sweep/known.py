@@ -1,8 +1,8 @@
 """Known runs: results from elsewhere, read from bundles, that a sweep need not compute again.
 
-A known run counts for a sweep if it has ended, its digest is that of a run of the sweep, its settings are those of that
-run, and it was computed in the same way. Two things make the way another one: a CPU where the sweep uses a GPU, whose
-products are rounded differently, and another text.
+A known run counts for a sweep if it has ended, its record has all its epochs, its digest is that of a run of the sweep,
+its settings are those of that run, and it was computed in the same way. Two things make the way another one: a CPU
+where the sweep uses a GPU, whose products are rounded differently, and another text.
 """
 
 from collections import Counter
@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from rebased.runs.collect import Collection, distinct, gather, write_bundle
-from rebased.runs.finished import Run
+from rebased.runs.finished import Run, code_name
 from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.provenance import describe_code
+from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_config import RunConfig
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.sweep.grid import Point
@@ -57,6 +59,8 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
     """Why a run of the right digest does not count, in words after "N known runs do not count: "; None if it does."""
     if run.status not in ENDED:
         return "not finished"
+    if not is_complete(run):
+        return "lines of epochs are missing in the record, or damaged"
     try:
         settings = type(config).model_validate(run.settings).model_dump(mode="json")
     except ValidationError:
@@ -71,6 +75,17 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
     return None
 
 
+def is_complete(run: Run) -> bool:
+    """True if a run has ended and no epoch is missing in its record: they are 1, 2, ... to its last step. Damaged lines
+    are left out when a bundle is read, and the best epoch may be among them."""
+    if run.status not in ENDED or is_of_language_model(run.lines[0]):
+        return run.status in ENDED
+    if [line["epoch"] for line in run.epochs] != list(range(1, len(run.epochs) + 1)):
+        return False
+    last = run.epochs[-1].get("step") if run.epochs else None
+    return run.status != "done" or (bool(run.epochs) and run.lines[-1].get("step", last) == last)
+
+
 def describe_known(known: Known, wanted: int) -> Iterator[str]:
     """Sentences about what bundles gave. `wanted` is the number of runs of the sweep."""
     others = f"; {known.elsewhere} of other sweeps" if known.elsewhere else ""
@@ -78,9 +93,10 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
     for reason, count in known.rejected.items():
         them = "run does" if count == 1 else "runs do"
         yield f"{count} known {them} not count: {reason}"
-    if len(codes := Counter(run.code for run in known.runs.values())) > 1:
+    codes, here = Counter(run.code for run in known.runs.values()), code_name(describe_code())
+    if codes.keys() - {here}:
         listed = "; ".join(f"{code}: {count}" for code, count in codes.most_common())
-        yield f"known runs were made with {len(codes)} versions of the code ({listed}); all of them count"
+        yield f"known runs were made with other versions of the code than {here} ({listed}); all of them count"
     if known.found.damaged_files:
         yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
 
@@ -104,11 +120,11 @@ def _text_of(config: LMRunConfig) -> str | None:
 def write_union(path: Path, known: Known, folder: Path) -> int:
     """Write a bundle of the known runs and of those that have ended in the sweep's folder. Returns their number.
 
-    Of a run that has ended, its unfinished records are left out; two different results are both kept.
+    Of a run that has ended, its unfinished and damaged records are left out; two different results are both kept.
     """
     here = gather([folder])
-    runs = [run for run in (*here.runs, *here.lm_runs, *here.others) if run.status in ENDED]
-    ended = {run.digest for run in (*runs, *known.all) if run.status in ENDED}
-    runs += [run for run in known.all if run.status in ENDED or run.digest not in ended]
+    runs = [run for run in (*here.runs, *here.lm_runs, *here.others, *known.all) if is_complete(run)]
+    ended = {run.digest for run in runs}
+    runs += [run for run in known.all if run.digest not in ended]
     write_bundle(distinct(runs), path)
     return len({run.digest for run in runs})

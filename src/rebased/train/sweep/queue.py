@@ -17,11 +17,12 @@ from rebased.train.sweep.stages import Stages, score_of
 RESERVE = 20.0  # seconds at the end of the time for saving runs and writing the bundle; at most a tenth of the time
 
 
-def order_of_work(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs in the order in which they are trained."""
+def order_of_work(runs: Sequence[PlannedRun], grid: Sequence[PlannedRun] | None = None) -> list[PlannedRun]:
+    """The runs in the order in which they are trained. `grid` has all runs of the sweep, of which some are done: their
+    values come first, second, ... as in the whole grid."""
 
     def rank(key: Callable[[PlannedRun], Hashable]) -> Callable[[PlannedRun], int]:
-        places = {value: n for n, value in enumerate(dict.fromkeys(map(key, runs)))}
+        places = {value: n for n, value in enumerate(dict.fromkeys(map(key, grid or runs)))}
         return lambda run: places[key(run)]
 
     seed, task = rank(lambda run: run.config.train.seed), rank(lambda run: run.task)
@@ -87,9 +88,14 @@ class SweepQueue(Queue):
     """The runs of a sweep that are to be trained, in the order of work, as far as stages and time allow."""
 
     def __init__(
-        self, runs: Sequence[PlannedRun], stages: Stages | None = None, budget: TimeBudget | None = None
+        self,
+        runs: Sequence[PlannedRun],
+        stages: Stages | None = None,
+        budget: TimeBudget | None = None,
+        grid: Sequence[PlannedRun] | None = None,
     ) -> None:
-        self.runs, self.stages, self.budget = order_of_work(runs), stages, budget
+        """`runs` are to be trained, of all runs in `grid`, which gives the order."""
+        self.runs, self.stages, self.budget = order_of_work(runs, grid), stages, budget
         self._waiting = list(range(len(self.runs)))
         for run in runs:
             if stages and run.status == "failed":

@@ -20,8 +20,8 @@ class Watcher(Protocol):
     def ended(self, run: PlannedRun, score: float | None) -> None:
         """Called when a run is done, diverged or failed, with its new status. `score` is None unless it is done."""
 
-    def stopping(self, runs: int) -> None:
-        """Called once after Ctrl-C or SIGTERM, with the number of runs that are being saved."""
+    def stopping(self, runs: int, *, time_is_up: bool) -> None:
+        """Called once after Ctrl-C or SIGTERM, or when the time is up, with the number of runs that are being saved."""
 
 
 Ending = Literal["complete", "interrupted", "out_of_time"]
@@ -50,7 +50,7 @@ def train_runs(queue: SweepQueue, log: SweepLog, executor: Executor, watcher: Wa
             watcher.ended(replace(run, status="done"), outcome.score)
 
     jobs = [Job(run.config, run.folder, watcher.sink(run)) for run in runs]
-    outcomes = executor.run(jobs, ended, watcher.stopping, queue)
+    outcomes = executor.run(jobs, ended, lambda runs: watcher.stopping(runs, time_is_up=queue.is_time_up()), queue)
     interrupted = any(getattr(outcome, "status", None) == "interrupted" for outcome in outcomes)
     if not interrupted and (not queue.not_begun or queue.is_stuck):
         return "complete"
