@@ -127,6 +127,13 @@ def test_the_frontier_is_what_nothing_beats_and_needs_three_seeds() -> None:
     assert [entry.is_first for entry in entries] == sorted((entry.is_first for entry in entries), reverse=True)
 
 
+def test_a_task_that_nobody_learned_has_no_frontier() -> None:
+    board = Leaderboard(Collection(runs=[fake_run(accuracies=(0.0, 0.001), seed=seed) for seed in range(3)]))
+    ((entry,),) = board.boards.values()
+    assert not entry.is_first
+    assert "no model learned this task. The best of 3 runs has test accuracy 0.001" in board.summary[0]
+
+
 STRANGER = "<script>alert(1)</script>$x$"
 
 

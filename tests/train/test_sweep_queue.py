@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rebased.cli.sweep_board import describe_plan
 from rebased.runs.finished import Run
+from rebased.train.executors.local import LocalExecutor
 from rebased.train.sweep import PlannedRun, Select, Stages, SweepQueue, TimeBudget, load_sweep, make_plan, order_of_work
 from rebased.train.sweep.cost import Estimate, but_for_the_seed, run_work, work_by_settings
 from rebased.train.sweep.plan import Plan
@@ -89,6 +91,18 @@ def test_the_best_value_gets_the_other_seeds(tmp_path: Path, others: Any) -> Non
     assert taken[4:] == ([] if others == "skip" else [(2, 0.01), (3, 0.01)])
     assert [run.config.train.lr for run in queue.left_out] == ([0.01, 0.01] if others == "skip" else [])
     assert queue.not_begun == []
+
+
+@pytest.mark.parametrize(("others", "count"), [("skip", 2), ("last", 4)])
+def test_runs_that_stages_leave_out_are_not_to_train(tmp_path: Path, others: Any, count: int) -> None:
+    plan = plan_of(tmp_path, RATES)
+    stages = Stages(Select(seeds=1, others=others), plan.runs)
+    tried = [run for run in plan.runs if run.config.train.seed == 1]
+    for run in tried:
+        stages.ended(run.digest, run.config.train.lr)
+    left = [run for run in plan.runs if run not in tried]
+    said = next(describe_plan(plan, left, Estimate({}, 5.0, "as timed", {}), LocalExecutor(1), False, stages))
+    assert f"{count} to train" in said
 
 
 def test_a_choice_waits_for_all_its_runs_and_a_failed_one_does_not_count(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def describe_plan(
     """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
     merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
     total, done = len(plan.runs), plan.count("done", "diverged")
-    yield f"{total} run{'s' * (total > 1)}{merged}: {done} done, {len(runs)} to train in {plan.folder}"
+    left = [run for run in runs if not stages or stages.share(run) > 0]
+    yield f"{total} run{'s' * (total > 1)}{merged}: {done} done, {len(left)} to train in {plan.folder}"
     failed = plan.count("failed")
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
@@ -61,7 +62,7 @@ def describe_plan(
     if stages:
         yield from describe_stages(stages, runs)
     yield executor.where
-    if runs:
+    if left:
         yield f"about {duration(cost.total)}, {cost.basis}"
 
 

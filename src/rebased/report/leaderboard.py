@@ -11,6 +11,7 @@ from rebased.report.prose import plural, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
 from rebased.report.synthetic.choices import describe_given_up, rule_of
+from rebased.report.synthetic.narrative import nobody_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -22,7 +23,8 @@ RULES = (
     "each run's best epoch, on the held-out split if all its runs have one.",
     "State is what a model keeps of one sequence to generate the next token, in fp32, after the task's longest "
     "sequence. For mixers that this code does not know it is what their records say.",
-    f"The frontier: no other entry recalls as much with as little state. An entry on it has {ENOUGH} seeds or more.",
+    f"The frontier: no other entry recalls as much with as little state. An entry on it has {ENOUGH} seeds or more. A "
+    "task that no model has learned has none.",
     "Settings may differ between entries (epochs, rates, seeds); the columns say how. Entries made with other versions "
     "of the code are marked.",
 )
@@ -46,10 +48,13 @@ def is_for_probes(run: Run) -> bool:
     return any(mixer["name"] == FIRST_LAYER for mixer in run.settings["model"]["mixers"])
 
 
-def rank(cells: Sequence[Cell]) -> list[Entry]:
-    """The entries of one task: those on the frontier, then the others; within each the best first."""
+def rank(cells: Sequence[Cell], learned: bool = True) -> list[Entry]:
+    """The entries of one task: those on the frontier, then the others; within each the best first.
+
+    learned: False if all accuracies are near guessing; then no entry is on the frontier.
+    """
     found = [Entry(cell, cell.state_bytes, False) for cell in cells]
-    able = [entry for entry in found if entry.bytes is not None and entry.cell.test.n >= ENOUGH]
+    able = [entry for entry in found if learned and entry.bytes is not None and entry.cell.test.n >= ENOUGH]
     marked = [entry._replace(is_first=entry in able and not any(beats(one, entry) for one in able)) for entry in found]
     return sorted(marked, key=lambda entry: (not entry.is_first, -entry.accuracy, entry.bytes or 0))
 
@@ -72,7 +77,9 @@ class Leaderboard:
         if not runs:
             raise ValueError(f"all of these runs have a fixed first layer ({FIRST_LAYER}), for probes; none is ranked")
         self.found, self.results = found, build_results(runs)
-        self.boards = {task: rank(self.results.of_task(task)) for task in self.results.tasks}
+        self.boards = {
+            task: rank(self.results.of_task(task), self.results.learned(task)) for task in self.results.tasks
+        }
         self.repeats = find_repeats(found)
         ended = [run for cell in self.results.cells for run in cell.all_runs]
         self.code = max(codes, key=codes.count) if (codes := [run.code for run in ended]) else ""
@@ -88,9 +95,12 @@ class Leaderboard:
 
     @property
     def summary(self) -> list[str]:
-        """One sentence per task: how many entries there are, and which are on the frontier."""
+        """One sentence per task: how many entries there are and which are on the frontier, or that none learned it."""
         sentences = []
         for task, entries in self.boards.items():
+            if not self.results.learned(task):
+                sentences.append(nobody_learned(self.results, task))
+                continue
             best = [f"{name_of(entry.cell)}: {entry.accuracy:.3f} with {size(entry.bytes)}" for entry in entries[:3]]
             first = sum(entry.is_first for entry in entries)
             sentences.append(

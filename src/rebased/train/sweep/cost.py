@@ -164,7 +164,7 @@ def estimate(
         except Exception as error:  # its runs will fail too, and the sweep reports them then
             untimed.append(f"{group[0].model} could not be timed and is left out ({one_line(str(error))})")
     timed = [run for run in runs if pattern_of(run) in rates]
-    longest = max(seconds.values(), default=0.0)
+    longest = max((seconds[run.digest] for run in runs if share(run) > 0), default=0.0)
     total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
     return Estimate(
         seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]), expected
