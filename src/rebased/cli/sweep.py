@@ -172,6 +172,8 @@ def sweep(
         for line in files.describe(plan):
             say(console, line)
         stages = Stages(select, plan.runs) if select else None
+        if runs and not console.is_terminal:  # a log shows no status
+            say(console, "estimating the time ...")
         with console.status("timing a few steps of each model ..."):
             cost = estimate(runs, plan.runs, where, stages.share if stages else lambda run: 1.0)
         for line in describe_plan(plan, runs, cost, where, retry_failed, stages):

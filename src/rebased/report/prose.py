@@ -34,7 +34,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     `ended` are the runs whose results count."""
     if found.damaged_lines:
         where = shortened(found.damaged_files)
-        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}. Their content is missing here."
+        their = "Its" if found.damaged_lines == 1 else "Their"
+        yield f"{plural(found.damaged_lines, 'damaged line')} skipped, in {where}. {their} content is missing here."
     if found.nameless:
         named = "" if found.damaged_lines else f", in {shortened(found.damaged_files)}"
         yield f"{plural(found.nameless, 'record')} left out: the first line is not readable{named}."
