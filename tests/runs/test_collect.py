@@ -56,6 +56,8 @@ def test_damaged_lines_are_skipped_and_counted(folder: Path) -> None:
     assert found.damaged_files == [f"{path.parent.name}/record.jsonl" for path in (first, second, third)]
     epochs = {run.folder: [line["epoch"] for line in run.epochs] for run in found.runs}
     assert epochs[first.parent.name] == [2]
+    warnings = " ".join(Report(found).warnings)
+    assert f"1 run with epochs missing in the record, perhaps the best: {first.parent.name}." in warnings
     statuses = {run.folder: run.status for run in found.runs}
     assert statuses[fourth.parent.name] == "unfinished"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, named_looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.probe.paper import FIRST_LAYER
-from rebased.report.prose import plural, warn_about_records
+from rebased.report.prose import plural, warn_about_gaps, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
 from rebased.report.synthetic.choices import describe_given_up, rule_of
@@ -85,6 +85,7 @@ class Leaderboard:
         self.code = max(codes, key=codes.count) if (codes := [run.code for run in ended]) else ""
         self.warnings = [
             *warn_about_records(found, ended),
+            *warn_about_gaps(ended),
             *warn_about_repeats(self.repeats),
             *describe_given_up(runs),
         ]

@@ -66,6 +66,12 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
         )
 
 
+def warn_about_gaps(ended: Sequence[Run]) -> Iterator[str]:
+    """A warning about records that lack epochs. The package's own lack most, on purpose."""
+    if gaps := sorted({run.digest for run in ended if run.lacks_epochs}):
+        yield f"{plural(len(gaps), 'run')} with epochs missing in the record, perhaps the best: {shortened(gaps)}."
+
+
 def has_other_settings(run: Run) -> bool:
     """True if the settings in a record have another digest than the record says. False if this code does not know them:
     then nobody can tell."""

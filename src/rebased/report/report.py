@@ -8,7 +8,7 @@ from rebased.report.drawing import Panels
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
-from rebased.report.prose import plural, warn_about_records
+from rebased.report.prose import plural, warn_about_gaps, warn_about_records
 from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
@@ -37,7 +37,7 @@ class Report:
         if reference is not None and reference not in names:
             raise ValueError(f"there is no model {reference!r} in these runs; {did_you_mean(reference, sorted(names))}")
         ended = [run for part in self.parts for run in part.ended]
-        self.warnings = list(warn_about_records(found, ended))
+        self.warnings = [*warn_about_records(found, ended), *warn_about_gaps(ended)]
         for part in self.parts:
             about = f"{part.kind}: " if len(self.parts) > 1 else ""
             self.warnings += [f"{about}{warning}" for warning in part.warnings]

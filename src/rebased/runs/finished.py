@@ -13,6 +13,7 @@ from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.protocol import Reported, reported
 from rebased.runs.record import read_record
+from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import DEFAULT_TASK, AnyTask
@@ -85,6 +86,18 @@ class Run:
     def gave_up(self) -> bool:
         """True if the rule `train.give_up` of its config ended it early."""
         return self.lines[-1].get("gave_up", False) is True
+
+    @property
+    def lacks_epochs(self) -> bool:
+        """True if epochs are missing in the record: they are 1, 2, ... to its last step. Damaged lines are left out
+        when a record is read, and the best epoch may be among them. A language model has no epochs."""
+        if is_of_language_model(self.lines[0]):
+            return False
+        if [line["epoch"] for line in self.epochs] != list(range(1, len(self.epochs) + 1)):
+            return True
+        if self.status != "done":
+            return False
+        return not self.epochs or self.lines[-1].get("step", last := self.epochs[-1].get("step")) != last
 
     @property
     def accuracies(self) -> list[float]:

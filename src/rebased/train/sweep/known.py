@@ -17,7 +17,6 @@ from rebased.runs.collect import Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run, code_name
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_code
-from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_config import RunConfig
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.sweep.grid import Point
@@ -76,14 +75,8 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
 
 
 def is_complete(run: Run) -> bool:
-    """True if a run has ended and no epoch is missing in its record: they are 1, 2, ... to its last step. Damaged lines
-    are left out when a bundle is read, and the best epoch may be among them."""
-    if run.status not in ENDED or is_of_language_model(run.lines[0]):
-        return run.status in ENDED
-    if [line["epoch"] for line in run.epochs] != list(range(1, len(run.epochs) + 1)):
-        return False
-    last = run.epochs[-1].get("step") if run.epochs else None
-    return run.status != "done" or (bool(run.epochs) and run.lines[-1].get("step", last) == last)
+    """True if a run has ended, and its record lacks no epoch."""
+    return run.status in ENDED and not run.lacks_epochs
 
 
 def describe_known(known: Known, wanted: int) -> Iterator[str]:
