@@ -218,7 +218,7 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
     for name in ("record.jsonl", "config.yaml", "checkpoint-*.pt"):
         (path,) = half.runs[0].folder.glob(name)
         whole = path.read_bytes()
-        path.write_bytes(whole.replace(b"0", b"1"))
+        path.write_bytes(whole.replace(b"0", b"1", 1))
         pack(half.runs, tmp_path / "a.tar", 2**24)
         path.write_bytes(whole)
         assert unpack(tmp_path / "a.tar", plan.runs, there)[:2] == (0, 1), name

@@ -160,7 +160,7 @@ def sweep(
             files.check()
         files.read(points, on_gpu=where.gpus > 0)
         plan = make_plan(points, folder, log.failures, files.known.runs)
-        if not dry_run and files.has_unfinished:
+        if not dry_run:
             log.begin(file, [run.digest for run in plan.runs])  # whatever ends this now, the folder is a sweep's
             if files.unpack(plan):
                 plan = make_plan(points, folder, log.failures, files.known.runs)
@@ -187,8 +187,6 @@ def sweep(
             budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=cli.began)
         queue = SweepQueue(runs, stages, budget, plan.runs)
         check_time(queue)
-        if not files.has_unfinished:
-            log.begin(file, [run.digest for run in plan.runs])
         tally = Tally(plan, cost, where.workers, stages)
         command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:

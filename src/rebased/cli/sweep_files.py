@@ -59,11 +59,6 @@ class SweepFiles:
         if self._bundle and self._bundle.exists() and read_known([self._bundle], [], on_gpu=on_gpu).found.damaged_files:
             raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
 
-    @property
-    def has_unfinished(self) -> bool:
-        """True if there are files of unfinished runs to unpack."""
-        return bool(self._archives)
-
     def unpack(self, plan: Plan) -> bool:
         """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
         to be replaced hold runs of another sweep."""

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rebased.runs.collect import Collection
-from rebased.runs.configs import parse_run
 from rebased.runs.finished import Run
 
 SHOWN = 5  # files or records that a sentence names
@@ -47,7 +46,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     if found.repeated:
         more = plural(found.repeated, "further record")
         yield f"{more} of runs that were found already. The most complete of each run counts."
-    if changed := [run.digest for run in (*ended, *found.others) if has_other_settings(run)]:
+    every = (*ended, *found.others)
+    if changed := [run.digest for run in every if run.digest_of_settings not in (None, run.digest)]:
         yield (
             f"{plural(len(changed), 'record')} with settings that are not those that the digest names, perhaps changed "
             f"by hand: {shortened(sorted(set(changed)))}."
@@ -70,15 +70,6 @@ def warn_about_gaps(ended: Sequence[Run]) -> Iterator[str]:
     """A warning about records that lack epochs. The package's own lack most, on purpose."""
     if gaps := sorted({run.digest for run in ended if run.lacks_epochs}):
         yield f"{plural(len(gaps), 'run')} with epochs missing in the record, perhaps the best: {shortened(gaps)}."
-
-
-def has_other_settings(run: Run) -> bool:
-    """True if the settings in a record have another digest than the record says. False if this code does not know them:
-    then nobody can tell."""
-    try:
-        return parse_run(run.settings).digest() != run.digest
-    except ValueError:
-        return False
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
+from rebased.runs.configs import parse_run
 from rebased.runs.protocol import Reported, reported
 from rebased.runs.record import read_record
 from rebased.runs.record_schema import is_of_language_model
@@ -86,6 +87,14 @@ class Run:
     def gave_up(self) -> bool:
         """True if the rule `train.give_up` of its config ended it early."""
         return self.lines[-1].get("gave_up", False) is True
+
+    @property
+    def digest_of_settings(self) -> str | None:
+        """The digest of the settings in the record, which should be its own; None if this code does not know them."""
+        try:
+            return parse_run(self.settings).digest()
+        except ValueError:
+            return None
 
     @property
     def lacks_epochs(self) -> bool:

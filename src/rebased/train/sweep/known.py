@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import ValidationError
+from typing import NamedTuple
 
 from rebased.runs.collect import Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run, code_name
@@ -60,11 +58,7 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
         return "not finished"
     if not is_complete(run):
         return "lines of epochs are missing in the record, or damaged"
-    try:
-        settings = type(config).model_validate(run.settings).model_dump(mode="json")
-    except ValidationError:
-        settings = {}
-    if _without_execution(settings, config) != _without_execution(config.model_dump(mode="json"), config):
+    if run.digest_of_settings != run.digest:
         return "the settings in the record are not those that its digest names"
     if on_gpu and not all(line["machine"]["gpu"] for line in run.lines if line["type"] in ("run", "resume")):
         return "computed on a CPU, and this sweep computes on a GPU"
@@ -92,12 +86,6 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
         yield f"known runs were made with other versions of the code than {here} ({listed}); all of them count"
     if known.found.damaged_files:
         yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
-
-
-def _without_execution(settings: dict[str, Any], config: RunConfig) -> dict[str, Any]:
-    hidden = {path.removeprefix("train.") for path in config.execution}
-    train = {key: value for key, value in settings.get("train", {}).items() if key not in hidden}
-    return settings | {"train": train}
 
 
 @cache
