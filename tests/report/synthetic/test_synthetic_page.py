@@ -279,6 +279,24 @@ def test_nobody_learned_and_nobody_is_ranked() -> None:
     assert Report(Collection(runs=idle(0.09))).summary[0].startswith("T = 32, 4 pairs: Based 0.090, ReBased 0.090")
 
 
+def test_runs_that_did_not_learn_are_counted_by_model_and_learning_rate() -> None:
+    learned = [fake_run(model, [0.5], seed=seed, lr=3e-3) for model in ("rebased", "based") for seed in (42, 43)]
+    failed = [fake_run("based", [accuracy], seed=seed, lr=1e-2) for accuracy, seed in ((0.03, 42), (0.09, 43))]
+    report = Report(Collection(runs=[*learned, *failed, *idle(seq_len=64)]))  # nobody learns T = 64
+    table = report.tables()["not_learned"]
+    assert table.head == ("model", "D", "lr 0.003", "lr 0.01", "all", "task")
+    assert [row[:-1] for row in table.rows] == [
+        ("Based", "24", "0 of 2", "1 of 2", "1 of 4"),
+        ("ReBased", "24", "0 of 2", "–", "0 of 2"),
+    ]
+    html = report.page("Title", "x").to_html()
+    assert "Runs that did not learn" in html
+    assert "1 of 6 runs did not learn: " in html
+    assert "Based 1 of 4, ReBased 0 of 2." in html
+    assert "not_learned" not in Report(Collection(runs=learned)).tables()
+    assert "not_learned" not in Report(Collection(runs=idle())).tables()
+
+
 def test_runs_that_nobody_can_compare_are_told() -> None:
     apart = [fake_run("rebased", [0.5], seed=42), fake_run("based", [0.5], seed=43)]
     assert "Nothing is compared: no two models have runs on the same task" in Report(Collection(runs=apart)).summary[-1]

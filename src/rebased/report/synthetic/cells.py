@@ -129,8 +129,7 @@ class Results:
     def learned(self, task: str) -> bool:
         """False if no run of the task is better than guessing by LEARNED. True where the level of guessing is not
         known."""
-        runs = [run for cell in self.of_task(task) for run in cell.all_runs]
-        return any(run.chance is None or run.best.accuracy >= run.chance + LEARNED for run in runs)
+        return any(has_learned(run) for cell in self.of_task(task) for run in cell.all_runs)
 
     def any_cell(self, model: ModelName) -> Cell:
         """The first cell of a model."""
@@ -143,6 +142,11 @@ class Results:
     @cached_property
     def _at(self) -> dict[tuple[str, ModelName, int], Cell]:
         return {(cell.task, cell.model, cell.d_model): cell for cell in self.cells}
+
+
+def has_learned(run: Run) -> bool:
+    """False if the run is not better than guessing by LEARNED. True where the level of guessing is not known."""
+    return run.chance is None or run.best.accuracy >= run.chance + LEARNED
 
 
 def order_of(model: ModelName) -> tuple[int, list[tuple[int, str]]]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
-from rebased.report.synthetic.cells import COUNTED, LEARNED, Results
+from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
@@ -82,6 +82,26 @@ def nobody_learned(results: Results, task: str) -> str:
         f"{task}: no model learned this task. The best of {plural(len(runs), 'run')} has test accuracy {best:.3f}, and "
         f"guessing gives {runs[0].chance:.2g}; less than {LEARNED:g} above guessing counts as not learned. So models "
         "are not ranked or compared. Train longer (train.epochs), on more examples, or at another learning rate."
+    )
+
+
+def some_did_not_learn(results: Results) -> str | None:
+    """How many runs did not learn a task that others learned, by model; None if all learned it."""
+    runs: dict[str, list[Run]] = {}
+    for model in results.models:
+        for cell in results.cells:
+            if cell.model == model and results.learned(cell.task):
+                runs.setdefault(str(model), []).extend(cell.all_runs)
+    counts = {model: sum(not has_learned(run) for run in some) for model, some in runs.items()}
+    if not any(counts.values()):
+        return None
+    order = sorted(counts, key=lambda model: counts[model] / len(runs[model]), reverse=True)
+    listed = ", ".join(f"{model} {counts[model]} of {len(runs[model])}" for model in order)
+    return (
+        f"{sum(counts.values())} of {plural(sum(map(len, runs.values())), 'run')} did not learn: their best test "
+        f"accuracy is less than {LEARNED:g} above guessing, while other runs learned the task. A mean over seeds "
+        f"depends on how many of these it has. Over all widths and learning rates: {listed}. Models need not have "
+        "been run at the same ones, and runs of one seed are not independent; the table has them apart."
     )
 
 

@@ -85,6 +85,8 @@ class SyntheticReport:
         for family in self.families:
             named[f"compared_{file_name(family.title).lower()}"] = tables.comparison_table(family.contrasts)
         named["budgets"] = tables.budget_table(results)
+        if narrative.some_did_not_learn(results):
+            named["not_learned"] = tables.not_learned_table(results)
         for kind in SLICES:
             if self.has(kind):
                 named[kind] = tables.slice_table(results, kind)
@@ -125,6 +127,8 @@ class SyntheticReport:
             yield Section("Accuracy by state size", picture + (paragraphs(sizeless) if sizeless else ""))
         if "curves" in self.figures:
             yield Section("Learning curves", figure(self.figures["curves"], CURVES))
+        if some := narrative.some_did_not_learn(results):
+            yield Section("Runs that did not learn", paragraphs(some) + tables.not_learned_table(results).to_html())
         if norms.cells_with_norms(results):
             yield Section("Gamma and beta of queries and keys", self.norms())
         for kind in SLICES:

@@ -6,7 +6,7 @@ from math import isnan
 from statistics import fmean
 
 from rebased.analysis import Spread, expected_validation_performance
-from rebased.report.synthetic.cells import Cell, Results, SliceKind
+from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
 from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.tables import NONE, Number, Table, number, p_text
@@ -169,6 +169,23 @@ def budget_table(results: Results) -> Table:
             row += [*(number(value) for value in best), *[NONE] * (most - len(best))]
         rows.append(tuple(row))
     return task_last(Table(("model", "task", "D", *budgets), rows))
+
+
+def not_learned_table(results: Results) -> Table:
+    """One row per cell of the tasks that some run learned: how many runs did not, by learning rate."""
+    cells = [cell for cell in results.cells if results.learned(cell.task)]
+    rates = sorted({lr for cell in cells for lr in cell.runs})
+    rows = []
+    for cell in cells:
+        counts = (not_learned(list(cell.runs[lr].values())) if lr in cell.runs else NONE for lr in rates)
+        rows.append((str(cell.model), cell.task, number(cell.d_model, "d"), *counts, not_learned(cell.all_runs)))
+    return task_last(Table(("model", "task", "D", *(f"lr {lr:g}" for lr in rates), "all"), rows))
+
+
+def not_learned(runs: Sequence[Run]) -> str:
+    """How many of these runs did not learn: '3 of 5'."""
+    count = sum(not has_learned(run) for run in runs)
+    return Number(f"{count} of {len(runs)}", count, {"runs": len(runs)})
 
 
 def slice_table(results: Results, kind: SliceKind) -> Table:
