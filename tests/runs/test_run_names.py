@@ -65,6 +65,21 @@ def test_kernels_are_named_as_in_table_1() -> None:
     assert names(*runs)[1] == ["x²", "norm(x)²", "(γx)²", "(γx + β)²", "ReBased"]
 
 
+def test_kernels_state_the_heads_where_those_of_one_kernel_differ() -> None:
+    plain = {"model": {"mixers": {1: {"qk_transform": "none"}}}}
+    _, models = names(fake_run(changes=heads(2)), fake_run(), fake_run(changes=plain), fake_run("conv_attention"))
+    assert models == ["ReBased (n_heads 2)", "ReBased (n_heads 12)", "x² (n_heads 12)", "ConvAttention"]
+
+
+def test_settings_have_one_order_in_all_names() -> None:
+    longer = {"train": {"epochs": 9}}
+    for others in (
+        [fake_run(changes=longer), fake_run(changes=heads(2))],
+        [fake_run(changes=heads(2)), fake_run(changes=longer)],
+    ):
+        assert names(fake_run(), *others)[1][0] == "ReBased (n_heads 12, epochs 5)"
+
+
 def test_tasks() -> None:
     segment = {"seq_len": 32, "kv_pairs": 4, "examples": 99}
     tasks, _ = names(fake_run(), fake_run(pairs=(4, 8)), fake_run(changes={"task": {"train": [segment]}}))

@@ -138,10 +138,12 @@ def span(values: set[Any]) -> str:
 
 
 def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[ModelName]:
-    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" if runs of one task and width differ in it."""
+    """The name of each run's model: "ReBased", or "ReBased (n_heads 2)" if runs of one task and width differ in it.
+    Then other kernels of ReBased state it, too: "x² (n_heads 12)"."""
     kinds = [kind_of(run["model"]) for run in runs]
     places = [(task, run["model"]["d_model"]) for run, task in zip(runs, tasks, strict=True)]
-    added = differences(kinds, [distinguishing_settings(run) for run in runs], places)
+    mixers = [tuple(mixer["name"] for mixer in run["model"]["mixers"]) for run in runs]
+    added = differences(kinds, [distinguishing_settings(run) for run in runs], places, mixers)
     return [ModelName(*name) for name in zip(kinds, added, strict=True)]
 
 
@@ -159,25 +161,32 @@ def distinguishing_settings(run: dict[str, Any]) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves.items() if not path.endswith(ignored)}
 
 
-def differences(names: Sequence[str], settings: Sequence[dict[str, Any]], places: Sequence[Hashable]) -> list[str]:
+def differences(
+    names: Sequence[str],
+    settings: Sequence[dict[str, Any]],
+    places: Sequence[Hashable],
+    groups: Sequence[Hashable] | None = None,
+) -> list[str]:
     """For each run the settings in which runs of the same name and place differ: "n_heads 2, epochs 8".
 
-    A setting that only some records have is not compared: those records were written by other code. One that all layers
-    have, always with one value, is named once.
+    Names in one group state the same settings; by default each name is a group. A setting that only some records have
+    is not compared: those records were written by other code. One that all layers have, always with one value, is
+    named once.
     """
-    added: dict[str, dict[str, None]] = {}
+    groups = names if groups is None else groups
+    added: dict[Hashable, dict[str, None]] = {}
     seen: dict[tuple[str, Hashable], dict[str, Any]] = {}
-    for name, leaves, place in zip(names, settings, places, strict=True):
+    for name, leaves, place, group in zip(names, settings, places, groups, strict=True):
         first = seen.setdefault((name, place), leaves)
         differ = [path for path in first if path in leaves and first[path] != leaves[path]]
-        added.setdefault(name, {}).update(dict.fromkeys(differ))
-    for name, paths in added.items():
-        own = [leaves for other, leaves in zip(names, settings, strict=True) if other == name]
-        alike = {(last_word(path), *(str(leaves.get(path)) for leaves in own)): path for path in reversed(paths)}
-        added[name] = dict.fromkeys(path for path in paths if path in alike.values())
+        added.setdefault(group, {}).update(dict.fromkeys(differ))
+    for group, paths in added.items():
+        own = [leaves for other, leaves in zip(groups, settings, strict=True) if other == group]
+        alike = {(last_word(path), *(str(leaves.get(path)) for leaves in own)): path for path in sorted(paths)[::-1]}
+        added[group] = dict.fromkeys(sorted(alike.values()))
     return [
-        ", ".join(f"{shorten(path, added[name])} {leaves.get(path)}" for path in added[name])
-        for name, leaves in zip(names, settings, strict=True)
+        ", ".join(f"{shorten(path, added[group])} {leaves.get(path)}" for path in added[group])
+        for group, leaves in zip(groups, settings, strict=True)
     ]
 
 
