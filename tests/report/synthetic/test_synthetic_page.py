@@ -138,7 +138,8 @@ def test_a_verdict_counts_what_was_tested_alone() -> None:
     more[0] = fake_run(accuracies=[0.81], seed=43)
     assert verdicts([*one, *more]) == [
         "At each width: ReBased is better in 1 and worse in 0 of 2 comparisons, 0 undecided, 1 not tested (one seed, "
-        "or no spread between seeds). Measured on the test split; paired t test, Holm p < 0.05."
+        "or no spread between seeds). Decided: ReBased − Mamba +0.703 (D = 24, p = 0.0026). Measured on the test "
+        "split; paired t test, Holm p < 0.05."
     ]
 
 

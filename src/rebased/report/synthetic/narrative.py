@@ -13,6 +13,7 @@ from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
 from rebased.report.synthetic.heads import HeadsByPlace, Nearness, nearness
 from rebased.report.synthetic.paper import agrees, deviations, source
+from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -116,9 +117,25 @@ def verdict(family: Family) -> str:
     none = f", {untested} not tested ({UNTESTED})" if untested else ""
     return (
         f"{family.title}: {family.reference} is better in {ahead} and worse in {behind} of "
-        f"{plural(len(found), 'comparison')}, {len(found) - ahead - behind - untested} undecided{none}. Measured "
-        f"{splits_of(family)}; paired t test, Holm p < {SIGNIFICANT:g}."
+        f"{plural(len(found), 'comparison')}, {len(found) - ahead - behind - untested} undecided{none}. "
+        f"{decided(family)}Measured {splits_of(family)}; paired t test, Holm p < {SIGNIFICANT:g}."
     )
+
+
+def decided(family: Family) -> str:
+    """The decided comparisons of a family, those with the smallest p first; empty if there is none."""
+    clear = sorted(
+        (contrast for contrast in family.contrasts if contrast.found.t_holm < SIGNIFICANT),
+        key=lambda contrast: contrast.found.t_holm,
+    )
+    several = len({contrast.task for contrast in family.contrasts}) > 1
+    listed = [
+        f"{difference_of(contrast.reference, contrast.other)} {contrast.found.difference.mean:+.3f} "
+        f"({f'{contrast.task}, ' if several else ''}{contrast.at}, p {equals(contrast.found.t_holm)})"
+        for contrast in clear[:NAMED]
+    ]
+    more = f" and {len(clear) - NAMED} more" if len(clear) > NAMED else ""
+    return f"Decided: {'; '.join(listed)}{more}. " if listed else ""
 
 
 def splits_of(family: Family) -> str:
