@@ -230,3 +230,9 @@ def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
     (told,) = (line for line in read_record(tmp_path / "trained") if line["type"] == "end")
     for name in ("all", "ar", "non_ar"):
         assert numbers[name]["nats"] == pytest.approx(told["valid"][name]["loss"], rel=TRAINED)
+    measured = [
+        {"loss": at["nats"], **{key: at[key] for key in ("nearest", "farthest", "tokens", "perplexity")}}
+        for at in numbers["by_distance"]
+    ]
+    assert told["valid"]["by_distance"] == [pytest.approx(at, rel=TRAINED) for at in measured]
+    assert len(measured) > 2

@@ -73,6 +73,7 @@ def test_a_text_in_which_nothing_repeats_has_no_ar_perplexity(config: str, capsy
     assert rebased(*words) == 0
     found = read_record(Path("run"))[-1]["valid"]
     assert (found["ar_share"], found["ar"]) == (0, {"loss": None, "perplexity": None})
+    assert found["by_distance"] == []
     every = f"{found['all']['perplexity']:.3f}"
     assert f"valid perplexity {every} (AR -, non-AR {every}) after 4 steps; run" in capsys.readouterr().out
 

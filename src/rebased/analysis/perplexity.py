@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rebased.analysis.intervals import Interval, bootstrap_means
-from rebased.analysis.text_scores import TextScores, perplexity
+from rebased.analysis.text_scores import TextScores, distances_of, perplexity
 
 
 class Measured(NamedTuple):
@@ -61,7 +61,7 @@ def summarise(scores: TextScores) -> TextSummary:
         for total, tokens, interval in zip(nats, counts, intervals, strict=True)
     ]
     every, ar, non_ar, *distances = kinds
-    classes = [AtDistance(2**i, 2 ** (i + 1) - 1, kind) for i, kind in enumerate(distances) if kind.tokens]
+    classes = [AtDistance(*distances_of(column), kind) for column, kind in enumerate(distances, 1) if kind.tokens]
     return TextSummary(len(scores.nats), every, ar, non_ar, scores.ar_share, classes)
 
 

@@ -65,6 +65,11 @@ ALL, NON_AR, AR = slice(None), slice(0, 1), slice(1, None)
 """The columns of `TextScores` for each of the paper's three perplexities."""
 
 
+def distances_of(column: int) -> tuple[int, int]:
+    """(nearest, farthest) distance of the AR tokens in a column: (1, 1) in column 1, (2, 3) in 2, (4, 7) in 3, ..."""
+    return 2 ** (column - 1), 2**column - 1
+
+
 def perplexity(nats: float) -> float:
     """exp(nats), or inf where that overflows."""
     return math.exp(nats) if not nats > 709 else math.inf

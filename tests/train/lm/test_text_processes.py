@@ -50,6 +50,7 @@ def assert_same_run(folder: Path, alone: Path) -> None:
     measured, expected = (read_record(path)[-1]["valid"] for path in (folder, alone))
     assert measured["tokens"] == expected["tokens"]
     assert measured["ar"]["loss"] == pytest.approx(expected["ar"]["loss"], rel=TRAINED)
+    assert measured["by_distance"] == [pytest.approx(each, rel=TRAINED) for each in expected["by_distance"]]
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "context"])

@@ -1,4 +1,4 @@
-"""The perplexity of a trained model on all, AR and non-AR tokens, as in the paper's Table 2."""
+"""The perplexity of a trained model on all, AR and non-AR tokens, as in the paper's Table 2, and by distance."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, perplexity
+from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, distances_of, perplexity
 from rebased.data import Windows, spread_rows
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel
@@ -24,10 +24,10 @@ def measure(
 ) -> dict[str, Any]:
     """Losses and perplexities over `max_windows` windows at even distances (None: all), the same in every process.
 
-    The result is {"tokens", "ar_share", "all", "ar", "non_ar"}, the last three {"loss", "perplexity"}, and "windows":
-    "spread" if not all were measured. A number that does not exist is None, such as the loss of AR tokens in a text
-    without any. The windows are divided among the processes: each calls `on_progress(done, total)` once before the
-    first and then as its windows are done.
+    The result is {"tokens", "ar_share", "all", "ar", "non_ar", "by_distance"}, and "windows": "spread" if not all were
+    measured. "all", "ar" and "non_ar" are {"loss", "perplexity"}; "by_distance" is what that function returns. A
+    number that does not exist is None, such as the loss of AR tokens in a text without any. The windows are divided
+    among the processes: each calls `on_progress(done, total)` once before the first and then as its windows are done.
     """
     chosen = spread_rows(len(windows), max_windows)
     rows = chosen[world.rank :: world.size]
@@ -41,11 +41,27 @@ def measure(
         "tokens": scores.tokens(),
         **({"windows": "spread"} if len(chosen) < len(windows) else {}),
         "ar_share": finite(scores.ar_share),
-        **{
-            name: {"loss": finite(scores.mean(columns)), "perplexity": finite(perplexity(scores.mean(columns)))}
-            for name, columns in (("all", ALL), ("ar", AR), ("non_ar", NON_AR))
-        },
+        **{name: mean_loss(scores, columns) for name, columns in (("all", ALL), ("ar", AR), ("non_ar", NON_AR))},
+        "by_distance": by_distance(scores),
     }
+
+
+def by_distance(scores: TextScores) -> list[dict[str, Any]]:
+    """AR tokens by distance, nearest first: {"nearest", "farthest", "tokens", "loss", "perplexity"} of each class that
+    has tokens. Their bigram was last seen "nearest" to "farthest" tokens ago."""
+    classes = []
+    for column in range(1, scores.counts.shape[1]):
+        (nearest, farthest), columns = distances_of(column), slice(column, column + 1)
+        if tokens := scores.tokens(columns):
+            numbers = mean_loss(scores, columns)
+            classes.append({"nearest": nearest, "farthest": farthest, "tokens": tokens, **numbers})
+    return classes
+
+
+def mean_loss(scores: TextScores, columns: slice) -> dict[str, float | None]:
+    """{"loss", "perplexity"} of the tokens in these columns."""
+    nats = scores.mean(columns)
+    return {"loss": finite(nats), "perplexity": finite(perplexity(nats))}
 
 
 def finite(number: float) -> float | None:
