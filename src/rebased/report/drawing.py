@@ -33,6 +33,7 @@ __all__ = [  # figures import matplotlib's names from here: this file explains h
     "hover",
     "looks",
     "named_looks",
+    "powers_of_two",
 ]
 
 # The page's light colours (page.html), which files have. In the page's SVG its CSS variables stand in their place.
@@ -106,6 +107,13 @@ def draw_chance(axes: Axes, chance: float | None) -> None:
     """A dotted line at the accuracy of guessing, named in the legend; nothing where that is not known."""
     if chance is not None:
         axes.axhline(chance, color=INK, lw=1, ls=":", label=f"chance {chance:.2g}")
+
+
+def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
+    """Make the x axis logarithmic with base 2, with these ticks."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
+    axes.minorticks_off()
 
 
 class Panels(NamedTuple):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from math import exp
 
-from rebased.report.drawing import SERIES, Axes, Draw, draw_panels, named_looks
+from rebased.report.drawing import SERIES, Axes, Draw, draw_panels, named_looks, powers_of_two
 from rebased.report.page import details, figure
 from rebased.report.paper.values import Place, Reading
-from rebased.report.synthetic.figures import ACCURACY, dodge, powers_of_two
+from rebased.report.synthetic.figures import ACCURACY, dodge
 
 SPAN = (-4.0, 2.5)  # of the scores at which similarities are drawn
 STEPS = 131

@@ -5,11 +5,10 @@ from math import exp
 from typing import Any
 
 from rebased.analysis.attention import UNIT
-from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, Panels, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, MaxNLocator, Panels, draw_panels, named_looks, powers_of_two
 from rebased.report.heatmap import heatmap, panels, scale
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.probe.tables import similarities
-from rebased.report.synthetic.figures import powers_of_two
 
 TOP = 6.0  # similarities are drawn up to so many times their mean
 

@@ -19,6 +19,7 @@ from rebased.report.drawing import (
     draw_panels,
     hover,
     named_looks,
+    powers_of_two,
 )
 from rebased.report.prose import plural
 from rebased.report.synthetic.cells import Cell, Results
@@ -278,13 +279,6 @@ def chance_of(cells: Sequence[Cell]) -> float | None:
 def in_short(cell: Cell) -> str:
     """'0.708 ± 0.089, 5 seeds, lr 0.003'"""
     return f"{plus_minus(cell.test)}, {plural(cell.test.n, 'seed')}, lr {cell.choice.lr:g}"
-
-
-def powers_of_two(axes: Axes, ticks: Sequence[int]) -> None:
-    """Make the x axis logarithmic with base 2, with these ticks."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(ticks)), [str(tick) for tick in sorted(set(ticks))])
-    axes.minorticks_off()
 
 
 def byte_ticks(sizes: Sequence[int]) -> list[float]:
