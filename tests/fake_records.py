@@ -88,11 +88,13 @@ def fake_lm_run(
     sha256: str = "a" * 64,
     tokens: int = 1000,
     windows: str | None = None,
+    distances: Sequence[float] | None = None,
     settings: dict[str, str] | None = None,
 ) -> Run:
     """A language model's run with perplexities of all, AR and non-AR tokens of the test split.
 
-    `settings` change the shipped config; `sha256` is the checksum of the text.
+    `distances` are perplexities of AR tokens 1, 2 to 3, 4 to 7, ... tokens ago; older records have none. `settings`
+    change the shipped config; `sha256` is the checksum of the text.
     """
     config = load_config(
         LMRunConfig, CONFIGS / "lm" / "enwik8.yaml", ENWIK8[model] | {"train.seed": str(seed)} | (settings or {})
@@ -118,4 +120,9 @@ def fake_lm_run(
     ]
     if windows:
         lines[-1]["test"]["windows"] = windows
+    if distances is not None:
+        lines[-1]["test"]["by_distance"] = [
+            {"nearest": 2**i, "farthest": 2 ** (i + 1) - 1, "tokens": 1200 + i, "loss": 1.0, "perplexity": value}
+            for i, value in enumerate(distances)
+        ]
     return Run(f"{model}-{seed}", lines)
