@@ -13,8 +13,8 @@ from rebased.runs.evaluations import collect_task_scores
 def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     """Print the perplexities of all, AR and non-AR tokens: means over seeds with intervals, and paired differences.
 
-    Scores that `rebased lm eval --tasks` has kept in the runs' folders stand beside them. The output is a table in a
-    terminal, and Markdown in a file or a pipe.
+    Then come AR tokens by distance, if the records have them, and the scores that `rebased lm eval --tasks` has kept in
+    the runs' folders. The output is a table in a terminal, and Markdown in a file or a pipe.
 
     Parameters
     ----------

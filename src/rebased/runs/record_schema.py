@@ -3,9 +3,19 @@
 Only what a report reads is described here. Other settings may be anything: users have mixers and tasks of their own.
 """
 
-from typing import Annotated, Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from rebased.config import short
 from rebased.runs.limits import MAX_COUNT, MAX_LAYERS, MAX_SIZE, MAX_TEXT, check_leaves
@@ -151,7 +161,32 @@ class _Epoch(_Part):
     norms: dict[Number, dict[Text, _Norm]] | None = None
 
 
+class _AtDistance(_Part):
+    """AR tokens whose bigram was last seen 2^i to 2^(i+1) - 1 tokens ago."""
+
+    nearest: Size
+    farthest: Size
+    tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    perplexity: Annotated[float, Field(gt=0, le=MAX_COUNT)]
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.nearest & (self.nearest - 1) or self.farthest != 2 * self.nearest - 1:
+            raise ValueError("nearest should be a power of two, and farthest the last number before the next one")
+        return self
+
+
+def _check_order(classes: list[_AtDistance]) -> list[_AtDistance]:
+    if any(one.nearest >= other.nearest for one, other in pairwise(classes)):
+        raise ValueError("the nearest distances should come first, each of them once")
+    return classes
+
+
+_ByDistance = Annotated[list[_AtDistance], Field(max_length=MAX_SIZE.bit_length()), AfterValidator(_check_order)]
+
+
 _WHERE, _EPOCH, _SYNTHETIC, _LM = (TypeAdapter(kind) for kind in (_Where, _Epoch, _SyntheticRun, _LMRun))
+_BY_DISTANCE = TypeAdapter(_ByDistance)
 
 
 def is_whole(line: dict[str, Any]) -> bool:
@@ -184,9 +219,14 @@ def check_run(run: dict[str, Any]) -> None:
     check_leaves(run["config"])
 
 
-def _fits(schema: TypeAdapter[Any], line: dict[str, Any]) -> bool:
+def is_by_distance(value: object) -> TypeGuard[list[dict[str, Any]]]:
+    """True if it is what a run records of AR tokens by distance, with all numbers that a report needs."""
+    return _fits(_BY_DISTANCE, value)
+
+
+def _fits(schema: TypeAdapter[Any], value: object) -> bool:
     try:
-        schema.validate_python(line)
+        schema.validate_python(value)
     except ValidationError:
         return False
     return True

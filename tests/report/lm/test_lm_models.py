@@ -10,7 +10,7 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
-from rebased.report.lm import compare_language_models, to_markdown
+from rebased.report.lm import compare_language_models, compare_tables, to_markdown
 from rebased.report.lm.tables import NEOX_VOCABULARY, difference_table
 from rebased.report.paper.values import TABLE_2
 from rebased.runs.collect import write_bundle
@@ -101,6 +101,89 @@ def test_what_cannot_be_compared_is_refused(other: dict[str, Any], message: str)
         compare_language_models([fake_lm_run("rebased"), fake_lm_run("based", **other)])
 
 
+FAR = {"based": (3.0, 5.0, 9.0), "rebased": (2.0, 4.0, 8.0)}
+
+
+def by_distance(model: str, seed: int, **more: Any) -> Run:
+    """A run whose record has AR tokens at three distances: FAR, and for each further seed one more."""
+    return fake_lm_run(model, seed=seed, distances=[value + seed - 42 for value in FAR[model]], **more)
+
+
+def test_ar_tokens_by_distance() -> None:
+    found = compare_language_models([by_distance(model, seed) for model in FAR for seed in (42, 43, 44)])
+    table = to_markdown(found)
+    half = T_3_SEEDS / sqrt(3)  # of 2, 3, 4 as of 3, 4, 5
+    assert "| AR tokens | number | Based | ReBased |" in table
+    assert cells(table, "1 ago") == ["1,200", f"4.000 ± {half:.3f}", f"3.000 ± {half:.3f}"]
+    assert cells(table, "4 to 7 ago") == ["1,202", f"10.000 ± {half:.3f}", f"9.000 ± {half:.3f}"]
+    assert "- The distance of an AR token is the number of tokens since the window last showed" in table
+    assert "left out" not in table
+    row = compare_tables(found)["by_distance"].to_records()[1]
+    assert (row["AR tokens nearest"], row["AR tokens farthest"], row["number"]) == (2, 3, 1201)
+    assert row["ReBased"] == pytest.approx(5, abs=1e-12)
+
+
+def test_a_distance_without_tokens_has_no_row() -> None:
+    run = by_distance("rebased", 42)
+    del run.lines[-1]["test"]["by_distance"][1]
+    table = to_markdown(compare_language_models([run]))
+    assert (cells(table, "1 ago"), cells(table, "4 to 7 ago")) == (["1,200", "2.000"], ["1,202", "8.000"])
+    assert "2 to 3 ago" not in table
+
+
+def test_older_records_have_no_table_by_distance_and_mixed_ones_are_named() -> None:
+    old = [fake_lm_run(model, seed=42) for model in ("attention", "rebased")]
+    table = to_markdown(compare_language_models(old))
+    assert "ago" not in table
+    assert "distance" not in table
+    table = to_markdown(compare_language_models([*old, by_distance("rebased", 43), by_distance("based", 42)]))
+    assert "| AR tokens | number | Based | ReBased |" in table
+    assert cells(table, "2 to 3 ago") == ["1,201", "5.000", "5.000"]
+    said = "- AR tokens by distance: 2 of 4 runs left out, whose records do not have them: attention-42, rebased-42."
+    assert said in table.splitlines()
+
+
+def changed(**change: Any) -> list[dict[str, Any]]:
+    """AR tokens by distance of which the second is changed."""
+    first, second, third = by_distance("rebased", 42).lines[-1]["test"]["by_distance"]
+    return [first, second | change, third]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        7,
+        "far",
+        {"nearest": 1},
+        [None],
+        [[1, 1, 1200, 2.0]],
+        changed(nearest=3),
+        changed(farthest=4),
+        changed(nearest=1, farthest=1),  # twice
+        changed(nearest=2**30, farthest=2**31 - 1),
+        changed(tokens=0),
+        changed(tokens=2**60),
+        changed(tokens="1201"),
+        changed(perplexity=None),
+        changed(perplexity=float("inf")),
+        changed(perplexity=1e308),
+        changed(perplexity=0),
+        changed(perplexity=True),
+        changed()[::-1],
+        changed() * 10**5,
+    ],
+    ids=lambda value: repr(value)[:80],
+)
+def test_what_no_run_has_measured_by_distance_is_ignored(value: Any) -> None:
+    run = by_distance("rebased", 42)
+    run.lines[-1]["test"]["by_distance"] = value
+    found = compare_language_models([run])
+    assert list(compare_tables(found)) == ["models"]
+    assert [each.folder for each in found.without_distances] == ["rebased-42"]
+
+
 def rebased(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
         main(words)
@@ -169,3 +252,8 @@ def test_json_has_exact_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert row["all half of the 95% interval"] == pytest.approx(T_3_SEEDS * 0.2 / sqrt(3), rel=1e-6)
     assert row["paper all"] == 16.45
     assert len(found["differences"]) == 3
+    assert "by_distance" not in found
+    write_bundle([by_distance("rebased", 42)], tmp_path / "one.jsonl.gz")
+    assert rebased("lm", "compare", "--json", str(tmp_path / "one.jsonl.gz")) == 0
+    first = json.loads(capsys.readouterr().out)["by_distance"][0]
+    assert first == {"AR tokens nearest": 1, "AR tokens farthest": 1, "number": 1200, "ReBased": 2.0}

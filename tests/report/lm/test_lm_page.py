@@ -60,6 +60,40 @@ def test_the_page_is_whole() -> None:
     assert data["runs"][0]["valid_perplexity"] == [[5], [150.0]]
 
 
+BY_DISTANCE = "Perplexity of AR tokens by distance"
+
+
+def test_ar_tokens_by_distance_are_a_table_and_a_figure() -> None:
+    report = Report(Collection(lm_runs=nine(distances=(2.0, 4.0, 8.0, 16.0))))
+    assert headings(report).index(BY_DISTANCE) == headings(report).index("Perplexity") + 1
+    assert report.warnings == []
+    text = body(report, BY_DISTANCE)
+    assert "<td>4.000 ± 0.000</td>" in text
+    assert text.count('<svg role="img"') == 1
+    assert "<title>ReBased, 4 to 7 ago: 8.000 (8.000 to 8.000)</title>" in text
+    assert (
+        report.tables()["lm_by_distance"].to_csv().startswith("AR tokens nearest,AR tokens farthest,number,Attention,")
+    )
+    assert report.figures()["by-distance-1"].to_file("svg").startswith(b"<?xml")
+    assert_self_contained(report.page(None, "x").to_html())
+    one = Report(Collection(lm_runs=[fake_lm_run("rebased", distances=(2.0,))]))
+    assert body(one, BY_DISTANCE).count('<svg role="img"') == 1
+
+
+def test_runs_without_distances_are_named_once_if_others_have_them() -> None:
+    report = Report(Collection(lm_runs=nine()))
+    assert BY_DISTANCE not in headings(report)
+    assert "by-distance-1" not in report.figures()
+    assert not any("distance" in warning for warning in report.warnings)
+    mixed = Report(Collection(lm_runs=[*nine()[:6], *nine(distances=(2.0, 4.0))[6:]]))
+    assert mixed.tables()["lm_by_distance"].head == ("AR tokens", "number", "ReBased")
+    (warning,) = mixed.warnings
+    assert warning.startswith(
+        "AR tokens by distance: 6 of 9 runs left out, whose records do not have them: attention-42, "
+    )
+    assert warning.endswith(", ....")
+
+
 def test_the_paper_is_never_beside_ours_without_a_word() -> None:
     report = Report(Collection(lm_runs=nine()))
     text = body(report, "Perplexity")

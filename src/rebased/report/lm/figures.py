@@ -1,7 +1,8 @@
-"""Figures of language models: perplexity by model and seed, and training curves."""
+"""Figures of language models: perplexity by model and seed, AR tokens by distance, and training curves."""
 
 from collections.abc import Sequence
 from math import ceil
+from statistics import fmean
 from typing import Any
 
 from rebased.report.drawing import (
@@ -15,6 +16,7 @@ from rebased.report.drawing import (
     draw_panels,
     hover,
     named_looks,
+    powers_of_two,
 )
 from rebased.report.lm.models import PARTS, LanguageModels, curve
 
@@ -42,6 +44,31 @@ def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]]
 
     panels = {f"{heading} tokens": panel(part) for part, heading in PARTS.items()}
     return draw_panels(panels, name, "Perplexity by model, one dot per seed")
+
+
+def perplexity_by_distance(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels | None:
+    """Perplexity of AR tokens by distance, one line per model: the mean over seeds, and a band from worst to best. None
+    if no record has it."""
+
+    def draw(axes: Axes) -> None:
+        for model, values in found.by_distance.items():
+            at, means = [distance.nearest for distance in values], [fmean(seeds) for seeds in values.values()]
+            lows, highs = [min(seeds) for seeds in values.values()], [max(seeds) for seeds in values.values()]
+            axes.plot(at, means, **styles[model], marker="o", label=model)
+            axes.fill_between(at, lows, highs, color=styles[model]["color"], alpha=0.15, lw=0)
+            ends = zip(values, means, lows, highs, strict=True)
+            hover(
+                axes,
+                at,
+                means,
+                [f"{model}, {where}: {m:.3f} ({low:.3f} to {high:.3f})" for where, m, low, high in ends],
+            )
+        axes.set(xlabel="tokens since the bigram was last seen", ylabel="perplexity of AR tokens", yscale="log")
+        label_log_axes(axes)
+        powers_of_two(axes, [distance.nearest for values in found.by_distance.values() for distance in values])
+
+    title = "Perplexity of AR tokens by distance, mean over seeds"
+    return draw_panels({"": draw}, name, title) if found.by_distance else None
 
 
 def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels | None:

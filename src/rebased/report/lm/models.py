@@ -4,10 +4,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.record_schema import is_by_distance
 from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
@@ -24,6 +25,19 @@ NAMELESS = (
     "train.final_windows",
     "train.checkpoint_every",
 )
+
+
+class Distance(NamedTuple):
+    """AR tokens whose bigram was last seen `nearest` to `farthest` tokens ago."""
+
+    nearest: int
+    farthest: int
+    tokens: int  # how many they are
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nearest:,} ago" if self.nearest == self.farthest else f"{self.nearest:,} to {self.farthest:,} ago"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,25 @@ class LanguageModels:
     def values(self, model: str, part: str) -> dict[int, float]:
         """Perplexity by seed; `part` is a key of PARTS."""
         return {seed: measured(run, self.split)[part]["perplexity"] for seed, run in self.models[model].items()}
+
+    @cached_property
+    def by_distance(self) -> dict[str, dict[Distance, list[float]]]:
+        """Perplexity of AR tokens by model and distance, nearest first, one value per seed. Models whose records do not
+        have it are left out."""
+        found: dict[str, dict[Distance, list[float]]] = {}
+        for model, runs in self.models.items():
+            values: dict[Distance, list[float]] = {}
+            for run in runs.values():
+                for distance, value in perplexity_by_distance(run, self.split).items():
+                    values.setdefault(distance, []).append(value)
+            if values:
+                found[model] = dict(sorted(values.items()))
+        return found
+
+    @property
+    def without_distances(self) -> list[Run]:
+        """The runs whose records do not have AR tokens by distance."""
+        return [run for run in self.runs if not perplexity_by_distance(run, self.split)]
 
 
 def compare_language_models(runs: Sequence[Run]) -> LanguageModels:
@@ -184,6 +217,14 @@ def measured(run: Run, split: str) -> dict[str, Any]:
         return found if all(isfinite(number) for number in numbers) and steps(run) else {}
     except (KeyError, TypeError):
         return {}
+
+
+def perplexity_by_distance(run: Run, split: str) -> dict[Distance, float]:
+    """Perplexity of AR tokens by distance, nearest first; empty if the record has none, or none that a run can have."""
+    found = measured(run, split).get("by_distance")
+    if not is_by_distance(found):
+        return {}
+    return {Distance(at["nearest"], at["farthest"], at["tokens"]): at["perplexity"] for at in found}
 
 
 def measured_on(run: Run, split: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import Verbs
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
-from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
+from rebased.report.prose import plural, shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -18,6 +18,9 @@ PAPER_NOTE = (
 OTHER_TEXT = (
     "The last column is the paper's Table 2: the Pile, GPT-NeoX's tokenizer, 84 billion training tokens, 127 to 157 "
     "million parameters, no spread. Its levels can be compared only with runs that share all of these."
+)
+BY_DISTANCE = (
+    "The distance of an AR token is the number of tokens since the window last showed the bigram that it ends."
 )
 PERPLEXITY = Verbs("has higher perplexity than", "has lower perplexity than", "have equal perplexity")
 
@@ -53,6 +56,9 @@ def remarks(found: LanguageModels) -> list[str]:
         "±, these seeds do not tell which model is better.",
         PAPER_NOTE,
     ]
+    if found.by_distance:
+        said.append(BY_DISTANCE)
+    said += missing_distances(found)
     differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(found.runs).items()]
     if differ:
         said.append(f"Not all were trained alike: {', '.join(differ)}.")
@@ -60,6 +66,16 @@ def remarks(found: LanguageModels) -> list[str]:
         said.append(f"Left out, not done or there twice: {', '.join(found.left_out)}.")
     versions = list(dict.fromkeys(f"{run.code} on {run.device}" for run in found.runs))
     return [*said, f"Code: {'; '.join(versions)}."]
+
+
+def missing_distances(found: LanguageModels) -> Iterator[str]:
+    """A sentence if some records have AR tokens by distance and others do not."""
+    lacking = [run.folder for run in found.without_distances]
+    if 0 < len(lacking) < len(found.runs):
+        yield (
+            f"AR tokens by distance: {len(lacking)} of {plural(len(found.runs), 'run')} left out, whose records do not "
+            f"have them: {shortened(lacking)}."
+        )
 
 
 def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Difference]]) -> Iterator[str]:
@@ -111,6 +127,7 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
             yield f"Language models side by side were not trained alike: {', '.join(differ)} ({group.data})."
         if group.left_out:
             yield f"Left out, the same model and seed as another run: {', '.join(group.left_out)}."
+        yield from missing_distances(group)
         single = [name for name, runs in group.models.items() if len(runs) == 1]
         if single:
             yield f"One seed only, so no spread and no test: {', '.join(single)} ({group.data})."

@@ -20,6 +20,10 @@ PERPLEXITY = (
     "seeds. tokens/s is the median over the recorded steps; compare it only between runs that had the device to "
     "themselves."
 )
+BY_DISTANCE = (
+    "One line per model: the mean over seeds, in a band from the worst to the best seed. A point at 4 stands for AR "
+    "tokens whose bigram was last seen 4 to 7 tokens ago."
+)
 CURVES = (
     "One line per run. The validation perplexity during training is measured on the first windows of the valid split."
 )
@@ -68,6 +72,8 @@ class LMReport:
         for n, (group, found) in enumerate(zip(self.groups, self.differences, strict=True), start=1):
             suffix = f"_{n}" if len(self.groups) > 1 else ""
             named[f"lm_perplexity{suffix}"] = tables.perplexity_table(group)
+            if (distances := tables.distance_table(group, tables.with_sd)) is not None:
+                named[f"lm_by_distance{suffix}"] = distances
             if found:
                 named[f"lm_compared{suffix}"] = tables.comparison_table(found)
             named[f"lm_settings{suffix}"] = tables.settings_table(group, differing=False)
@@ -78,16 +84,19 @@ class LMReport:
     @cached_property
     def figures(self) -> dict[str, Panels]:
         """The page's figures by name; groups are numbered from 1."""
-        drawn = []
+        drawn: list[Panels | None] = []
         for n, group in enumerate(self.groups, start=1):
             drawn.append(figures.perplexity_by_model(group, self._styles, f"perplexity-{n}"))
-            curves = figures.training_curves(group, self._styles, f"training-{n}")
-            drawn += [curves] if curves else []
-        return {panels.name: panels for panels in drawn}
+            drawn.append(figures.perplexity_by_distance(group, self._styles, f"by-distance-{n}"))
+            drawn.append(figures.training_curves(group, self._styles, f"training-{n}"))
+        return {panels.name: panels for panels in drawn if panels is not None}
 
     def sections(self) -> Iterator[Section]:
-        """Perplexity, comparisons, training curves, settings, all runs."""
+        """Perplexity, AR tokens by distance, comparisons, training curves, settings, all runs."""
         yield Section("Perplexity", paragraphs(PERPLEXITY) + self._each(self._perplexity))
+        distances = self._each(self._distances)
+        if distances:
+            yield Section("Perplexity of AR tokens by distance", paragraphs(narrative.BY_DISTANCE) + distances)
         if any(self.differences):
             yield Section("Perplexity: paired comparisons", self._each(self._comparisons))
         curves = self._each(self._curves)
@@ -137,6 +146,12 @@ class LMReport:
         picture = self.figures[f"perplexity-{n + 1}"]
         caption = "One dot per seed; the cross is their mean."
         return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
+
+    def _distances(self, n: int, group: LanguageModels) -> str:
+        table = tables.distance_table(group, tables.with_sd)
+        if table is None:
+            return ""
+        return table.to_html() + figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
 
     def _comparisons(self, n: int, group: LanguageModels) -> str:
         found = self.differences[n]

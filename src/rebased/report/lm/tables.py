@@ -1,6 +1,6 @@
-"""Tables of language models: perplexity over seeds, differences paired by seed, settings, and all runs."""
+"""Tables of language models: perplexity over seeds and by distance, differences paired by seed, settings, all runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from math import isnan
 from statistics import fmean, median, stdev
@@ -23,7 +23,7 @@ def interval_table(found: LanguageModels) -> Table:
     head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s", PAPER)
     rows = []
     for model, runs in found.models.items():
-        cells = [with_interval(list(found.values(model, part).values()), "") for part in PARTS]
+        cells = [with_interval(list(found.values(model, part).values())) for part in PARTS]
         paper = paper_values(model, found)
         rows.append((model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"), paper))
     return Table(head, rows)
@@ -43,6 +43,18 @@ def difference_table(found: LanguageModels) -> Table:
     return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
 
 
+def distance_table(found: LanguageModels, cell: Callable[[Sequence[float]], str]) -> Table | None:
+    """One row per distance, one column per model: perplexity of AR tokens, where `cell` shows the values of all seeds.
+    None if no record has it."""
+    models = found.by_distance
+    rows = []
+    for distance in sorted({distance for values in models.values() for distance in values}):
+        name = Number(str(distance), None, {"nearest": distance.nearest, "farthest": distance.farthest})
+        cells = [cell(values[distance]) if distance in values else NONE for values in models.values()]
+        rows.append((name, number(distance.tokens, ","), *cells))
+    return Table(("AR tokens", "number", *models), rows) if rows else None
+
+
 def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]]) -> Table | None:
     """One row per task and metric: the mean over seeds ± half of its 95 % interval, one column per model. None without
     scores. `scores` are those of each run, by its digest (runs/evaluations.py)."""
@@ -53,7 +65,7 @@ def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]])
     rows = []
     for task in tasks:
         values = {model: [each[task] for each in several if task in each] for model, several in own.items()}
-        cells = [with_interval(some, "") if some else NONE for some in values.values()]
+        cells = [with_interval(some) if some else NONE for some in values.values()]
         rows.append((task, *cells))
     return Table(("task", *own), rows)
 
@@ -183,7 +195,7 @@ def other_tokenizer(found: LanguageModels) -> str | None:
     return None if alike else "of another tokenizer"
 
 
-def with_interval(values: Sequence[float], sign: str) -> str:
+def with_interval(values: Sequence[float], sign: str = "") -> str:
     """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
     middle = fmean(values)
     half = t_interval(values).high - middle
