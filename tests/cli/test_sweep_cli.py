@@ -77,6 +77,19 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys: pytest.CaptureFixt
     assert os.listdir() == ["tiny.yaml"]
 
 
+def test_a_time_that_is_not_known_is_not_0(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("moody.py").write_text(MOODY)
+    Path("mood.txt").touch()
+    write({"model.mixers": [["short_conv", "moody"]]})
+    words = ["--import", "moody.py", "--workers", "1", "--dry-run", "--json", "plan.json"]
+    assert rebased(*WORDS, *words) == 0
+    out = capsys.readouterr().out
+    assert "\nthe time is not known: short_conv + moody could not be timed (mixer 'moody' (class Moody of " in out
+    assert "RuntimeError: not today)\n" in out
+    assert "about 0 s" not in out
+    assert json.loads(Path("plan.json").read_text())["estimated_seconds"] is None
+
+
 def test_a_sweep_from_start_to_end_and_over_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS) == 0
     captured = capsys.readouterr()
@@ -141,7 +154,8 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     out = capsys.readouterr().out
     why = f"mixer 'moody' (class Moody of {Path('moody.py').absolute()}) failed at x [1, 12, 12] in torch.float32: "
     why += "RuntimeError: not today"
-    assert f"short_conv + moody could not be timed and is left out ({why})" in out
+    assert re.search(r"^about \d+ s, from 3 steps of each model, timed just now", out, flags=re.MULTILINE)
+    assert f"; short_conv + moody could not be timed and is left out ({why})" in out
     assert f"1/2  short_conv + moody, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: failed: {why}" in out
     assert "2/2  short_conv, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: accuracy" in out
     assert "1 of 2 runs done, 1 failed; out" in out

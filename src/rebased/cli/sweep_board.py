@@ -63,7 +63,8 @@ def describe_plan(
         yield from describe_stages(stages, runs)
     yield executor.where
     if left:
-        yield f"about {duration(cost.total)}, {cost.basis}"
+        about = "the time is not known:" if cost.total is None else f"about {duration(cost.total)},"
+        yield f"{about} {cost.basis}"
 
 
 def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -52,8 +52,8 @@ class Estimate(NamedTuple):
     """How long the runs of a sweep will take."""
 
     seconds: dict[str, float]  # per run that is to be trained, by digest, if it does not stop early
-    total: float  # seconds on the clock, with as many runs at once as the executor has workers
-    basis: str  # where the numbers come from, and how far to trust them
+    total: float | None  # seconds on the clock, with as many runs at once as the executor has workers; None: not known
+    basis: str  # where the numbers come from, and how far to trust them; or why there are none
     work: Mapping[str, float] = MappingProxyType({})  # multiply-adds that `seconds` are for, by digest
 
 
@@ -145,7 +145,7 @@ def estimate(
     """
     known_work = work_by_settings(all_runs)
     rates: dict[Pattern, Rate] = {}
-    untimed: list[str] = []
+    untimed: dict[str, list[str]] = {}  # models by the reason why they have no rate
     seconds = dict.fromkeys([run.digest for run in runs], 0.0)
     expected: dict[str, float] = {}
     for pattern in dict.fromkeys(map(pattern_of, runs)):
@@ -162,13 +162,16 @@ def estimate(
                 seconds[run.digest], expected[run.digest] = rate.start + left * rate.per_work, left
             rates[pattern] = rate
         except Exception as error:  # its runs will fail too, and the sweep reports them then
-            untimed.append(f"{group[0].model} could not be timed and is left out ({one_line(str(error))})")
-    timed = [run for run in runs if pattern_of(run) in rates]
-    longest = max((seconds[run.digest] for run in runs if share(run) > 0), default=0.0)
+            untimed.setdefault(one_line(str(error)), []).append(group[0].model)
+    wanted = [run for run in runs if share(run) > 0]
+    timed = [run for run in wanted if pattern_of(run) in rates]
+    basis = list(_basis(timed, rates, any(run.known for run in all_runs)))
+    for why, models in untimed.items():
+        left_out = f" and {'is' if len(models) == 1 else 'are'} left out" if timed else ""
+        basis.append(f"{', '.join(models)} could not be timed{left_out} ({why})")
+    longest = max((seconds[run.digest] for run in wanted), default=0.0)
     total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
-    return Estimate(
-        seconds, total, "; ".join([*_basis(timed, rates, any(run.known for run in all_runs)), *untimed]), expected
-    )
+    return Estimate(seconds, total if timed or not wanted else None, "; ".join(basis), expected)
 
 
 def but_for_the_seed(run: PlannedRun) -> str:
