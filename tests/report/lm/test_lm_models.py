@@ -184,6 +184,11 @@ def test_what_no_run_has_measured_by_distance_is_ignored(value: Any) -> None:
     assert [each.folder for each in found.without_distances] == ["rebased-42"]
 
 
+def test_a_run_with_a_perplexity_that_no_run_has_is_not_compared() -> None:
+    found = [fake_lm_run("rebased", (20.0, 4.0, far), seed=seed) for far, seed in ((1e308, 42), (-1.0, 43), (60.0, 44))]
+    assert [run.seed for run in compare_language_models(found).runs] == [44]
+
+
 def rebased(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
         main(words)

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from rebased.runs.finished import Run
+from rebased.runs.limits import MAX_COUNT
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record_schema import is_by_distance
 from rebased.runs.run_names import ModelName, differences, flatten, kind_of
@@ -210,11 +211,12 @@ def is_number(value: object) -> bool:
 
 
 def measured(run: Run, split: str) -> dict[str, Any]:
-    """The measurement of a split in the record's last line; empty if it is missing or has no finite numbers."""
+    """The measurement of a split in the record's last line; empty if it is missing or has numbers that no run can
+    have."""
     found = run.lines[-1].get(split) or {}
     try:
         numbers = [found[part]["perplexity"] for part in PARTS] + [found["tokens"], found["ar_share"]]
-        return found if all(isfinite(number) for number in numbers) and steps(run) else {}
+        return found if all(0 <= number <= MAX_COUNT for number in numbers) and steps(run) else {}
     except (KeyError, TypeError):
         return {}
 
