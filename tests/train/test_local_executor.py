@@ -201,6 +201,33 @@ def test_a_lost_process_is_noticed_though_its_pipe_stays_open(tmp_path: Path) ->
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # raises unless it still runs
 
 
+def sleep_and_say_when_it_ends(said: Path) -> None:
+    said.write_text("begun")
+    try:
+        time.sleep(60)
+    finally:
+        said.write_text("ended")
+
+
+def wait_for(said: Path, word: str) -> None:
+    deadline = time.monotonic() + 60
+    while not said.exists() or said.read_text() != word:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_call_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    caller = multiprocessing.get_context("spawn").Process(
+        target=LocalExecutor(1).call, args=(sleep_and_say_when_it_ends, said)
+    )
+    caller.start()
+    wait_for(said, "begun")
+    caller.kill()
+    wait_for(said, "ended")
+    caller.join()
+
+
 def test_workers_share_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three workers share the two GPUs that the user has left visible."""
     monkeypatch.setattr("rebased.train.executors.local.gpu_count", lambda: 2)

@@ -1,16 +1,21 @@
 """The estimate of a sweep's time: the arithmetic, and the source of its seconds."""
 
 import json
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rebased.config import load_config
 from rebased.models import LanguageModel
+from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.shipped import CONFIGS
 from rebased.train.executors import Job, Outcome
 from rebased.train.sweep import Point, estimate, make_plan
-from rebased.train.sweep.cost import epoch_work, task_work, time_steps
+from rebased.train.sweep.cost import TooSlow, _short_run, epoch_work, no_longer_than, step_work, task_work, time_steps
 from tiny_run import tiny
 
 
@@ -101,3 +106,27 @@ def test_steps_are_timed_in_the_loop_that_trains(tmp_path: Path, monkeypatch: py
     assert seconds == pytest.approx(3 * 3 * work * per_work)
     assert 0 < seconds < 60
     assert list(tmp_path.glob("rebased-*")) == []  # nothing is left behind
+
+
+def test_a_large_language_model_is_timed_on_short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(LMRunConfig, CONFIGS / "lm" / "enwik8.yaml", {})
+    monkeypatch.setattr("rebased.train.sweep.cost.has_gpu", lambda: False)
+    short = _short_run(config.model_dump())
+    assert isinstance(short, LMRunConfig)
+    assert (short.data.seq_len, short.train.batch_size) == (64, 1)
+    assert short.model == config.model
+    assert step_work(short) < step_work(config) / 400  # of 16 sequences of 2,048 tokens
+    monkeypatch.setattr("rebased.train.sweep.cost.has_gpu", lambda: True)
+    whole = _short_run(config.model_dump())
+    assert isinstance(whole, LMRunConfig)
+    assert (whole.data.seq_len, whole.train.batch_size) == (2048, 16)
+
+
+def test_steps_that_take_too_long_are_not_waited_for() -> None:
+    former = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TooSlow, match="9 short steps take more than 1 s here"), no_longer_than(1):
+        time.sleep(10)
+    with no_longer_than(1):
+        pass
+    time.sleep(1.1)  # nothing rings later
+    assert signal.getsignal(signal.SIGALRM) == former

@@ -9,6 +9,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from rebased.ops.backend import gpu_count
@@ -278,6 +279,7 @@ def _work(prepare: Prepare, config: dict[str, Any], folder: Path, connection: Co
 
 
 def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any, ...], connection: Connection) -> None:
+    Thread(target=_watch_caller, daemon=True).start()
     limit_threads()
     try:
         prepare()
@@ -285,3 +287,11 @@ def _answer(prepare: Prepare, function: Callable[..., Any], arguments: tuple[Any
     except Exception as error:
         answer = error
     connection.send(answer)
+
+
+def _watch_caller() -> None:
+    """Interrupt this process, as Ctrl-C does, once the caller is gone: nobody will read the answer."""
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    caller.join()
+    os.kill(os.getpid(), signal.SIGINT)

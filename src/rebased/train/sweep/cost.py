@@ -8,9 +8,12 @@ timed, in a worker of the executor.
 
 import json
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -33,7 +36,9 @@ from rebased.train.lifecycle import train
 from rebased.train.lm.corpus import open_corpus
 from rebased.train.sweep.plan import PlannedRun
 
-CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: about a tenth of a second
+CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: about a tenth of a second, unless one sequence needs more
+SHORTEST = 64  # tokens of a sequence to which a timed step on a CPU cuts a text
+PATIENCE = 30  # seconds for the timed steps of one model on a CPU
 LABELLED_ROWS = 256  # examples over which labels are averaged: their number can differ from row to row
 Pattern = tuple[str, ...]
 STEPS, EPOCHS = 3, 3  # only the last epoch is timed: before it kernels are compiled and graphs captured
@@ -224,7 +229,8 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     short = _short_run(tree)
     folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
     try:
-        train(short, folder)
+        with nullcontext() if computes_on_gpu(short) else no_longer_than(PATIENCE):
+            train(short, folder)
         lines = read_record(folder)
     finally:
         shutil.rmtree(folder)
@@ -233,11 +239,40 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     return seconds[-1] / done, EPOCHS * seconds[-1], done / STEPS
 
 
+class TooSlow(Exception):
+    """The steps that are timed take too long."""
+
+
+@contextmanager
+def no_longer_than(seconds: int) -> Iterator[None]:
+    """Raise TooSlow when the time is up. Without effect outside of the main thread, which alone gets signals."""
+
+    def ring(*_: object) -> None:
+        raise TooSlow(f"{EPOCHS * STEPS} short steps take more than {seconds} s here")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def computes_on_gpu(config: RunConfig) -> bool:
+    """True if this machine would train the run on a GPU."""
+    return config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
+
+
 def _short_run(tree: dict[str, Any]) -> RunConfig:
-    """The config with the same model and EPOCHS times STEPS steps; on a CPU with fewer sequences per step."""
+    """The config with the same model and EPOCHS times STEPS steps; on a CPU with fewer sequences per step, and of a
+    text with shorter ones."""
     config = parse_run(tree)
     per_sequence = step_work(config) / config.train.batch_size
-    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
+    on_gpu = computes_on_gpu(config)
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / per_sequence)))
     if isinstance(config, SyntheticRunConfig):
         few = config.task.train[0].settings()
@@ -249,7 +284,11 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     steps = EPOCHS * STEPS
     train = {"steps": steps, "warmup_steps": 0, "log_every": STEPS, "eval_every": None, "checkpoint_every": steps}
     train |= {"eval_windows": 1, "final_windows": 1, "parallel": "none", "batch_size": rows}
-    return parse_run({**tree, "train": tree["train"] | train})
+    length = tree["data"]["seq_len"]
+    if not on_gpu:
+        length = min(length, max(SHORTEST, int(length * CPU_WORK / per_sequence)))
+        train["compile"] = "none"  # it would take longer than the steps, and hardly changes them
+    return parse_run({**tree, "data": tree["data"] | {"seq_len": length}, "train": tree["train"] | train})
 
 
 def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate], known: bool) -> Iterator[str]:
