@@ -275,6 +275,26 @@ def test_language_models_of_another_size_are_a_stand_in(tmp_path: Path) -> None:
     assert "Show 1 other group of runs" in found.draw()
 
 
+def test_each_shape_of_heads_is_compared_with_its_own_kind(tmp_path: Path) -> None:
+    wide = {name: f"[short_conv, {{name: {name}, n_heads: 4, key_width: 128}}]" for name in ("rebased", "based")}
+    runs = [
+        fake_lm_run(model, (level + jitter(model, seed), 4.0, 60.0), seed=seed)
+        for model, level in (("rebased", 30.0), ("based", 31.0), ("attention", 22.0))
+        for seed in (42, 43, 44)
+    ]
+    runs += [fake_lm_run(name, (20.0, 3.0, 50.0), settings={"model.mixers": mixers}) for name, mixers in wide.items()]
+    shorter = [fake_lm_run(run.model.lower(), seed=run.seed, settings={"train.steps": "600"}) for run in runs[:9]]
+    for run in (*runs, *shorter):
+        run.lines[-1]["step"] = run.settings["train"]["steps"]
+    found = found_in(tmp_path, enwik8=[*runs, *shorter])["Table 2"]
+    assert "79 million training tokens" in found.sentence  # one seed of another shape does not put the others last
+    outcomes = {claim.what: claim.outcome for claim in found.claims}
+    assert len(outcomes) == 12
+    all_tokens = "all tokens: ReBased has a lower perplexity than"
+    assert outcomes[f"{all_tokens} Attention (key_width 16, n_heads 12)"] == "differs"
+    assert outcomes[f"{all_tokens} Attention (key_width 128, n_heads 4)"] == "untested"
+
+
 def test_probes_of_table_3(tmp_path: Path) -> None:
     records = [
         probe_record(

@@ -69,6 +69,7 @@ EXHIBITS = (
             "rebased lm train --config lm/based",
             "rebased lm train --config lm/attention",
             "rebased sweep campaign-enwik8                    # the stand-in: enwik8, 4,500 steps, nine runs",
+            "rebased sweep campaign-enwik8-keys               # the same with keys of 128, six runs",
             "rebased sweep enwik8 --train.steps 600           # shorter; docs/measurements/enwik8.md has the rest",
             PAGE,
         ),

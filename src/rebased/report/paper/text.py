@@ -82,7 +82,8 @@ def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
     known = [group for group in groups if of_kind(group, "ReBased")]
 
     def rank(group: LanguageModels) -> tuple[int, bool, int]:
-        can_be_tested = min(len(seeds) for seeds in group.models.values()) > 1
+        names = [name for kind in TABLE_2 if (name := of_kind(group, kind))]
+        can_be_tested = min(len(group.models[name]) for name in names) > 1
         return models_in(group), can_be_tested, trained_on(group.runs[0])
 
     return sorted(known, key=rank, reverse=True)
@@ -93,10 +94,18 @@ def models_in(group: LanguageModels) -> int:
     return sum(of_kind(group, kind) is not None for kind in TABLE_2)
 
 
-def of_kind(group: LanguageModels, kind: str) -> str | None:
-    """The name of a model of this kind, the one with most seeds; None if there is none."""
+def of_kind(group: LanguageModels, kind: str, variant: str = "") -> str | None:
+    """The name of a model of this kind: of this variant, or else the one with most seeds; None if there is none."""
     names = [name for name in group.models if kind_in(name) == kind]
-    return max(names, key=lambda name: len(group.models[name]), default=None)
+    return max(names, key=lambda name: (name == f"{kind} ({variant})", len(group.models[name])), default=None)
+
+
+def variants(group: LanguageModels) -> list[str]:
+    """The settings in which models of ReBased differ, such as "key_width 16, n_heads 12", those with most seeds first;
+    one empty text if there is one model."""
+    names = [name for name in group.models if kind_in(name) == "ReBased"]
+    names.sort(key=lambda name: -len(group.models[name]))
+    return [name.removeprefix("ReBased").removeprefix(" (").removesuffix(")") for name in names]
 
 
 def trained_on(run: Run) -> int:
@@ -150,15 +159,18 @@ def hold_levels(chosen: LanguageModels | None) -> list[Number]:
 
 
 def pairs(chosen: LanguageModels | None) -> list[Pair]:
-    """The signs of the paper's six differences. The perplexity of the model that is worse in the paper comes first."""
+    """The signs of the paper's six differences, for each variant of ReBased. The perplexity of the model that is worse
+    in the paper comes first."""
     found: list[Pair] = []
-    for better, worse, part in BETTER:
-        what = f"{PARTS[part]} tokens: {better} has a lower perplexity than {worse}"
-        names = [of_kind(chosen, kind) for kind in (worse, better)] if chosen else []
-        if chosen and names[0] and names[1]:
-            found.append((what, chosen.values(names[0], part), chosen.values(names[1], part)))
-        else:
-            found.append((what, None, None))
+    for variant in variants(chosen) if chosen else [""]:
+        for better, worse, part in BETTER:
+            of_which = f" ({variant})" if variant else ""
+            what = f"{PARTS[part]} tokens: {better} has a lower perplexity than {worse}{of_which}"
+            names = [of_kind(chosen, kind, variant) for kind in (worse, better)] if chosen else []
+            if chosen and names[0] and names[1]:
+                found.append((what, chosen.values(names[0], part), chosen.values(names[1], part)))
+            else:
+                found.append((what, None, None))
     return found
 
 
