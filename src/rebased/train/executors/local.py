@@ -270,7 +270,7 @@ def _begin(gpu: int | None, function: Callable[..., None], *arguments: Any) -> N
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the fork server blocked it
     if gpu is not None:  # must be set before CUDA is initialised
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(gpu)
-    with contextlib.suppress(BrokenPipeError):  # the caller was killed: end too; the last checkpoint stays
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the caller is gone: end too, without a word
         function(*arguments)
 
 
