@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
         ((2, 20, 1, 2), 1, OPTIONS, torch.float32),
         ((1, 21, 3, 20), 1, (), torch.float32),  # groups of two tokens
         ((1, 18, 3, 33), 1, (), torch.float32),  # and of one
+        ((2, 16, 16, 4), 1, (), torch.float32),  # nothing to mask
+        ((1, 48, 32, 2), 2, (), torch.float16),  # the same in chunks
     ],
 )
 def test_kernels(

@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs
 """The selective scan on a GPU: one program, one warp, per batch row and 16 channels, with their states in registers.
 
-Tokens are loaded GROUP at a time: a warp that loads one token after the other waits for memory at each of them. 16
+Tokens are loaded GROUP at a time: a warp that loads one token after the other waits for memory at each of them. Where
+T, D and N are whole multiples (WHOLE), nothing is masked: a quarter of the forward's instructions were for masks. 16
 channels are fewer than a warp's lanes, so Triton loads them as the [16, N] states lie in the lanes; more would first be
 exchanged between lanes. A lane holds four numbers of the state of each of two channels: to sum h C over a state it
 exchanges four numbers with other lanes, where two numbers of each of four channels would be twelve.
@@ -45,42 +46,46 @@ def _store_state(ptr, value, D, channels, n, N: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr):
+def _load_rows(ptr, t, T, D, channels, GROUP: tl.constexpr, WHOLE: tl.constexpr):
     """GROUP tokens of [T, D] from token t on: a tuple of [CHANNELS, 1], in fp32. Zero from T on."""
     rows = ()
     for k in tl.static_range(GROUP):
-        mask = (channels < D) & (t + k < T)
-        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=0.0).to(tl.float32)[:, None],)  # type: ignore[assignment]
+        mask = None if WHOLE else (channels < D) & (t + k < T)
+        other = None if WHOLE else 0.0
+        rows += (tl.load(ptr + (t + k) * D + channels, mask=mask, other=other).to(tl.float32)[:, None],)  # type: ignore[assignment]
     return rows
 
 
 @triton.jit
-def _load_projections(ptr, t, T, n, N: tl.constexpr, GROUP: tl.constexpr):
+def _load_projections(ptr, t, T, n, N: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr):
     """GROUP tokens of [T, N] from token t on: a tuple of [1, NP], in fp32. Zero from T on."""
     rows = ()
     for k in tl.static_range(GROUP):
-        mask = (n < N) & (t + k < T)
-        rows += (tl.load(ptr + (t + k) * N + n, mask=mask, other=0.0).to(tl.float32)[None, :],)  # type: ignore[assignment]
+        mask = None if WHOLE else (n < N) & (t + k < T)
+        other = None if WHOLE else 0.0
+        rows += (tl.load(ptr + (t + k) * N + n, mask=mask, other=other).to(tl.float32)[None, :],)  # type: ignore[assignment]
     return rows
 
 
 @triton.jit
-def _store_row(ptr, row, t, T, D, channels):
+def _store_row(ptr, row, t, T, D, channels, WHOLE: tl.constexpr):
     """Stores [CHANNELS, 1] at token t of [T, D], unless t is T or more."""
-    mask = (channels[:, None] < D) & (t < T)
+    mask = None if WHOLE else (channels[:, None] < D) & (t < T)
     tl.store(ptr + t * D + channels[:, None], row.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _store_projection(ptr, value, t, T, n, N: tl.constexpr):
+def _store_projection(ptr, value, t, T, n, N: tl.constexpr, WHOLE: tl.constexpr):
     """Stores [NP] at token t of [T, N], unless t is T or more."""
-    tl.store(ptr + t * N + n, value, mask=(n < N) & (t < T))
+    mask = None if WHOLE else (n < N) & (t < T)
+    tl.store(ptr + t * N + n, value, mask=mask)
 
 
 @triton.jit
 def forward_kernel(
-    x, dt, A, B, C, skip, starts, y, ends, checkpoints, T, D, intervals,
+    x, dt, A, B, C, skip, starts, y, ends, checkpoints, T, D: tl.constexpr, intervals,
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """y [B, T, D] and the state at the end of each chunk (ends), from the state at its start (starts), [B, P, D, N].
 
@@ -100,20 +105,22 @@ def forward_kernel(
         _store_state(checkpoints + interval * D * N, h, D, channels, n, N)
         for group in range(INTERVAL // GROUP):
             t = interval * INTERVAL + group * GROUP
-            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
-            weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
+            steps = _load_rows(dt, t, T, D, channels, GROUP, WHOLE)
+            inputs = _load_rows(x, t, T, D, channels, GROUP, WHOLE)
+            weights = _load_projections(B, t, T, n, N, GROUP, WHOLE)
+            readers = _load_projections(C, t, T, n, N, GROUP, WHOLE)
             for k in tl.static_range(GROUP):
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
                 out = tl.sum(h * readers[k], 1, keep_dims=True) + through * inputs[k]
-                _store_row(y, out, t + k, T, D, channels)
+                _store_row(y, out, t + k, T, D, channels, WHOLE)
     _store_state(ends + state, h, D, channels, n, N)
 
 
 @triton.jit
 def summary_kernel(
-    inputs, weights, dt, A, sums, totals, T, D, intervals,
+    inputs, weights, dt, A, sums, totals, T, D: tl.constexpr, intervals,
     N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
-    BACK: tl.constexpr,
+    WHOLE: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """sums [B, P, D, N], what each chunk adds to the state at its end (inputs x, weights B); BACK: to the gradient at
     its start (inputs dy, weights C). And totals [B, P, D], the sum of dt, which gives the decay over the chunk."""
@@ -128,8 +135,8 @@ def summary_kernel(
     groups = tl.cdiv(last - first, GROUP)
     for i in range(groups):
         t = first + (groups - 1 - i if BACK else i) * GROUP
-        steps, us = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(inputs, t, T, D, channels, GROUP)
-        ws = _load_projections(weights, t, T, n, N, GROUP)
+        steps, us = _load_rows(dt, t, T, D, channels, GROUP, WHOLE), _load_rows(inputs, t, T, D, channels, GROUP, WHOLE)
+        ws = _load_projections(weights, t, T, n, N, GROUP, WHOLE)
         if BACK:  # from T on all of them are zero, which changes nothing
             for k in tl.static_range(GROUP - 1, -1, -1):
                 h = tl.exp2(steps[k] * rates) * (h + us[k] * ws[k])
@@ -145,8 +152,9 @@ def summary_kernel(
 
 @triton.jit
 def backward_kernel(
-    x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T, D, intervals,
-    N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr, GROUP: tl.constexpr,
+    x, dt, A, B, C, skip, dy, checkpoints, dends, scratch, dx, ddt, dA, dB, dC, dskip, dstarts, T,
+    D: tl.constexpr, intervals, N: tl.constexpr, NP: tl.constexpr, CHANNELS: tl.constexpr, INTERVAL: tl.constexpr,
+    GROUP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """dx, ddt [B, T, D], and the gradient at the start of each chunk (dstarts [B, P, D, N]), from its end (dends).
 
@@ -175,8 +183,9 @@ def backward_kernel(
         for group in range(INTERVAL // GROUP):
             tl.store(scratch + group * CHANNELS * NP + own, h)
             t = interval * INTERVAL + group * GROUP
-            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
-            weights = _load_projections(B, t, T, n, N, GROUP)
+            steps = _load_rows(dt, t, T, D, channels, GROUP, WHOLE)
+            inputs = _load_rows(x, t, T, D, channels, GROUP, WHOLE)
+            weights = _load_projections(B, t, T, n, N, GROUP, WHOLE)
             for k in tl.static_range(GROUP):
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
         tl.debug_barrier()  # a lane may read what another wrote
@@ -184,25 +193,27 @@ def backward_kernel(
             group = INTERVAL // GROUP - 1 - j
             t = interval * INTERVAL + group * GROUP
             h = tl.load(scratch + group * CHANNELS * NP + own)
-            steps, inputs = _load_rows(dt, t, T, D, channels, GROUP), _load_rows(x, t, T, D, channels, GROUP)
-            weights, readers = _load_projections(B, t, T, n, N, GROUP), _load_projections(C, t, T, n, N, GROUP)
-            gradients = _load_rows(dy, t, T, D, channels, GROUP)
+            steps = _load_rows(dt, t, T, D, channels, GROUP, WHOLE)
+            inputs = _load_rows(x, t, T, D, channels, GROUP, WHOLE)
+            weights = _load_projections(B, t, T, n, N, GROUP, WHOLE)
+            readers = _load_projections(C, t, T, n, N, GROUP, WHOLE)
+            gradients = _load_rows(dy, t, T, D, channels, GROUP, WHOLE)
             before = ()  # the states before each token of the group
             for k in tl.static_range(GROUP):
                 before += (h,)  # type: ignore[assignment]
                 h = tl.exp2(steps[k] * rates) * h + steps[k] * inputs[k] * weights[k]
             for k in tl.static_range(GROUP - 1, -1, -1):
                 do, step, u = gradients[k], steps[k], inputs[k]
-                _store_projection(dC, tl.sum(h * do, 0), t + k, T, n, N)
+                _store_projection(dC, tl.sum(h * do, 0), t + k, T, n, N, WHOLE)
                 h = before[k]
                 g += do * readers[k]
-                _store_projection(dB, tl.sum(g * (step * u), 0), t + k, T, n, N)
+                _store_projection(dB, tl.sum(g * (step * u), 0), t + k, T, n, N, WHOLE)
                 du = tl.sum(g * weights[k], 1, keep_dims=True)  # gradient at step * u
                 g *= tl.exp2(step * rates)
                 dlog = g * h  # gradient at step * A
                 dstep = tl.sum(dlog * rates, 1, keep_dims=True) * 0.6931471805599453 + du * u  # A = rates ln(2)
-                _store_row(dx, du * step + do * through, t + k, T, D, channels)
-                _store_row(ddt, dstep, t + k, T, D, channels)
+                _store_row(dx, du * step + do * through, t + k, T, D, channels, WHOLE)
+                _store_row(ddt, dstep, t + k, T, D, channels, WHOLE)
                 rates_sum += dlog * step
                 through_sum += do * u
         tl.debug_barrier()  # the next interval overwrites the scratch
@@ -231,7 +242,9 @@ def _launch(x: Tensor, A: Tensor, chunks: int) -> tuple[tuple[int, int, int], in
     batch, T, D = x.shape
     N = A.shape[1]
     channels = channels_per_program(N)
-    shape = {"N": N, "NP": triton.next_power_of_2(N), "CHANNELS": channels, "INTERVAL": INTERVAL, "num_warps": 1}
+    NP = triton.next_power_of_2(N)
+    whole = T % INTERVAL == 0 and D % channels == 0 and N == NP  # then nothing is masked
+    shape = {"N": N, "NP": NP, "CHANNELS": channels, "INTERVAL": INTERVAL, "WHOLE": whole, "num_warps": 1}
     return (triton.cdiv(D, channels), batch, chunks), triton.cdiv(triton.cdiv(T, INTERVAL), chunks), shape
 
 
