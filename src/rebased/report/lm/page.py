@@ -148,10 +148,8 @@ class LMReport:
         return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)
 
     def _distances(self, n: int, group: LanguageModels) -> str:
-        table = tables.distance_table(group, tables.with_sd)
-        if table is None:
-            return ""
-        return table.to_html() + figure(self.figures[f"by-distance-{n + 1}"], BY_DISTANCE)
+        table, picture = tables.distance_table(group, tables.with_sd), self.figures.get(f"by-distance-{n + 1}")
+        return table.to_html() + figure(picture, BY_DISTANCE) if table and picture else ""
 
     def _comparisons(self, n: int, group: LanguageModels) -> str:
         found = self.differences[n]

@@ -149,7 +149,8 @@ def checks(finding: Finding) -> str:
         html += f"<h3>{escape(finding.unit.capitalize())}s, ours beside the paper's</h3>"
         many = len(numbers.rows) > MANY
         html += details(f"Show {plural(len(numbers.rows), finding.unit)}", shown) if many else shown
-    return html + (f"<h3>Claims, tested</h3>{claims.to_html()}" if claims else "")
+    tested = claims.to_html().replace("<table", '<table class="claims"', 1) if claims else ""
+    return html + (f"<h3>Claims, tested</h3>{tested}" if tested else "")
 
 
 def words_table(table: Table) -> str:

@@ -5,9 +5,12 @@ from functools import partial
 
 from rebased.analysis import describe
 from rebased.models.paper import TABLE_9
+from rebased.report.lm import narrative
+from rebased.report.lm.figures import perplexity_by_distance, styles_of
 from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, steps
-from rebased.report.lm.tables import perplexity_table
-from rebased.report.page import details, paragraphs
+from rebased.report.lm.page import BY_DISTANCE
+from rebased.report.lm.tables import distance_table, perplexity_table, with_sd
+from rebased.report.page import details, figure, paragraphs
 from rebased.report.paper import mqar
 from rebased.report.paper.cost import TABLE_2_TOKENS, Cost, Speeds
 from rebased.report.paper.evidence import Evidence
@@ -61,14 +64,24 @@ def find_perplexity(evidence: Evidence) -> Finding:
 
 
 def levels(groups: Sequence[LanguageModels]) -> str:
-    """A table of perplexities beside the paper's, of each group."""
+    """A table of perplexities beside the paper's, of each group; of the first also AR tokens by distance."""
     tables = []
     for group in groups:
         tokens = f"{trained_on(group.runs[0]) / 1e6:,.0f} million tokens"
         words = f"Perplexity after {tokens}, mean ± sd over seeds: {group.data}."
         tables.append(perplexity_table(group).to_html() + paragraphs(words))
     first, *others = tables
-    return first + (details(f"Show {plural(len(others), 'other group')} of runs", "".join(others)) if others else "")
+    rest = details(f"Show {plural(len(others), 'other group')} of runs", "".join(others)) if others else ""
+    return first + distances(groups[0]) + rest
+
+
+def distances(group: LanguageModels) -> str:
+    """Perplexity of AR tokens by distance, drawn and in numbers; empty if no record has it."""
+    picture = perplexity_by_distance(group, styles_of([group]), "table-2-by-distance")
+    table = distance_table(group, with_sd)
+    if picture is None or table is None:
+        return ""
+    return figure(picture, f"{narrative.BY_DISTANCE} {BY_DISTANCE}") + details("Show the numbers", table.to_html())
 
 
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
@@ -164,8 +177,8 @@ def pairs(chosen: LanguageModels | None) -> list[Pair]:
     found: list[Pair] = []
     for variant in variants(chosen) if chosen else [""]:
         for better, worse, part in BETTER:
-            of_which = f" ({variant})" if variant else ""
-            what = f"{PARTS[part]} tokens: {better} has a lower perplexity than {worse}{of_which}"
+            of_which = f" with {variant}" if variant else ""
+            what = f"{PARTS[part]} tokens{of_which}: {better} has a lower perplexity than {worse}"
             names = [of_kind(chosen, kind, variant) for kind in (worse, better)] if chosen else []
             if chosen and names[0] and names[1]:
                 found.append((what, chosen.values(names[0], part), chosen.values(names[1], part)))
