@@ -13,7 +13,10 @@ KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
+)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.scan import elementwise_gpu, gpu

@@ -205,6 +205,7 @@ CAMPAIGN = {
     "table3-heads": 80,
     "kernels": 40,
     "mamba": 20,
+    "rwkv": 12,
     "enwik8": 9,
     "enwik8-keys": 6,
 }
