@@ -529,6 +529,10 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
     assert rebased("sweep", "tiny.yaml", "-o", "d", "--known", "rest.tar", "torn.tar") == 2
     assert "torn.tar is not a file of unfinished runs, or is damaged" in capsys.readouterr().err
     assert rebased("sweep", "tiny.yaml", "-o", "d", "--dry-run") == 0  # the folder is a sweep's, with the unpacked run
+    capsys.readouterr()
+    assert rebased("sweep", "tiny.yaml", "-o", "e", "--known", "rest.tar", "--dry-run") == 0
+    assert "rest.tar: 1 unfinished run to go on with" in capsys.readouterr().out
+    assert not Path("e").exists()
     until("b", len(first) + 1)
     assert rebased(*words, "-o", "c", "--train.lr", "0.5") == 2
     assert "rest.tar holds unfinished runs of another sweep" in capsys.readouterr().err

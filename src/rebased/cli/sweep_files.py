@@ -78,6 +78,10 @@ class SweepFiles:
             left = carried.runs + carried.left - runs
             others = f"; {left} more: damaged, ended, further elsewhere or not of this sweep" if left else ""
             yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
+        if not self._unpacked:  # a dry run
+            new = {run.digest for run in plan.runs if run.status == "new"}
+            for path in self._archives:
+                yield f"{path}: {plural(len(digests_in(path) & new), 'unfinished run')} to go on with"
 
     def keep(self, folder: Path) -> Callable[[], None]:
         """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if
