@@ -44,7 +44,7 @@ def test_a_page_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_warning_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweep/sweep.jsonl").write_text('{"type": "failed", "digest": "a", "error": "shape [/3] is [red]"}\n')
     assert rebased("report", "sweep") == 0
-    warning = "warning: 1 run failed and in no result. The first error: shape [/3] is [red]\n"
+    warning = "warning: 1 run failed: in no result. The first error: shape [/3] is [red]\n"
     assert capsys.readouterr().err == warning
 
 

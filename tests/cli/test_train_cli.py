@@ -238,6 +238,13 @@ def test_a_folder_in_use_is_left_alone(config: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("error: run is in use by another process; wait until it ends")
 
 
+def test_nothing_to_resume_is_said(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rebased("train", "--config", config, "--out", "new", "--resume") == 0
+    assert "there is no run in new to resume: this begins a new one" in capsys.readouterr().out
+    assert rebased("train", "--config", config, "--out", "new", "--resume") == 0
+    assert "this begins a new one" not in capsys.readouterr().out
+
+
 def test_kill_9_and_resume_is_the_run_that_was_never_killed(config: str) -> None:
     often = ["--train.checkpoint_seconds", "1e-9"]
     words = ["train", "--config", config, "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *often]

@@ -378,10 +378,10 @@ def test_another_preparation_is_refused(mixed: PrepareConfig, tmp_path: Path) ->
     prepare(mixed, tmp_path / "out")
     before = contents(tmp_path / "out")
     assert prepare(mixed, tmp_path / "out", resume=True) == Corpus(tmp_path / "out").manifest  # done already
-    with pytest.raises(ValueError, match="was begun with another split and field; choose another folder"):
+    with pytest.raises(ValueError, match="holds another preparation: it differs in split and field; choose another"):
         prepare(mixed.model_copy(update={"split": ALL, "field": "body"}), tmp_path / "out", resume=True)
     os.utime(mixed.sources[0], (time.time(), 1.0))
-    with pytest.raises(ValueError, match="was begun with another files"):
+    with pytest.raises(ValueError, match="it differs in files"):
         prepare(mixed, tmp_path / "out", resume=True)
     with pytest.raises(ValueError, match="is not empty and was not begun by this command"):
         prepare(mixed, tmp_path)

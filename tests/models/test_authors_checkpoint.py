@@ -146,7 +146,7 @@ def test_an_empty_file_and_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds none of"):
         read_authors_checkpoint(tmp_path)
     (tmp_path / "model.pt").touch()
-    with pytest.raises(ValueError, match="not a state dict that can be loaded with weights only"):
+    with pytest.raises(ValueError, match="neither a safetensors file nor a state dict"):
         read_authors_checkpoint(tmp_path)
 
 

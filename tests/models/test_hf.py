@@ -123,6 +123,12 @@ def test_ways_to_generate_need_no_cache_to_be_right(shell: RebasedForCausalLM, h
     assert torch.equal(*found)
 
 
+def test_more_tokens_than_learned_positions_are_refused(hybrid: RebasedForCausalLM) -> None:
+    tokens, _ = padded()
+    with pytest.raises(ValueError, match="65 tokens are more than the 64 learned positions"):
+        hybrid.generate(tokens[:1], **GREEDY | {"max_new_tokens": 80})
+
+
 def test_a_cache_is_continued_with_several_tokens(shell: RebasedForCausalLM) -> None:
     tokens, mask = padded()
     with torch.no_grad():

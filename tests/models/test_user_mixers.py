@@ -116,6 +116,11 @@ def test_a_mixer_that_looks_ahead_is_named(leak: str) -> None:
         check_causality(model)
 
 
+def test_a_mixer_that_changes_its_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"mixer 'own' \(class .* changes its input x in place"):
+        check_causality(model_with(lambda self, x: x.add_(1)))
+
+
 CAUSAL: dict[str, Callable[[Any, Tensor], Any]] = {
     "sum": lambda self, x: self.proj(x.cumsum(1)),
     "nan": lambda self, x: torch.full_like(x, torch.nan),

@@ -144,6 +144,16 @@ def test_a_task_that_nobody_learned_has_no_frontier() -> None:
     assert "no model learned this task. The best of 3 runs has test accuracy 0.001" in board.summary[0]
 
 
+def test_runs_that_diverged_are_named() -> None:
+    runs = [fake_run(seed=seed, status="diverged") for seed in range(3)]
+    assert any("3 runs diverged" in warning for warning in Leaderboard(Collection(runs=runs)).warnings)
+
+
+def test_without_three_seeds_it_says_why_nothing_is_on_the_frontier() -> None:
+    board = Leaderboard(Collection(runs=[fake_run(seed=seed) for seed in range(2)]))
+    assert "1 result, none on the frontier, for which an entry needs three seeds." in board.summary[0]
+
+
 STRANGER = "<script>alert(1)</script>$x$"
 
 

@@ -38,6 +38,7 @@ def test_the_authors_layout_and_back(run: Path, tmp_path: Path) -> None:
     tokens = torch.arange(12).unsqueeze(0)
     assert torch.equal(model(tokens), back(tokens))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def test_transformers_reads_what_was_exported(run: Path, tmp_path: Path) -> None:
@@ -62,6 +63,9 @@ def test_the_card_says_what_the_record_says(run: Path) -> None:
     assert f"{model.num_parameters():,} parameters" in card
     assert record[0]["corpus"]["sha256"] in card
     assert f"{record[-1]['valid']['all']['perplexity']:.2f}" in card
+    steps, train = record[-1]["step"], record[0]["config"]["train"]
+    seen = steps * train["batch_size"] * record[0]["config"]["data"]["seq_len"]
+    assert f"{seen:,} tokens ({steps:,} steps of " in card
     assert "is not known" in model_card(model, None, [])
 
 

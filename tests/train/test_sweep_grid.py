@@ -120,6 +120,7 @@ BAD: list[tuple[Any, str]] = [
     ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
     (TINY, "task is at the top level, as in the config of a run; in a sweep file it belongs under base"),
     ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
+    ({"base": TINY, "grid": {"train.lr": [-1, -2]}}, "grid point train.lr=-2: train.lr: should be greater than 0"),
     ({"base": TINY, "grid": {"trian.lr": [1]}}, "unknown key 'trian'; did you mean 'train'? (in every run"),
     ({"base": TINY, "grid": {"lr": [1, 2]}}, "grid.lr is not the path of a setting (such as train.lr)"),
     (

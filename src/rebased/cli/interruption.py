@@ -1,5 +1,6 @@
 """Messages about interrupted runs, with the command that resumes them."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,13 @@ def ended_at_once(verb: str, folder: Path, imports: Sequence[str]) -> str:
     if not (folder / CONFIG).exists():
         return "ended at once; nothing was written yet"
     return f"ended at once; to resume from the last checkpoint, {continue_with(verb, folder, imports)}"
+
+
+def nothing_to_resume(folder: Path) -> str | None:
+    """What --resume says if the folder has no run; None if it has one. Of several processes one says it."""
+    if (folder / CONFIG).exists() or os.environ.get("RANK", "0") != "0":
+        return None
+    return f"there is no run in {folder} to resume: this begins a new one"
 
 
 def continue_with(verb: str, folder: Path, imports: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.rich_table import rich_table
 from rebased.cli.terminal import plain
-from rebased.report.lm import compare_language_models, compare_tables, remarks, to_markdown
+from rebased.report.lm import as_markdown, compare_language_models, compare_tables, remarks
+from rebased.report.prose import plural
 from rebased.runs.collect import collect, nothing_found
 from rebased.runs.evaluations import collect_task_scores
 
@@ -26,14 +27,18 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
     found, scores = compare_language_models(collection.lm_runs), collect_task_scores(runs)
-    tables = compare_tables(found, scores)
+    tables, notes = compare_tables(found, scores), remarks(found)
+    if collection.runs:
+        notes.append(
+            f"Left out, no language models: {plural(len(collection.runs), 'run')}. For those, use rebased report."
+        )
     if console.is_terminal:
         for table in tables.values():
             console.print(rich_table(table), "")
-        for remark in remarks(found):
+        for remark in notes:
             console.print(f"- {remark}", markup=False, highlight=False)
     else:
-        console.out(plain(to_markdown(found, scores)), end="", highlight=False)
+        console.out(plain(as_markdown(tables, notes)), end="", highlight=False)
     records = {name: table.to_records() for name, table in tables.items()}
-    to.emit({"split": found.split, "data": found.data, **records, "remarks": remarks(found)})
+    to.emit({"split": found.split, "data": found.data, **records, "remarks": notes})
     return 0

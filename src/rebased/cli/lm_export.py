@@ -54,7 +54,10 @@ def lm_export(
         opened, own = load_model(model), None
     folder = model if model.is_dir() else model.parent
     record = read_record(folder) if (folder / RECORD).is_file() else []
-    export_model(opened, own, out, layout=layout, record=record)
+    try:
+        export_model(opened, own, out, layout=layout, record=record)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; exporting needs: pip install 'rebased[hf]'") from error
     files = ", ".join(sorted(path.name for path in out.iterdir()))
     say(to.console(), f"wrote {out}: {files}")
     to.emit({"folder": out, "layout": layout, "files": sorted(path.name for path in out.iterdir())})

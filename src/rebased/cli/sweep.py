@@ -245,7 +245,7 @@ def conclude(
     if ending == "out_of_time" and queue.budget is not None:
         left = tally.count("new", "begun") - len(queue.left_out)
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
-        more = f", about {duration(tally.seconds_left())} ({pieces:.0f} times as long)" if pieces >= 1 else ""
+        more = f", about {duration(tally.seconds_left())} ({pieces:.0f} more such pieces)" if pieces >= 1.5 else ""
         say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {again(command, tally)}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":

@@ -76,7 +76,9 @@ class SweepFiles:
         for path, carried in self._unpacked:
             runs = sum(source == path for source in self._taken.values())
             left = carried.runs + carried.left - runs
-            others = f"; {left} more: damaged, ended, further elsewhere or not of this sweep" if left else ""
+            others = (
+                f"; {left} more: here already, ended, further elsewhere, damaged or not of this sweep" if left else ""
+            )
             yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
         if not self._unpacked:  # a dry run
             new = {run.digest for run in plan.runs if run.status == "new"}

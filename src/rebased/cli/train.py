@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code
-from rebased.cli.interruption import continue_with, ended_at_once
+from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
@@ -72,6 +72,8 @@ def train(
     run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
     folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = to.console()
+    if resume and (message := nothing_to_resume(folder)):
+        say(console, message)
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
     try:
         with progress_sink(console) as sink:

@@ -70,7 +70,9 @@ def _check_folder(folder: Path, plan: dict[str, Any], resume: bool) -> State:
     if different and not state.shards:
         return State(plan=plan)  # most likely the first command had a mistake; nothing is lost
     if different:
-        raise ValueError(f"{folder} was begun with another {' and '.join(different)}; choose another folder (-o)")
+        raise ValueError(
+            f"{folder} holds another preparation: it differs in {' and '.join(different)}; choose another folder (-o)"
+        )
     if not resume:
         raise ValueError(f"{folder} holds this preparation; add --resume to go on, or choose another folder (-o)")
     return state

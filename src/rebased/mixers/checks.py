@@ -123,6 +123,7 @@ def empty_output(mixer: nn.Module, x: Tensor) -> Tensor:
 def _run(mixer: nn.Module, x: Tensor) -> Tensor:
     """Return mixer(x), run on copies of its buffers. An error inside a user's own mixer is named as the mixer's."""
     buffers = {name: buffer.clone() for name, buffer in mixer.named_buffers()}
+    given = x.clone()
     try:
         y = torch.func.functional_call(mixer, buffers, (x,))
     except Exception as error:
@@ -131,6 +132,8 @@ def _run(mixer: nn.Module, x: Tensor) -> Tensor:
         raise ValueError(
             f"{describe_mixer(mixer)} failed at x {list(x.shape)} in {x.dtype}: {type(error).__name__}: {error}"
         ) from error
+    if not torch.equal(x.nan_to_num(), given.nan_to_num()):
+        raise ValueError(f"{describe_mixer(mixer)} changes its input x in place; write x = x + 1 instead of x += 1")
     return check_output(mixer, x, y)
 
 

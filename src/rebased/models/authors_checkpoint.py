@@ -98,9 +98,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{path} is not a state dict that can be loaded with weights only ({reason}); nothing in it was executed"
+            f"{path} is neither a safetensors file nor a state dict of torch.save with nothing but weights; nothing in "
+            "it was executed"
         ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):

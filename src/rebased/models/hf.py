@@ -165,6 +165,7 @@ class RebasedCache(Cache):
     def step(self, tokens: Tensor) -> Tensor:
         """Features [B,1,D] of one more token [B] per row."""
         longest = max(self.lengths) + 1
+        self._model.check_positions(longest)
         if longest > self._capacity:
             self._capacity *= 2
             for slots in self._slots:

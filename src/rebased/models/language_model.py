@@ -220,7 +220,7 @@ class LanguageModel(nn.Module):
         if self.positions is not None:
             starts = [state.position for state in states]
             end = max(start + length for start, length in zip(starts, lengths, strict=True))
-            self._check_positions(end)
+            self.check_positions(end)
             places = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
             x = x + self.positions(torch.tensor([p for each in places for p in each], device=weight.device))
         x = self.dropout(x)
@@ -361,13 +361,14 @@ class LanguageModel(nn.Module):
         if self.positions is None:
             return self.dropout(embed(tokens, weight))
         end = start + tokens.shape[1]
-        self._check_positions(end)
+        self.check_positions(end)
         if cu_seqlens is None:
             return self.dropout(embed(tokens, weight, self.positions.weight[start:end]))
         return self.dropout(embed(tokens, weight) + self.positions(positions_in_documents(cu_seqlens, tokens)))
 
-    def _check_positions(self, end: int) -> None:
-        if end > self.config.max_len:
+    def check_positions(self, end: int) -> None:
+        """Raise ValueError if so many tokens are more than the learned positions."""
+        if self.positions is not None and end > self.config.max_len:
             raise ValueError(
                 f"{end} tokens are more than the {self.config.max_len} learned positions; "
                 f"build the model with max_len >= {end}, or with positions 'none'"

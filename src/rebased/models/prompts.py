@@ -8,6 +8,11 @@ from torch import Tensor
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.language_model import LanguageModel
 
+
+class TooLong(ValueError):
+    """A prompt has more tokens than the model has positions."""
+
+
 Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 
@@ -43,7 +48,7 @@ def read_prompts(
                 )
             tokens = [end_of_text]
         if limit is not None and len(tokens) > limit:
-            raise ValueError(
+            raise TooLong(
                 f"prompt {number} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it"
             )
         read.append([int(token) for token in tokens])

@@ -109,7 +109,10 @@ def _about(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
     """Our entry of a file's metadata."""
     about = parse_json((metadata or {}).get("rebased", "{}"), f"{path}: its metadata")
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{path} does not say which model it holds; give a {WEIGHTS} that `rebased train` wrote")
+        if (path.parent / "config.json").is_file():
+            raise ValueError(f"{path} is an export for transformers; give the folder of the run that it was made from")
+        remedy = f"give a {WEIGHTS} that `rebased train` or `rebased lm train` wrote"
+        raise ValueError(f"{path} does not say which model it holds; {remedy}")
     if about.keys() - {CHECKSUM} != {"format", "model"}:  # a misspelt checksum must not pass for a file without one
         raise ValueError(f"{path} is damaged: its metadata has the entries {', '.join(about)}; {REMEDY}")
     return about

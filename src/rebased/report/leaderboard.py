@@ -10,7 +10,7 @@ from rebased.report.probe.paper import FIRST_LAYER
 from rebased.report.prose import plural, warn_about_gaps, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
-from rebased.report.synthetic.choices import describe_given_up, rule_of
+from rebased.report.synthetic.choices import describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.narrative import nobody_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
@@ -88,6 +88,7 @@ class Leaderboard:
             *warn_about_gaps(ended),
             *warn_about_repeats(self.repeats),
             *describe_given_up(runs),
+            *warn_about_diverged(runs),
         ]
         if left_out := len(found.runs) - len(runs):
             self.warnings.append(
@@ -105,7 +106,8 @@ class Leaderboard:
             best = [f"{name_of(entry.cell)}: {entry.accuracy:.3f} with {size(entry.bytes)}" for entry in entries[:3]]
             first = sum(entry.is_first for entry in entries)
             sentences.append(
-                f"{task}: {plural(len(entries), 'result')}, {first} on the frontier. First: {'; '.join(best)}."
+                f"{task}: {plural(len(entries), 'result')}, {first or 'none'} on the frontier"
+                f"{'' if first else ', for which an entry needs three seeds'}. First in the table: {'; '.join(best)}."
             )
         return sentences
 

@@ -88,7 +88,7 @@ def describe_origin(runs: Sequence[Run]) -> str:
         commit = f", commit {code['commit'][:10]}" if code["commit"] else ""
         changed = " with local changes" if code["dirty"] else ""
         hardware = (
-            machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} thread(s) per run"
+            machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, threads per run: {machine['threads']}"
         )
         origins[
             f"rebased {code['version']}{commit}{changed}; torch {machine['torch']}, Python {machine['python']}, "
@@ -111,7 +111,7 @@ def embed(data: object) -> str:
 def check_replaceable(path: Path) -> None:
     """ValueError if `path` is a file that is not a page of this package. Pages may be replaced, other files not."""
     if path.exists() and f'content="{GENERATOR}"' not in path.read_text(encoding="utf-8", errors="replace"):
-        raise ValueError(f"{path} is not a page that rebased has written; move it, or choose another folder (--out)")
+        raise ValueError(f"{path} is not a page that rebased has written; move it, or choose another file (-o)")
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -44,8 +44,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
             f"have: {shortened(found.other_names)}."
         )
     if found.repeated:
-        more = plural(found.repeated, "further record")
-        yield f"{more} of runs that were found already. The most complete of each run counts."
+        repeat = f"{plural(found.repeated, 'record')} {'repeats' if found.repeated == 1 else 'repeat'}"
+        yield f"{repeat} a run that was found already. The most complete record of each run counts."
     every = (*ended, *found.others)
     if changed := [run.digest for run in every if run.digest_of_settings not in (None, run.digest)]:
         yield (
@@ -55,7 +55,7 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     done = {run.digest for run in ended}
     failed = [error for digest, error in found.failures.items() if digest not in done]
     if failed:
-        yield f"{plural(len(failed), 'run')} failed and in no result. The first error: {failed[0]}"
+        yield f"{plural(len(failed), 'run')} failed: in no result. The first error: {failed[0]}"
     known = {run.digest for run in (*found.runs, *found.lm_runs)}
     absent = len(found.asked - found.failures.keys() - known)
     if absent:

@@ -55,7 +55,7 @@ def warn_about_repeats(repeats: Sequence[Repeat]) -> Iterator[str]:
         yield (
             f"{plural(len(differing), 'run')} trained more than once, with different results; they are listed below. "
             "The most complete record of each counts. On a GPU sums are taken in another order each time, so equal "
-            "runs drift apart; large differences have another cause."
+            "runs drift apart, and chance may decide whether a run begins to learn."
         )
 
 

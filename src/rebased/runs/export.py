@@ -42,6 +42,8 @@ def export_model(
         else:
             _write_hf(model, tokenizer, partial, record or [])
         partial.chmod(0o755)
+        for file in partial.iterdir():  # libraries write weights for their owner alone
+            file.chmod(0o755 if file.is_dir() else 0o644)
         os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -108,16 +110,18 @@ def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[s
     if not run:
         return ["It came without a record: what it was trained on is not known.", ""]
     corpus, code = run.get("corpus", {}), run.get("code", {})
-    tokens = corpus.get("tokens", {}).get("train", 0)
+    end = record[-1] if record[-1].get("type") == "end" else {}
+    settings, tokens = run.get("config", {}), corpus.get("tokens", {}).get("train", 0)
+    steps, rows, length = end.get("step"), settings["train"].get("batch_size"), settings["data"].get("seq_len")
+    seen = f"{steps * rows * length:,} tokens ({steps:,} steps of {rows} x {length:,})" if steps else "Tokens"
     lines = [
         "## Training",
         "",
-        f"{tokens:,} tokens of text, tokenizer {corpus.get('tokenizer')}, checksum of the text "
+        f"{seen} drawn from a text of {tokens:,} tokens, tokenizer {corpus.get('tokenizer')}, checksum of the text "
         f"`{corpus.get('sha256')}`. Code version {code.get('version')}, commit `{code.get('commit')}`.",
         f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run.get('digest')}`).",
         "",
     ]
-    end = record[-1] if record[-1].get("type") == "end" else {}
     if measured := [(split, end[split]) for split in SPLITS if split in end]:
         lines += [
             "## Measured",

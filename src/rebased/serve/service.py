@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Sampling
-from rebased.models.generation import read_prompts
+from rebased.models.prompts import TooLong, read_prompts
 from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
@@ -141,7 +141,8 @@ class Service:
         try:
             prompts = read_prompts(body.prompt, self.tokenizer, self.engine.model, self.tokenizer.end_of_text)
         except ValueError as error:
-            raise ApiError(400, str(error), param="prompt") from error
+            code = "context_length_exceeded" if isinstance(error, TooLong) else None
+            raise ApiError(400, str(error), param="prompt", code=code) from error
         for prompt in prompts:
             self._check_length(prompt, "prompt")
         return prompts

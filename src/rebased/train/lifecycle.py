@@ -251,10 +251,11 @@ class Run:
         good = read_pointer(self.folder)
         kept = f"the checkpoint of step {good.step} is kept" if good else "nothing was saved yet"
         lower = f"--train.lr {self.workload.config.train.lr / 3:.1g}"
-        reason = (
-            f"{error.what} at step {error.step}, where lr was {error.lr:.3g}; {kept}. "
-            f"Try a lower rate, such as {lower}{self.workload.remedy}"
-        )
+        reason = f"{error.what} at step {error.step}, where lr was {error.lr:.3g}; {kept}. "
+        if error.step == 1 and error.what.startswith("the loss became"):
+            reason += "No weight had changed yet, so the rate is not the cause: look at the mixers (rebased check)"
+        else:
+            reason += f"Try a lower rate, such as {lower}{self.workload.remedy}"
         self.output.line({"type": "end", "status": "diverged", "reason": reason, "step": error.step})
         return Diverged(reason)
 

@@ -208,6 +208,8 @@ def test_the_command_reads_bundles_and_folders_of_runs(
     assert rebased("lm", "compare", "some.jsonl.gz", "runs") == 0
     assert capsys.readouterr().out == to_markdown(compare_language_models(runs))
     write_bundle([fake_run()], Path("mqar.jsonl.gz"))
+    assert rebased("lm", "compare", "some.jsonl.gz", "mqar.jsonl.gz") == 0
+    assert "Left out, no language models: " in capsys.readouterr().out
     assert rebased("lm", "compare", "mqar.jsonl.gz") == 2
     message = "has a record of a language model's run: 0 record(s) without a readable first line, 1 of another kind"
     assert message in capsys.readouterr().err

@@ -60,6 +60,14 @@ def test_the_page_is_whole() -> None:
     assert data["runs"][0]["valid_perplexity"] == [[5], [150.0]]
 
 
+def test_models_are_compared_with_the_rebased_of_most_seeds() -> None:
+    wide = fake_lm_run(
+        "rebased", settings={"model.mixers": "[short_conv, {name: rebased, n_heads: 4, key_width: 128}]"}
+    )
+    report = Report(Collection(lm_runs=[wide, *nine()]))
+    assert any("on 3 paired seeds" in sentence for sentence in report.summary)
+
+
 BY_DISTANCE = "Perplexity of AR tokens by distance"
 
 
@@ -214,7 +222,7 @@ def test_the_command_over_a_sweep_of_language_models(
         )
     assert not left.value.code
     captured = capsys.readouterr()
-    assert "1 run failed and in no result. The first error: no room" in captured.err
+    assert "1 run failed: in no result. The first error: no room" in captured.err
     assert "1 run of a sweep without a record here: not begun yet" in captured.err
     assert captured.out.startswith("Perplexity: ReBased 20.70, Based 21.27, Attention 25.13")
     assert Path("tables/lm_perplexity.md").read_text().startswith("| model | parameters | seeds | all | AR | non-AR |")

@@ -187,6 +187,14 @@ def test_divergence_keeps_the_last_good_checkpoint(
         train(config, tmp_path / "run", resume=True)
 
 
+def test_the_rate_is_not_blamed_for_the_first_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bomb, "calls", 0)
+    monkeypatch.setitem(contract._REGISTER, "test_bomb", Bomb)
+    config = tiny({"model": {"n_layers": 1, "mixers": [{"name": "test_bomb", "at": 1}]}})
+    with pytest.raises(Diverged, match=r"the loss became nan at step 1, .*so the rate is not the cause"):
+        train(config, tmp_path / "run")
+
+
 def test_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="sees no GPU here; use cpu"):

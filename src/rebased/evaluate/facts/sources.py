@@ -63,7 +63,9 @@ def read_squad(path: Path | str) -> list[Fact]:
         ]
         spans = [(str(passage["context"]), _answers(passage)) for passage in passages]
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} is not in the format of SQuAD: {error!r}; give a dev-v2.0.json") from error
+        raise ValueError(
+            f"{path} is not in the format of SQuAD ({type(error).__name__}: {error}); give a dev-v2.0.json"
+        ) from error
     facts = []
     for group, (text, answers) in enumerate(spans):
         for start, answer in sorted(answers):

@@ -1,6 +1,6 @@
 """Language models over seeds: tables, figures and the part of a page about them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rebased.report.lm.models import LanguageModels, compare_language_models
 from rebased.report.lm.narrative import remarks
@@ -8,7 +8,15 @@ from rebased.report.lm.page import LMReport
 from rebased.report.lm.tables import difference_table, distance_table, interval_table, task_table, with_interval
 from rebased.report.tables import Table
 
-__all__ = ["LMReport", "LanguageModels", "compare_language_models", "compare_tables", "remarks", "to_markdown"]
+__all__ = [
+    "LMReport",
+    "LanguageModels",
+    "as_markdown",
+    "compare_language_models",
+    "compare_tables",
+    "remarks",
+    "to_markdown",
+]
 
 
 def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Table]:
@@ -24,7 +32,12 @@ def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, floa
     return tables
 
 
-def to_markdown(found: LanguageModels, scores: Mapping[str, Mapping[str, float]] | None = None) -> str:
+def to_markdown(found: LanguageModels) -> str:
     """The tables and remarks of `rebased lm compare` as Markdown."""
-    tables = [table.to_markdown() for table in compare_tables(found, scores).values()]
-    return "\n".join([*tables, "".join(f"- {remark}\n" for remark in remarks(found))])
+    return as_markdown(compare_tables(found), remarks(found))
+
+
+def as_markdown(tables: Mapping[str, Table], sentences: Sequence[str]) -> str:
+    """Tables with sentences below them as Markdown."""
+    lines = "".join(f"- {sentence}\n" for sentence in sentences)
+    return "\n".join([*(table.to_markdown() for table in tables.values()), lines])

@@ -1,6 +1,6 @@
 """One language model against each of the others on the same seeds."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sized
 from typing import NamedTuple
 
 from rebased.analysis import Comparison, compare_all
@@ -17,18 +17,18 @@ class Difference(NamedTuple):
     found: Comparison  # of reference - other: a negative mean favours the reference
 
 
-def choose_reference(models: Iterable[str], wanted: str | None) -> str:
-    """The model that the others are compared with.
+def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:
+    """The model that the others are compared with; `models` has the runs of each.
 
-    `wanted` is a name or a kind ("ReBased"). By default, and if no model has that name, it is the first ReBased, or
-    else the first model.
+    `wanted` is a name or a kind ("ReBased"). By default, and if no model has that name, it is the ReBased with most
+    runs, or else the first model.
     """
-    models = list(models)
     for choice in (wanted, "ReBased"):
-        for name in models:
-            if choice in (name, kind_in(name)):
-                return name
-    return models[0]
+        if choice is not None and choice in models:
+            return choice
+        if alike := [name for name in models if kind_in(name) == choice]:
+            return max(alike, key=lambda name: len(models[name]))
+    return next(iter(models))
 
 
 def compare_models(found: LanguageModels, wanted: str | None = None) -> list[Difference]:

@@ -173,7 +173,7 @@ class ProbeReport:
             best = next(layer for layer in record["layers"] if layer["layer"] == record["best"]["layer"])
             yield (
                 f"{name}, seed {record['config']['train']['seed']}: at {record['ar_tokens']:,} AR tokens, head "
-                f"{best['best_head']} of layer {best['layer']} puts {best['best']:.3f} of its attention on the token "
+                f"{best['best_head']} of layer {best['layer']} puts {best['best']:.4f} of its attention on the token "
                 f"to be recalled; uniform attention would put {record['uniform']:.4f} there."
             )
 

@@ -66,6 +66,17 @@ def listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
+def warn_about_diverged(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence if some of the runs diverged."""
+    diverged = [run for run in runs if run.status == "diverged"]
+    if diverged:
+        early = sum(not run.epochs for run in diverged)
+        yield (
+            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "
+            f"paper's rule. {early} of them diverged before the end of the first epoch and count with 0."
+        )
+
+
 def describe_given_up(runs: Sequence[Run]) -> Iterator[str]:
     """One sentence per rule `train.give_up` that ended runs early: the rule, how many runs it ended, and which."""
     ended: dict[tuple[str, str], list[Run]] = {}

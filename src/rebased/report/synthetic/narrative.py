@@ -8,7 +8,7 @@ from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
-from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of
+from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
 from rebased.report.synthetic.heads import HeadsByPlace, Nearness, nearness
@@ -261,13 +261,7 @@ def warnings(found: Collection, results: Results) -> Iterator[str]:
             f"{list_values(differ)}."
         )
     yield from warn_about_open_runs([run for run in found.runs if run.status not in COUNTED], found)
-    diverged = [run for run in found.runs if run.status == "diverged"]
-    if diverged:
-        early = sum(not run.epochs for run in diverged)
-        yield (
-            f"{plural(len(diverged), 'run')} diverged. Each counts with the best accuracy it had reached, by the "
-            f"paper's rule. {early} of them diverged before the end of the first epoch and count with 0."
-        )
+    yield from warn_about_diverged(found.runs)
     yield from describe_given_up(found.runs)
     uneven = sum(rule_of(cell) == UNEVEN for cell in results.cells)
     if uneven:

@@ -14,7 +14,11 @@ def open_corpus(config: LMRunConfig, *, verify: bool = True) -> Corpus:
     """
     folder = config.data.folder
     if not folder.exists():
-        raise ValueError(f"data.folder {folder} does not exist; make it with: rebased data prepare -o {folder}")
+        text = "" if folder.name == "stdlib" else "YOUR_TEXT "
+        raise ValueError(
+            f"data.folder {folder} does not exist; make it with: rebased data prepare {text}-o {folder}, or say where "
+            "it is with --data.folder"
+        )
     corpus = Corpus(folder)
     if corpus.vocab_size > config.model.vocab_size:
         raise ValueError(

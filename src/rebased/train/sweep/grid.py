@@ -116,7 +116,8 @@ def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
         except ValueError as error:
             mistakes.setdefault(explain_error(error), []).append(describe(settings))
     if mistakes:
-        raise ValueError("\n".join(locate(path, text, where, len(points)) for text, where in mistakes.items()))
+        total = len(points) + sum(map(len, mistakes.values()))
+        raise ValueError("\n".join(locate(path, text, where, total) for text, where in mistakes.items()))
     check_select(path, sweep.select, points)
     return Sweep(points, sweep.select)
 
@@ -206,9 +207,9 @@ def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def locate(path: Path, mistake: str, where: list[str], good: int) -> str:
-    """The mistake with the grid points that have it. `good` is the number of points without a mistake."""
-    if not good:
+def locate(path: Path, mistake: str, where: list[str], total: int) -> str:
+    """The mistake with the grid points that have it, of `total` ones."""
+    if len(where) == total:
         return f"{path}: {mistake} (in every run; the first one has {where[0]})"
     others = f" and {len(where) - 1} more" if len(where) > 1 else ""
     return f"{path}: grid point {where[0]}{others}: {mistake}"
