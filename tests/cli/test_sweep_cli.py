@@ -480,6 +480,7 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
             "tiny.yaml: give a name that ends in .tar, or a folder",
         ),
         (["--for", "0s"], "--for: give a time, such as 9m"),
+        (["--for", "99999999999999999999d"], "--for: give a time, such as 9m"),
         (["--for", "9"], "--for: give a time, such as 9m, 45s or 1h30m, not 9"),
         (["--bundle", "tiny.yaml/x.jsonl.gz"], "--bundle tiny.yaml/x.jsonl.gz: nothing can be written in tiny.yaml"),
         (["--carry-unfinished", "tiny.yaml/rest"], "--carry-unfinished tiny.yaml/rest: nothing can be written in"),

@@ -71,10 +71,10 @@ def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
     typed = tokens[0].value
     try:
         found: timedelta = convert(timedelta, [typed])
-    except CoercionError:
+    except (CoercionError, OverflowError):
         found = timedelta()
     if found <= timedelta():
-        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed}")
+        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed or 'nothing'}")
     return found
 
 

@@ -128,6 +128,17 @@ def test_the_papers_values_stand_beside_ours() -> None:
     )
 
 
+def test_cells_with_other_heads_are_not_counted_as_the_papers() -> None:
+    one_head = fake_run(seq_len=256, pairs=(32,), changes={"model": {"mixers": {1: {"n_heads": 1}}}})
+    assert (
+        Report(Collection(runs=[*sweep(seq_len=256, pairs=(32,)), one_head]))
+        .summary[-1]
+        .startswith(
+            "The paper has a value for 4 of these 5 cells, not counting 1 with other heads than the authors' code. 1 of"
+        )
+    )
+
+
 def test_a_verdict_counts_what_was_tested_alone() -> None:
     def verdicts(runs: list[Run]) -> list[str]:
         return [text for text in Report(Collection(runs=runs)).summary if text.startswith("At each width")]

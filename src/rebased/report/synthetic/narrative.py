@@ -12,7 +12,7 @@ from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of,
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
 from rebased.report.synthetic.heads import HeadsByPlace, Nearness, nearness
-from rebased.report.synthetic.paper import agrees, deviations, source
+from rebased.report.synthetic.paper import agrees, deviations, has_other_heads, source
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -45,15 +45,19 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
             "Nothing is compared: no two models have runs on the same task with the same width and seed. Train them "
             "so, for example as a sweep over models."
         )
-    compared = [(cell, cell.paper) for cell in results.cells if cell.paper]
+    known = [(cell, cell.paper) for cell in results.cells if cell.paper]
+    own_heads = [(cell, paper) for cell, paper in known if not has_other_heads(cell.any_run)]
+    compared = own_heads or known
     if compared:
         near = sum(agrees(cell.test, paper) for cell, paper in compared)
+        left = len(known) - len(compared)
+        others = f", not counting {left} with other heads than the authors' code" if left else ""
         apart = any(deviations(cell.any_run) for cell, _ in compared)
         settings = " Settings differ from the paper's; see the notes beside its values." if apart else ""
         yield (
-            f"The paper has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}. {near} of them "
-            "agree with it: the means differ by at most two standard errors, plus the error of rounding the paper's "
-            f"value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
+            f"The paper has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}. {near} "
+            "of them agree with it: the means differ by at most two standard errors, plus the error of rounding the "
+            f"paper's value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
         )
 
 

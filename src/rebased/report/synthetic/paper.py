@@ -66,8 +66,17 @@ def deviations(run: Run) -> list[str]:
     examples = sum(segment["examples"] for segment in run.settings["task"]["train"])
     if examples != EXAMPLES:
         found.append(f"{examples:,} examples instead of {EXAMPLES:,}")
-    mixers = [mixer for mixer in run.settings["model"]["mixers"] if mixer["name"] in ("rebased", "based")]
-    heads = {mixer["n_heads"] for mixer in mixers if mixer.get("n_heads")}
-    if heads - {HEADS}:
-        found.append(f"heads {', '.join(map(str, sorted(heads)))} instead of {HEADS}")
+    if has_other_heads(run):
+        found.append(f"heads {', '.join(map(str, sorted(numbers_of_heads(run))))} instead of {HEADS}")
     return found
+
+
+def numbers_of_heads(run: Run) -> set[int]:
+    """The numbers of heads of its ReBased and Based mixers."""
+    mixers = [mixer for mixer in run.settings["model"]["mixers"] if mixer["name"] in ("rebased", "based")]
+    return {mixer["n_heads"] for mixer in mixers if mixer.get("n_heads")}
+
+
+def has_other_heads(run: Run) -> bool:
+    """True if a mixer has another number of heads than in the authors' code."""
+    return bool(numbers_of_heads(run) - {HEADS})
