@@ -67,6 +67,7 @@ def test_the_card_says_what_the_record_says(run: Path) -> None:
     seen = steps * train["batch_size"] * record[0]["config"]["data"]["seq_len"]
     assert f"{seen:,} tokens ({steps:,} steps of " in card
     assert "is not known" in model_card(model, None, [])
+    assert "Tokens drawn from a text" in model_card(model, None, [{"type": "run", "digest": "0"}])  # a torn record
 
 
 def test_nothing_is_overwritten_and_nothing_half_is_left(

@@ -112,8 +112,10 @@ def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[s
     corpus, code = run.get("corpus", {}), run.get("code", {})
     end = record[-1] if record[-1].get("type") == "end" else {}
     settings, tokens = run.get("config", {}), corpus.get("tokens", {}).get("train", 0)
-    steps, rows, length = end.get("step"), settings["train"].get("batch_size"), settings["data"].get("seq_len")
-    seen = f"{steps * rows * length:,} tokens ({steps:,} steps of {rows} x {length:,})" if steps else "Tokens"
+    steps, rows = end.get("step"), settings.get("train", {}).get("batch_size")
+    length = settings.get("data", {}).get("seq_len")
+    known = steps and rows and length
+    seen = f"{steps * rows * length:,} tokens ({steps:,} steps of {rows} x {length:,})" if known else "Tokens"
     lines = [
         "## Training",
         "",
