@@ -29,9 +29,10 @@ def paper_run(
     precision: str = "fp32",
     transform: str | None = None,
     gamma: float | None = None,
+    model: dict[str, Any] | None = None,
 ) -> Run:
     """A run on a place of the paper's grids: of Figure 1 unless `pairs` says otherwise. With `gamma` its last epoch
-    has norms with this mean."""
+    has norms with this mean. `model` are settings of the model."""
     pairs = pairs or FIGURE_1_PAIRS[seq_len]
     segment = {"seq_len": seq_len, "kv_pairs": pairs}
     changes: dict[str, Any] = {
@@ -43,7 +44,9 @@ def paper_run(
         "train": {"epochs": epochs, "precision": precision},
     }
     if transform:
-        changes["model"] = {"mixers": {1: {"qk_transform": transform}}}
+        model = {"mixers": {1: {"qk_transform": transform}}}
+    if model:
+        changes["model"] = model
     run = fake_run(
         preset,
         (accuracy / 2, accuracy),
@@ -60,6 +63,7 @@ def paper_run(
             if line["type"] == "epoch":
                 entry = {"mean": gamma, "sd": 0.3, "low": -1.0, "high": 1.0, "counts": [1, 2, 3, 2]}
                 shift = entry | {"mean": 0.0}
+                line["step"] = 196 * line["epoch"]
                 line["norms"] = {"1": {"q.gamma": entry, "k.gamma": entry, "q.beta": shift, "k.beta": shift}}
     return run
 

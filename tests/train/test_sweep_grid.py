@@ -209,8 +209,9 @@ CAMPAIGN = {
     "table3": 210,
     "table3-heads": 80,
     "kernels": 40,
-    "mamba": 20,
+    "mamba": 24,
     "rwkv": 12,
+    "decay": 5,
     "enwik8": 9,
     "enwik8-keys": 6,
 }

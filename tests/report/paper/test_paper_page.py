@@ -239,8 +239,38 @@ def test_figures_1_7_and_10(tmp_path: Path) -> None:
     ten = found["Figure 10"]
     assert [number.outcome for number in ten.numbers if number.ours] == ["agrees"] * 8
     assert len([number for number in ten.numbers if number.outcome == "not run"]) == 16  # four lengths
+    (remark,) = ten.remarks
+    assert "it alone leaves 0.15 of it after 64 epochs at a learning rate of 3e-3" in remark
     html = PaperPage(read_evidence([tmp_path])).page("rebased paper").to_html()
     assert_self_contained(html)
+    row = '<th scope="row">T = 128, D = 64, rate 0.001</th><td>2</td><td>3</td><td>0.125</td><td>0.962</td>'
+    assert row in html
+
+
+def test_mamba_as_the_paper_begins_it_is_held_against_the_paper(tmp_path: Path) -> None:
+    start = {"mixers": {n: {"dt_init": "paper"} for n in (0, 1)}}
+    place: dict[str, Any] = {"seq_len": 256, "d_model": 128, "lr": 3e-3}
+    own, papers = (
+        [paper_run("mamba", accuracy, seed=seed, model=model, **place) for seed in (42, 43)]
+        for accuracy, model in ((0.95, None), (0.12, start))
+    )
+    for runs in ([*own, *papers], [*papers, *own]):
+        one = found_in(tmp_path, campaign=runs)["Figure 1"]
+        (number,) = (number for number in one.numbers if number.ours)
+        assert (number.what, number.ours) == ("Mamba, T = 256, D = 128", "0.120 ± 0.000")
+        (remark,) = one.remarks
+        assert remark.endswith("With its own initialization Mamba recalls 0.950 at T = 256, D = 128.")
+    (remark,) = found_in(tmp_path, campaign=own)["Figure 1"].remarks
+    assert remark.startswith("Mamba has its own initialization here.")
+
+
+def test_half_of_a_figure_is_said_to_be_half(tmp_path: Path) -> None:
+    runs = [paper_run(preset, 0.9, seq_len=128, d_model=64) for preset in ("conv_attention", "rwkv")]
+    sentence = found_in(tmp_path, campaign=runs)["Figure 7"].sentence
+    why = (
+        "ConvAttention and RWKV were run, and Attention and ConvRWKV, which they are compared with, were not"
+    )
+    assert sentence.startswith(why)
 
 
 def test_language_models_of_another_size_are_a_stand_in(tmp_path: Path) -> None:

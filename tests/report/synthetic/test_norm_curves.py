@@ -1,12 +1,16 @@
 """The section on gamma and beta: lines by length, and no section without such records."""
 
+import math
 from typing import Any
+
+import pytest
+import torch
 
 from fake_records import fake_run
 from page_reader import assert_self_contained
 from rebased.report import Report
 from rebased.report.synthetic.cells import build_results
-from rebased.report.synthetic.norms import cells_with_norms, curves
+from rebased.report.synthetic.norms import cells_with_norms, curves, decayed
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -42,3 +46,18 @@ def test_old_records_have_no_such_section() -> None:
     assert cells_with_norms(build_results([fake_run()])) == {}
     html = Report(Collection(runs=[fake_run()])).page(None, "rebased report").to_html()
     assert "Gamma and beta" not in html
+
+
+def test_weight_decay_alone_is_what_adamw_leaves_without_gradients() -> None:
+    run = fake_run(accuracies=(0.1, 0.2, 0.3), lr=3e-3)  # three of five epochs
+    run.epochs[-1] |= {"step": 12}
+    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimiser = torch.optim.AdamW([parameter], lr=3e-3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=5)
+    for _ in range(3):
+        for _ in range(4):
+            parameter.grad = torch.zeros_like(parameter)
+            optimiser.step()
+        schedule.step()
+    assert decayed(run, 3) == pytest.approx(parameter.item(), rel=1e-12)
+    assert math.isnan(decayed(fake_run(), 2))  # an old record does not have the number of steps

@@ -83,7 +83,7 @@ class Finding:
         """The verdict's reason in one sentence."""
         if self.protocol == "none":
             cost = f"; it would take {self.cost.brief} on one H200" if self.cost else ""
-            return f"{self.why.capitalize()}{cost}."
+            return f"{self.why[:1].upper()}{self.why[1:]}{cost}."
         departures, counts = "; ".join(self.departures), f"{self.counts[:1].upper()}{self.counts[1:]}"
         if self.protocol == "stand-in":
             return f"Only a stand-in was run: {departures}. There, {self.claim_counts}."

@@ -79,7 +79,8 @@ def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Grou
     groups = []
     for settings, alike in by_settings.items():
         results = build_results(alike)
-        cells = {place: cell for cell in results.cells if (place := place_of(cell.any_run))}
+        paper_last = sorted(results.cells, key=lambda cell: not has_own_start(cell.any_run))
+        cells = {place: cell for cell in paper_last if (place := place_of(cell.any_run))}
         groups.append(Group(settings, results, cells))
     return sorted(groups, key=rank)
 
@@ -133,15 +134,29 @@ def papers_model(preset: str, d_model: int) -> dict[str, Any]:
     return settings
 
 
-def remark_on_mamba(group: Group) -> list[str]:
-    """A remark if Mamba starts otherwise than in the paper, which handicaps it."""
-    mixers = (mixer for run in group.runs for mixer in run.settings["model"]["mixers"])
-    own = any(mixer["name"] == "mamba" and mixer.get("dt_init") == "mamba" for mixer in mixers)
-    words = (
-        "Mamba has its own initialization here. In the authors' code a hook sets the bias of its step size to zero, so "
-        "that it forgets within a few tokens (dt_init: paper); our values may be higher than the paper's."
+def has_own_start(run: Run) -> bool:
+    """Whether a run's Mamba begins otherwise than the paper's, which is handicapped."""
+    return any(
+        mixer["name"] == "mamba" and mixer.get("dt_init") == "mamba" for mixer in run.settings["model"]["mixers"]
     )
-    return [words] if own else []
+
+
+def remark_on_mamba(group: Group) -> list[str]:
+    """Remarks on Mamba's initialization, where runs have its own."""
+    own = [cell for cell in group.results.cells if has_own_start(cell.any_run)]
+    held = list(map(id, group.cells.values()))
+    beside = [cell for cell in own if id(cell) not in held]
+    words = (
+        "In the authors' code a hook sets the bias of Mamba's step size to zero, so that it forgets within a few "
+        "tokens (dt_init: paper)."
+    )
+    remarks = []
+    if len(beside) < len(own):
+        remarks.append(f"Mamba has its own initialization here. {words} Our values may be higher than the paper's.")
+    if beside:
+        values = [f"{cell.test.mean:.3f} at T = {cell.any_run.seq_len:,}, D = {cell.d_model}" for cell in beside]
+        remarks.append(f"{words} With its own initialization Mamba recalls {', '.join(values)}.")
+    return remarks
 
 
 def rates_of(cell: Cell) -> list[float]:

@@ -13,6 +13,7 @@ from rebased.report.paper.counts import find_counts
 from rebased.report.paper.evidence import Evidence
 from rebased.report.paper.exhibits import EXHIBITS, NOT_HELD
 from rebased.report.paper.finding import PROTOCOLS, Finding
+from rebased.report.paper.gamma import find_gamma
 from rebased.report.paper.kernels import find_kernels
 from rebased.report.paper.recall import find_recall
 from rebased.report.paper.text import find_perplexity
@@ -33,7 +34,13 @@ class PaperPage:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        found = [*find_kernels(evidence), *find_recall(evidence), *find_attention(evidence), *find_counts()]
+        found = [
+            *find_kernels(evidence),
+            *find_recall(evidence),
+            find_gamma(evidence),
+            *find_attention(evidence),
+            *find_counts(),
+        ]
         found.append(find_perplexity(evidence))
         by_name = {finding.exhibit.name: finding for finding in found}
         self.findings = [by_name[exhibit.name] for exhibit in EXHIBITS]

@@ -1,18 +1,22 @@
 """Gamma and beta of queries and keys along training, by length of the sequences: the paper's Figure 10."""
 
 from collections.abc import Mapping, Sequence
+from math import nan, prod
 from statistics import fmean
 from typing import Any
 
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
 from rebased.report.paper.values import FIGURE_10
 from rebased.report.synthetic.cells import Cell, Results
+from rebased.runs.finished import Run
+from rebased.runs.synthetic_config import cosine_lr
 
 NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
 NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
 CAPTION = (
     "Mean over features and seeds at the chosen learning rate; the band is one standard deviation over features. The "
-    "dotted line is the value that the paper names: γ about 0.13 and β 0."
+    "dotted line is the value that the paper names: γ about 0.13 and β 0. The fine lines of dots, in the "
+    "colours of the others, are what weight decay alone leaves of γ."
 )
 BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
 
@@ -28,7 +32,7 @@ def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
 
 def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
     """One panel per parameter, one line per task. `name` is a prefix for ids, unique on the page."""
-    drawn = {cell.task: curves(cell) for cell in cells}
+    drawn, runs = {cell.task: curves(cell) for cell in cells}, {cell.task: cell.any_run for cell in cells}
     keys = dict.fromkeys(key for found in drawn.values() for key in found)
 
     def panel(key: str) -> Draw:
@@ -39,6 +43,8 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
                     axes.plot(epochs, means, **look, label=task)
                     low, high = ([m + sign * sd for m, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
                     axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12, lw=0)
+                    alone = [decayed(runs[task], epoch) for epoch in epochs] if key.endswith("gamma") else []
+                    axes.plot(epochs[: len(alone)], alone, color=look["color"], lw=1.5, ls=(0, (1, 2)))
             axes.axhline(FIGURE_10[key.split(".")[1]].mean, color=INK, lw=1, ls=":", label="the paper's value")
             axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -67,6 +73,21 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
         sds = [fmean(entry["sd"] for entry in entries) for entries in epochs.values()]
         found[key] = ([0, *epochs], [BEFORE[key.split(".")[1]], *means], [0.0, *sds])
     return found
+
+
+def decayed(run: Run, epoch: int) -> float:
+    """What weight decay alone would leave of gamma after this many epochs; nan if the record does not tell."""
+    train, line = run.settings["train"], run.epochs[-1]
+    try:
+        return decay_alone(train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"], epoch)
+    except (KeyError, TypeError):
+        return nan
+
+
+def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch: int) -> float:
+    """What AdamW's weight decay alone leaves of a parameter that began at 1, after `epoch` of so many epochs of so many
+    steps."""
+    return prod((1 - cosine_lr(lr, before, epochs) * weight_decay) ** steps for before in range(epoch))
 
 
 def _has_histogram(entry: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from rebased.mixers import can_extend
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.protocol import reported
-from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig, cosine_lr
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.checkpoint import REMEDY
@@ -239,11 +239,6 @@ class SyntheticWorkload(Workload):
         epochs = self.epochs
         accuracy, epoch = reported(epochs, self.config.train.protocol) if epochs else (None, None)
         return {"accuracy": accuracy, "epoch": epoch}
-
-
-def cosine_lr(lr: float, epoch: int, epochs: int) -> float:
-    """The learning rate of an epoch counted from 0: from lr down to nearly 0, one value per epoch."""
-    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""Figure 10: gamma and beta along training, and what weight decay alone leaves of gamma."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil, isnan
+from statistics import fmean
+from typing import NamedTuple
+
+from rebased.analysis import describe
+from rebased.report.page import details, figure
+from rebased.report.paper import mqar
+from rebased.report.paper.evidence import Evidence
+from rebased.report.paper.exhibits import BY_NAME
+from rebased.report.paper.finding import Finding
+from rebased.report.paper.mqar import Group
+from rebased.report.paper.recall import grid
+from rebased.report.paper.values import EPOCHS, EXAMPLES, FIGURE_1_PAIRS, FIGURE_10, TABLE_1
+from rebased.report.paper.verdict import Number, hold_number
+from rebased.report.synthetic import norms
+from rebased.report.synthetic.cells import COUNTED, Cell
+from rebased.report.synthetic.paper import place_of
+from rebased.report.tables import Table, number
+
+
+class Decay(NamedTuple):
+    """Gamma after the last epoch, and what weight decay alone would leave of it, in runs of equal settings."""
+
+    seq_len: int
+    d_model: int
+    lr: float
+    epochs: list[int]  # of each run
+    gamma: list[float]  # the mean of queries and keys, of each run
+    alone: list[float]
+
+
+def find_gamma(evidence: Evidence) -> Finding:
+    """Figure 10: from ReBased's runs on Figure 1's tasks, or else on those of Table 1."""
+    exhibit, places = BY_NAME["Figure 10"], grid(("ReBased",))
+    cost = mqar.cost_of(evidence.speeds, places, None)
+    group = None
+    for where in (set(places), {place for place in TABLE_1 if place.model == "ReBased"}):
+        groups = [group for each in mqar.groups_of(evidence.runs, where.__contains__) if (group := with_norms(each))]
+        if groups:
+            group = groups[0]
+            break
+    else:
+        return Finding(exhibit, "none", not_run(), cost=cost, why="no run recorded gamma and beta")
+    numbers = [number for cell in group.cells.values() for number in hold_norms(cell)]
+    covered = {place.seq_len for place in group.cells}
+    numbers += [number for number in not_run() if int(number.what.split(",")[0].removeprefix("T = ")) not in covered]
+    remarks = []
+    if any(place in TABLE_1 for place in group.cells):
+        remarks.append("These are the runs of Table 1 (32 pairs): those of Figure 1 have no record of gamma and beta.")
+    if decays := decays_of(evidence):
+        remarks.append(describe_decays(decays))
+    return Finding(
+        exhibit,
+        group.protocol,
+        numbers,
+        departures=group.departures,
+        stated=group.stated,
+        settings=mqar.settings_table(group, len(places)),
+        draw=partial(draw, group, decays),
+        remarks=remarks,
+        seeds=group.seeds,
+        sources=mqar.sources(group.runs),
+        cost=mqar.cost_of(evidence.speeds, places, group),
+    )
+
+
+def draw(group: Group, decays: Sequence[Decay]) -> str:
+    """Gamma and beta along training, one figure per width, and a table of gamma beside weight decay."""
+    pictures = "".join(
+        figure(norms.norm_curves(cells, f"figure-10-{n}"), f"{name}. {norms.CAPTION}")
+        for n, (name, cells) in enumerate(norms.cells_with_norms(group.results).items())
+    )
+    table = details("Show gamma beside weight decay", decay_table(decays).to_html()) if decays else ""
+    return pictures + table
+
+
+def with_norms(group: Group) -> Group | None:
+    """The cells whose records hold gamma and beta; None if there is none."""
+    kept = {place: cell for place, cell in group.cells.items() if norms.curves(cell)}
+    if not kept:
+        return None
+    results = type(group.results)(list(kept.values()), 0)
+    return group._replace(cells=kept, results=results)
+
+
+def decays_of(evidence: Evidence) -> list[Decay]:
+    """From all runs of ReBased on the tasks of Figure 1 and Table 1, by length, width and learning rate."""
+    places = {*grid(("ReBased",)), *(place for place in TABLE_1 if place.model == "ReBased")}
+    found: dict[tuple[int, int, float, int], Decay] = {}
+    for run in evidence.runs:
+        layers = (run.epochs[-1].get("norms") or {}) if run.epochs else {}
+        if not (layers and run.status in COUNTED and mqar.is_papers_model(run) and place_of(run) in places):
+            continue
+        means = [entry["mean"] for key, entry in layers[max(layers, key=int)].items() if key.endswith("gamma")]
+        alone = norms.decayed(run, epoch := run.epochs[-1]["epoch"])
+        if isnan(alone) or not means or None in means:
+            continue
+        key = (run.seq_len, run.d_model, run.lr, run.settings["train"]["epochs"])
+        decay = found.setdefault(key, Decay(*key[:3], [], [], []))
+        decay.epochs.append(epoch)
+        decay.gamma.append(fmean(means))
+        decay.alone.append(alone)
+    return [found[key] for key in sorted(found)]
+
+
+def describe_decays(decays: Sequence[Decay]) -> str:
+    """How far weight decay alone gives the gamma that was measured, in a sentence."""
+    off = [abs(fmean(decay.gamma) - fmean(decay.alone)) for decay in decays]
+    ours = [fmean(decay.gamma) for decay in decays]
+    alone = partial(norms.decay_alone, weight_decay=0.1, steps=ceil(EXAMPLES / 512), epochs=EPOCHS, epoch=EPOCHS)
+    return (
+        "AdamW's weight decay pulls gamma from 1 towards 0 whatever the data are: with the paper's settings it alone "
+        f"leaves {alone(3e-3):.2f} of it after {EPOCHS} epochs at a learning rate of 3e-3, and "
+        f"{alone(1e-3):.2f} at 1e-3. Over {len(decays)} settings of length, width and rate our gamma lies "
+        f"between {min(ours):.2f} and {max(ours):.2f}, and differs by {fmean(off):.2f} on average from what "
+        "weight decay alone would leave. So its value tells how long and at which rate a model was trained. "
+        "In runs that solve the task and end early it is still large."
+    )
+
+
+def decay_table(decays: Sequence[Decay]) -> Table:
+    """Gamma beside weight decay alone."""
+    rows = [
+        (
+            f"T = {decay.seq_len:,}, D = {decay.d_model}, rate {decay.lr:g}",
+            mqar.span(decay.epochs),
+            str(len(decay.gamma)),
+            number(fmean(decay.gamma)),
+            number(fmean(decay.alone)),
+        )
+        for decay in decays
+    ]
+    return Table(("", "epochs", "seeds", "mean of gamma", "weight decay alone"), rows)
+
+
+def hold_norms(cell: Cell) -> list[Number]:
+    """The means of gamma and beta after each run's last epoch, over seeds, beside the paper's."""
+    found: dict[str, list[float]] = {}
+    for run in cell.chosen.values():
+        layers = (run.epochs[-1].get("norms") or {}) if run.epochs else {}
+        for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
+            if key in norms.NAMES and entry["mean"] is not None:
+                found.setdefault(key, []).append(entry["mean"])
+    return [
+        hold_number(
+            f"T = {cell.any_run.seq_len}, D = {cell.d_model}, {norms.NAMES.get(key, key)}",
+            FIGURE_10[key.split(".")[1]],
+            describe(values),
+        )
+        for key, values in found.items()
+    ]
+
+
+def not_run() -> list[Number]:
+    """What the figure shows, not measured."""
+    return [
+        hold_number(f"T = {seq_len}, {words}", FIGURE_10[key.split(".")[1]], None)
+        for seq_len in FIGURE_1_PAIRS
+        for key, words in norms.NAMES.items()
+        if not key.startswith("qk")
+    ]
