@@ -175,6 +175,22 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     assert rebased(*words) == 0
 
 
+def test_runs_of_a_mixer_that_has_changed_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A digest holds a mixer's name and arguments, so runs of its old code are the same runs; nobody was told."""
+    Path("moody.py").write_text(MOODY)
+    write({"model.mixers": [["moody"]], "train.seed": [1, 2]}, epochs=1)
+    words = [*WORDS, "--import", "moody.py", "--workers", "1"]
+    assert rebased(*words) == 0
+    assert rebased(*words, "--dry-run") == 0
+    assert "warning" not in capsys.readouterr().out
+    (one, other) = (lines[0]["own_code"] for lines in records().values())
+    assert one.keys() == other.keys() == {"mixer 'moody'"}
+    Path("moody.py").write_text(MOODY.replace("self.out_proj(x)", "self.out_proj(2 * x)"))
+    assert rebased(*words) == 0
+    out = capsys.readouterr().out
+    assert "warning: mixer 'moody' has changed since 2 runs of these began, which count all the same; to train" in out
+
+
 def test_after_lost_processes_the_advice_is_the_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:
     """Once the error said to run the same command again, which leaves out the runs that failed."""
     death = "import os; os.kill(os.getpid(), 9)"

@@ -59,6 +59,12 @@ def describe_plan(
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
         yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
+    for what, count in plan.outdated().items():
+        yield (
+            f"warning: {what} has changed since {plural(count, 'run')} of these began, which "
+            f"{'counts' if count == 1 else 'count'} all the same; to train all with the changed one, choose another "
+            "folder (--out) and leave out --known"
+        )
     if stages:
         yield from describe_stages(stages, runs)
     yield executor.where

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
+from rebased.runs.own_code import recorded_code
 
 SHOWN = 5  # files or records that a sentence names
 
@@ -26,6 +27,13 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
     dirty = sum("changes" in code for code in codes)
     if dirty:
         yield f"{plural(dirty, 'version')} of the code had changes that were not committed."
+    own: dict[str, set[str]] = {}
+    for run in runs:
+        for what, checksum in recorded_code(run.lines).items():
+            own.setdefault(what, set()).add(checksum)
+    for what, checksums in own.items():
+        if len(checksums) > 1:
+            yield f"The file of {what} was changed between these runs, which have {len(checksums)} versions of it."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
@@ -51,6 +59,11 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
         yield (
             f"{plural(len(changed), 'record')} with settings that are not those that the digest names, perhaps changed "
             f"by hand: {shortened(sorted(set(changed)))}."
+        )
+    if unknown := [run.digest for run in every if run.digest_of_settings is None]:
+        yield (
+            f"{plural(len(unknown), 'record')} with mixers, tasks or settings that are not known here: their settings "
+            f"could not be compared with their digest ({shortened(sorted(set(unknown)))})."
         )
     done = {run.digest for run in ended}
     failed = [error for digest, error in found.failures.items() if digest not in done]

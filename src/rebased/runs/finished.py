@@ -80,8 +80,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """done or diverged, as its last line says; unfinished if that line is not the end."""
-        return self.lines[-1]["status"] if self.lines[-1]["type"] == "end" else "unfinished"
+        """done or diverged, as its last line says; unfinished if that line is not the end; damaged if it is done and no
+        epoch could be read."""
+        if self.lines[-1]["type"] != "end":
+            return "unfinished"
+        said: str = self.lines[-1]["status"]
+        return "damaged" if said == "done" and not (self.epochs or is_of_language_model(self.lines[0])) else said
 
     @property
     def gave_up(self) -> bool:

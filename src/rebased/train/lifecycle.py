@@ -4,6 +4,7 @@ A run is a folder with config.yaml, record.jsonl, a checkpoint and, in the end, 
 kinds of training is a Workload (workload.py).
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ import torch
 from rebased.models import check_causality
 from rebased.runs.folder import run_folder
 from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.own_code import KEY, changed_code, own_code
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
@@ -28,6 +30,8 @@ from rebased.train.precision import choose_precision, matmul_precision, onednn_r
 from rebased.train.sinks import RunStart, Sink
 from rebased.train.workload import NotFinite, Output, Workload
 from rebased.train.world import World, join_world
+
+_log = logging.getLogger("rebased")
 
 Status = Literal["done", "already_done", "interrupted"]
 
@@ -164,6 +168,8 @@ class Run:
         type "resume"."""
         workload, config = self.workload, self.workload.config
         where = {"code": describe_code(), "machine": describe_machine(self.world.device), **workload.where()}
+        if own := own_code(config):
+            where[KEY] = own
         if config.digest() != self.digest:  # it was resumed with other execution settings than it began with
             where["execution"] = config.execution_settings()
         known = [line for line in self.record.lines if line["type"] in ("run", "resume")]
@@ -172,6 +178,8 @@ class Run:
             self.record.append({"type": "run", **facts, "config": config.model_dump(mode="json"), **where})
             return
         workload.check_record(self.record.lines)
+        for what in changed_code(self.record.lines, config):
+            _log.warning("%s has changed since this run began; it goes on with the changed one", what)
         if {key: known[-1].get(key) for key in where} != where:
             self.record.append({"type": "resume", "step": workload.progress.step, **where})
 

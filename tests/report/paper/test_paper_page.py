@@ -267,9 +267,7 @@ def test_mamba_as_the_paper_begins_it_is_held_against_the_paper(tmp_path: Path) 
 def test_half_of_a_figure_is_said_to_be_half(tmp_path: Path) -> None:
     runs = [paper_run(preset, 0.9, seq_len=128, d_model=64) for preset in ("conv_attention", "rwkv")]
     sentence = found_in(tmp_path, campaign=runs)["Figure 7"].sentence
-    why = (
-        "ConvAttention and RWKV were run, and Attention and ConvRWKV, which they are compared with, were not"
-    )
+    why = "ConvAttention and RWKV were run, and Attention and ConvRWKV, which they are compared with, were not"
     assert sentence.startswith(why)
 
 

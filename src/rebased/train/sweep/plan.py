@@ -1,11 +1,13 @@
 """The plan of a sweep: its runs, the status of each, and which of them are still to be trained."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rebased.runs.finished import Run
+from rebased.runs.own_code import changed_code
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import model_names, task_names
@@ -50,6 +52,10 @@ class Plan:
     def count(self, *statuses: Status) -> int:
         """The number of runs that have one of these statuses."""
         return sum(run.status in statuses for run in self.runs)
+
+    def outdated(self) -> Counter[str]:
+        """How many runs that have begun were trained before a change of the user's own mixer or task: by its name."""
+        return Counter(what for run in self.runs for what in changed_code(run.lines, run.config))
 
     def to_do(self, retry_failed: bool) -> list[PlannedRun]:
         """The runs that are still to be trained, with or without those that failed before."""

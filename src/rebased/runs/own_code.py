@@ -1,0 +1,62 @@
+"""The user's own mixers and tasks: a record holds a checksum of each, so that a change of its file can be told.
+
+A run's digest says nothing about code: a mixer that was changed keeps its name and its arguments.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rebased.mixers import mixer_class
+from rebased.runs.run_config import RunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.tasks import task_class
+
+KEY = "own_code"
+"""The key of the checksums in a record's lines of type "run" and "resume"."""
+
+
+def own_code(config: RunConfig) -> dict[str, str]:
+    """{"mixer 'own'": checksum} for each mixer and the task of a run that is not of this package."""
+    classes: dict[str, type] = {f"mixer {name!r}": mixer_class(name) for name in names_of_mixers(config)}
+    if isinstance(config, SyntheticRunConfig):
+        classes[f"task {config.task.name!r}"] = task_class(config.task.name)
+    own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != "rebased"}
+    sums = {what: checksum(cls) for what, cls in own.items()}
+    return {what: found for what, found in sums.items() if found}
+
+
+def names_of_mixers(config: RunConfig) -> list[str]:
+    """The names of the mixers of a run's model, each once."""
+    return list(dict.fromkeys(mixer.name for mixer in config.model.mixers))
+
+
+def checksum(cls: type) -> str | None:
+    """A checksum of the file in which a class stands, or of the class alone if it has no file. Empty lines, lines of
+    comments and blanks at the end of a line do not count. None if there is no source."""
+    try:
+        source = Path(inspect.getfile(cls)).read_text()
+    except (OSError, TypeError, UnicodeDecodeError):  # typed into a notebook, or a file that is gone
+        try:
+            source = inspect.getsource(cls)
+        except (OSError, TypeError):
+            return None
+    lines = [line.rstrip() for line in source.splitlines()]
+    code = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def recorded_code(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The checksums that the last line of a record with some has. The record may be a stranger's."""
+    for line in reversed(lines):
+        if line.get("type") in ("run", "resume") and isinstance(found := line.get(KEY), dict):
+            return {what: value for what, value in found.items() if isinstance(value, str)}
+    return {}
+
+
+def changed_code(lines: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
+    """What has changed since a run was trained: ["mixer 'own'"]."""
+    before, now = recorded_code(lines), own_code(config)
+    return [what for what in now if before.get(what, now[what]) != now[what]]
