@@ -32,6 +32,7 @@ from rebased.mixers import (
     can_shard,
     check_extended,
     check_output,
+    check_state_size,
     count_numbers,
     extend_documents,
     find_residual_projections,
@@ -172,7 +173,7 @@ def state_has_declared_size(name: str, length: int) -> None:
     """Check that the state after `length` tokens holds as many numbers as state_size says."""
     mixer, x = build_extendable(name), random_inputs(length=length)
     _, state = check_extended(mixer, x, mixer.extend(x, mixer.init_state(B)))
-    actual, declared = count_numbers(state), B * mixer.state_size(length)
+    actual, declared = count_numbers(state), B * check_state_size(mixer, length)
     require(
         actual == declared,
         f"the state of {B} sequences of {length} tokens holds {actual} numbers; state_size says {declared}",
