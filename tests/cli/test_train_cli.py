@@ -208,6 +208,14 @@ def test_a_mixer_of_ones_own(config: str, capsys: pytest.CaptureFixture[str]) ->
     assert "--import broken.py failed: NameError: name 'undefined_name'" in capsys.readouterr().err
 
 
+def test_settings_that_another_mixer_drops_are_noted(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        rebased("train", "--config", config, "--model.mixers.1.name", "attention", "--model.mixers.1.n_heads", "2") == 0
+    )
+    note = "note: model.mixers.1.name changes from 'rebased' to 'attention': the other settings there are dropped "
+    assert capsys.readouterr().out.startswith(f"{note}(key_width 4); set again what should stay\n")
+
+
 def test_errors_of_a_mixer_of_ones_own_are_not_called_ours(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(
         "from rebased.mixers import ShortConv, register_mixer\n\n"
