@@ -69,6 +69,27 @@ def test_other_heads_share_the_width_anew() -> None:
     assert load_config(SyntheticRunConfig, paper, both).model.mixers[1].arguments()["value_width"] == 5
 
 
+def test_another_mixer_drops_the_settings_of_the_former_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(SyntheticRunConfig, QUICK, {"model.mixers.1.name": "based", "model.mixers.1.key_width": "8"})
+    assert (config.model.mixers[1].arguments()["n_heads"], config.model.mixers[1].arguments()["key_width"]) == (12, 8)
+    said = "changes from 'rebased' to 'based': the other settings there are dropped (n_heads 2); set again what should "
+    said += "stay"
+    assert caplog.messages == [f"mixers.1.name {said}"]
+    caplog.clear()
+    path = tmp_path / "listed.yaml"
+    path.write_text("task: {}\nmodel: {mixers: [short_conv, {name: rebased, n_heads: 2}]}\n")
+    load_config(SyntheticRunConfig, path, {"model.mixers.1.name": "based"})
+    assert caplog.messages == [f"model.mixers.1.name {said}"]
+    caplog.clear()
+    both = {"model.mixers.1.name": "based", "model.mixers.1.n_heads": "2"}
+    assert load_config(SyntheticRunConfig, path, both).model.mixers[1].arguments()["n_heads"] == 2
+    load_config(SyntheticRunConfig, path, {"model.mixers.0.name": "attention", "model.mixers.1.name": "rebased"})
+    load_config(SyntheticRunConfig, path, {"model.mixers.1": "based"})
+    assert caplog.messages == []
+
+
 def test_heads_are_judged_after_the_overrides(caplog: pytest.LogCaptureFixture) -> None:
     """12 heads do not share a width of 64, 4 do; and a width of 8 has room for 4."""
     paper = CONFIGS / "mqar" / "paper.yaml"

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rebased.files import read_bounded
+
+_log = logging.getLogger("rebased")
 
 YAML_BYTES = 2**18
 """The largest YAML text that is read; the shipped configs have about a thousand bytes."""
@@ -126,7 +129,8 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
     """`base` with the changes of `patch`.
 
     Mappings are merged key by key. A mapping whose keys are numbers changes single entries of a list. A mixer's name
-    alone, `rebased`, is short for {name: rebased}. Everything else is replaced. `at` is the path of `base`, for errors.
+    alone, `rebased`, is short for {name: rebased}. Another name replaces the whole mapping, with a warning that lists
+    what is dropped. Everything else is replaced. `at` is the path of `base`, for messages.
     """
     if not isinstance(patch, dict):
         return patch
@@ -139,8 +143,16 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
         return entries
     if isinstance(base, str):
         base = {"name": base}
-    if not isinstance(base, dict) or ("name" in base and patch.get("name", base["name"]) != base["name"]):
-        return patch  # a mixer of another name takes other arguments
+    if not isinstance(base, dict):
+        return patch
+    if "name" in base and patch.get("name", base["name"]) != base["name"]:  # another mixer takes other arguments
+        dropped = [f"{key} {short(value)}" for key, value in base.items() if key not in patch]
+        if dropped:
+            _log.warning(
+                "%s changes from %r to %r: the other settings there are dropped (%s); set again what should stay",
+                *(f"{at}.name".lstrip("."), base["name"], patch["name"], ", ".join(dropped)),
+            )
+        return patch
     return base | {
         key: merge(base[key], value, f"{at}.{key}".lstrip(".")) if key in base else value
         for key, value in patch.items()

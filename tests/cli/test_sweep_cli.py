@@ -152,8 +152,8 @@ def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytes
     words = [*WORDS, "--import", "moody.py", "--workers", "1"]
     assert rebased(*words) == 1
     out = capsys.readouterr().out
-    why = f"mixer 'moody' (class Moody of {Path('moody.py').absolute()}) failed at x [1, 12, 12] in torch.float32: "
-    why += "RuntimeError: not today"
+    why = f"mixer 'moody' (class Moody of {Path('moody.py').absolute()}) failed at x [1, 12, 12] in torch.float32 "
+    why += "(line 13): RuntimeError: not today"
     assert re.search(r"^about \d+ s, from 3 steps of each model, timed just now", out, flags=re.MULTILINE)
     assert f"; short_conv + moody could not be timed and is left out ({why})" in out
     assert f"1/2  short_conv + moody, T = 12, 2 pairs, D = 12, lr 0.01, seed 42: failed: {why}" in out

@@ -208,6 +208,34 @@ def test_a_mixer_of_ones_own(config: str, capsys: pytest.CaptureFixture[str]) ->
     assert "--import broken.py failed: NameError: name 'undefined_name'" in capsys.readouterr().err
 
 
+def test_settings_that_another_mixer_drops_are_noted(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        rebased("train", "--config", config, "--model.mixers.1.name", "attention", "--model.mixers.1.n_heads", "2") == 0
+    )
+    note = "note: model.mixers.1.name changes from 'rebased' to 'attention': the other settings there are dropped "
+    assert capsys.readouterr().out.startswith(f"{note}(key_width 4); set again what should stay\n")
+
+
+def test_errors_of_a_mixer_of_ones_own_are_not_called_ours(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(
+        "from rebased.mixers import ShortConv, register_mixer\n\n"
+        "@register_mixer('unbuilt')\nclass Unbuilt(ShortConv):\n"
+        "    def __init__(self, d_model: int) -> None:\n        self.width = widths[d_model]\n\n"
+        "@register_mixer('uncounted')\nclass Uncounted(ShortConv):\n"
+        "    def state_size(self, seq_len):\n        return seq_len / 0\n"
+    )
+    words = ["train", "--config", config, "--import", "mine.py", "--out", "run", "--model.mixers"]
+    failed = {"unbuilt": "in its constructor (line 6): NameError", "uncounted": "in state_size (line 11): ZeroDivision"}
+    for name, where in failed.items():
+        assert rebased(*words, f"[{name}]") == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            f"error: mixer '{name}' (class {name.title()} of {Path('mine.py').absolute()}) failed {where}"
+        )
+        assert "report" not in error
+        assert not Path("run").exists()
+
+
 def test_divergence_is_told_with_its_remedy(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased("train", "--config", config, "--train.lr", "1e30", "--train.eps", "1e-30", "--out", "run") == 2
     error = capsys.readouterr().err

@@ -54,6 +54,16 @@ class MultipliesMasked(Good):
         return self.out_proj(torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril() @ x)
 
 
+class DividesByZero(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (x.shape[1] == 1) / torch.zeros((), dtype=x.dtype)
+
+
+class OverflowsInSingle(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (torch.inf if x.dtype == torch.float32 else 1)
+
+
 class ReturnsTuple(Good):
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), None
@@ -149,18 +159,29 @@ class Raises(Good):
 
 
 FAULTS: list[tuple[type[Good], str, str]] = [
-    (LooksAhead, "never_looks_ahead[at=10]", "the output before position 10"),
+    (
+        LooksAhead,
+        "never_looks_ahead[at=10]",
+        r"^the output before position 10, after a change of x from 10 on: the largest difference is [\d.e-]+; at most "
+        r"[\d.e-]+ is allowed$",
+    ),
     (LooksAhead, "gradients_never_look_ahead", "in x from position 10 on"),
     (MultipliesMasked, "not_finite_reaches_no_other[nan]", "nan at position 10 reaches earlier outputs"),
     (MultipliesMasked, "not_finite_reaches_no_other[inf]", "inf at position 10 reaches earlier outputs"),
-    (MixesRows, "not_finite_reaches_no_other[nan]", "other rows, with nan in row 0"),
+    (MixesRows, "not_finite_reaches_no_other[nan]", "other rows, with nan in row 0: 1056 of 2016 numbers are NaN"),
+    (DividesByZero, "output_is_finite", "48 of 48 numbers of the output at a random x .1, 1, 48. are NaN"),
+    (OverflowsInSingle, "keeps_dtype[float32]", "against torch.float64: 3024 of 3024 numbers are NaN or infinite"),
     (ReturnsTuple, "keeps_shape[T=7]", "returned a tuple; forward must return one tensor of x's shape"),
     (WrongShape, "keeps_shape[T=7]", r"returned the shape \[1, 6, 48\]; forward must return x's shape"),
     (WrongDtype, "keeps_dtype[float32]", "returned torch.float64; forward must return x's dtype, torch.float32"),
-    (MixesRows, "rows_are_apart", "row 0 of a batch against this row alone: off by"),
+    (MixesRows, "rows_are_apart", "row 0 of a batch against this row alone: the largest difference is"),
     (ChangesState, "given_state_is_not_changed", "extend changed the state"),
     (WrongSize, "state_has_declared_size[T=5]", "holds 147 numbers; state_size says 150"),
-    (ExtendDiffers, "extend_is_forward_in_pieces[20+1, float64]", "pieces of .20, 1. against forward: off by"),
+    (
+        ExtendDiffers,
+        "extend_is_forward_in_pieces[20+1, float64]",
+        "pieces of .20, 1. against forward: the largest difference is",
+    ),
     (ExtendReturnsTensor, "extend_is_forward_in_pieces[21, float64]", "extend must return .y, state."),
     (ShardsDiffer, "shards_are_the_whole[n=3, float64]", "forward_shard over 3 shards against forward"),
     (Remembers, "weights_decide_everything", "keeps something of its last call"),
@@ -196,6 +217,22 @@ def test_a_fault_fails_its_check(cls: type[Good], name: str, message: str) -> No
     (check,) = [check for check in CHECKS if check.name == name]
     with pytest.raises((AssertionError, ValueError, RuntimeError), match=message):
         check.run("under_test")
+
+
+def test_a_mixer_that_gives_nan_fails_one_check_and_is_compared_with_nothing() -> None:
+    class GivesNaN(WrongSize):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nan * super().forward(x)
+
+    register_mixer("under_test")(GivesNaN)
+    results = {result.name: result for result in run_mixer_contract("under_test")}
+    failed = [name for name, result in results.items() if not result.ok]
+    assert failed == ["output_is_finite", *(f"state_has_declared_size[T={n}]" for n in (1, 5, 21))]
+    assert results["output_is_finite"].message.startswith("48 of 48 numbers of the output at a random x [1, 1, 48] are")
+    skipped = "the output is not finite, so its numbers cannot be compared"
+    assert results["never_looks_ahead[at=1]"] == CheckResult("never_looks_ahead[at=1]", "skipped", skipped)
+    assert results["weights_decide_everything"].outcome == "skipped"
+    assert results["keeps_shape[T=1]"].outcome == "passed"
 
 
 def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:

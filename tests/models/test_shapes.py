@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
-from rebased.models import LanguageModel, preset, shape_of
+from rebased.mixers import contract, register_mixer
+from rebased.models import LanguageModel, LMConfig, check_model_fits, preset, shape_of
 from rebased.models.presets import mqar_preset_names
 from rebased.models.shapes import weight_bytes
 
@@ -34,3 +36,20 @@ def test_bytes_of_weights_are_counted_without_building_the_model(name: str) -> N
     config = preset(name, d_model=48).model_copy(update={"n_layers": 5})
     final_norm = 2 * config.d_model
     assert weight_bytes(config) == 4 * (LanguageModel(config).num_parameters() - final_norm)
+
+
+def test_a_users_mixer_that_needs_real_tensors_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+
+    @register_mixer("own")
+    class Own(nn.Module):
+        def __init__(self, d_model: int, *, width: int = 8) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(d_model, width))
+            self.largest = float(self.weight.detach().max())
+
+    config = LMConfig(d_model=48, n_layers=1, mixers=("own",))
+    check_model_fits(config)
+    assert LanguageModel(config).blocks[0].mixer.largest == 1
+    with pytest.raises(ValueError, match=r"^the model has a weight of more than 2\*\*63 bytes; choose smaller sizes$"):
+        check_model_fits(LMConfig(d_model=48, n_layers=1, mixers=({"name": "own", "width": 2**61},)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers import contract, register_mixer
+from rebased.mixers import MixerFailed, ShortConv, contract, register_mixer
 from rebased.models import LanguageModel, LMConfig, check_causality, preset, preset_names
 
 VOCAB, B, T, D = 50, 2, 13, 24
@@ -165,9 +165,55 @@ def test_the_check_leaves_everything_as_it_is() -> None:
 def test_an_error_inside_a_users_mixer_is_named() -> None:
     model = model_with(lambda self, x: self.proj(x.flatten(1)))
     with pytest.raises(
-        ValueError, match=r"mixer 'own' .* failed at x \[1, 16, 24\] in torch.float32: RuntimeError: mat1"
+        ValueError, match=r"mixer 'own' .* failed at x \[1, 16, 24\] in torch.float32 \(line \d+\): RuntimeError: mat1"
     ):
         check_causality(model)
+
+
+def fail(*_: Any) -> int:
+    raise KeyError("width")
+
+
+FAILED = r"mixer 'own' \(class \S*Own of \S*test_user_mixers\.py\) failed in {} \(line \d+\): KeyError: 'width'"
+
+
+def test_an_error_while_a_users_mixer_is_built_is_named() -> None:
+    @register_mixer("own")
+    class Own(nn.Module):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+            if d_model == 96:
+                raise AssertionError
+            fail()
+
+    with pytest.raises(MixerFailed, match=FAILED.format("its constructor")) as caught:
+        LanguageModel(LMConfig(d_model=D, mixers=("own",), n_layers=1))
+    assert f"(line {fail.__code__.co_firstlineno + 1})" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(MixerFailed, match=r"failed in its constructor \(line \d+\): AssertionError$"):
+        LanguageModel(LMConfig(d_model=96, mixers=("own",), n_layers=1))
+
+
+def test_errors_of_our_own_mixers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShortConv, "init_weights", fail, raising=False)
+    with pytest.raises(KeyError):
+        LanguageModel(LMConfig(d_model=D, mixers=("short_conv",), n_layers=1))
+    monkeypatch.setattr(ShortConv, "__init__", fail)
+    with pytest.raises(TypeError, match="fail"):
+        LanguageModel(LMConfig(d_model=D, mixers=("short_conv",), n_layers=1))
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, 3.0, math.nan, None, "12"])
+def test_a_state_size_that_counts_nothing_is_named(size: Any) -> None:
+    model = model_with(lambda self, x: x, state_size=lambda self, seq_len: size)
+    with pytest.raises(ValueError, match=rf"mixer 'own' .* returned {size!r} from state_size\(7\); it must return how"):
+        model.state_size(7)
+
+
+@pytest.mark.parametrize("method", ["init_weights", "state_size"])
+def test_an_error_in_a_method_of_a_users_mixer_is_named(method: str) -> None:
+    with pytest.raises(MixerFailed, match=FAILED.format(method)):
+        model_with(lambda self, x: x, **{method: fail}).state_size(7)
 
 
 @pytest.mark.parametrize(

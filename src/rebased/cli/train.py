@@ -12,6 +12,7 @@ from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
+from rebased.cli.warn_once import each_warning_once
 from rebased.config import load_config
 from rebased.files import NotSaved
 from rebased.runs.record import read_record
@@ -69,9 +70,10 @@ def train(
     for name in imports:
         import_user_code(name)
     config = find_config(config, "run")
-    run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
-    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     console = to.console()
+    with each_warning_once(console):
+        run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
+    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
     if resume and (message := nothing_to_resume(folder)):
         say(console, message)
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)

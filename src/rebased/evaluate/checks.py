@@ -7,7 +7,8 @@ MARKS: dict[Outcome, str] = {"passed": "✓", "failed": "✗", "skipped": "-"}
 
 
 class NotApplicable(Exception):
-    """A check is about something optional that the mixer or task does not have. The message names it."""
+    """A check is about something that the mixer or task does not have: an optional method, or numbers that can be
+    compared. The message names it."""
 
 
 class CheckResult(NamedTuple):

@@ -55,6 +55,11 @@ def checked_forward(mixer: nn.Module, x: Tensor) -> Tensor:
     return check_output(mixer, x, mixer(x))
 
 
+def gives_finite(name: str) -> bool:
+    """Return True if the mixer's output at random x [B,T,D] holds no NaN and no infinity."""
+    return bool(checked_forward(build(name), random_inputs()).isfinite().all())
+
+
 def state_after(mixer: Any, x: Tensor) -> Any:
     """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
     state = mixer.init_state(1)
@@ -89,10 +94,12 @@ def require(condition: bool | Tensor, message: str) -> None:
 def require_near(actual: Tensor, expected: Tensor, what: str) -> None:
     """Raise AssertionError unless two tensors have one shape and differ by no more than `tolerance`."""
     require(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
-    largest = max(1.0, float(expected.detach().abs().max()))
-    error = float((actual.detach().double() - expected.detach().double()).abs().max()) / largest
-    most = tolerance(actual.dtype)
-    require(error <= most, f"{what}: off by {error:.2g} of the largest number; at most {most:.2g} is allowed")
+    differences = (actual.detach().double() - expected.detach().double()).abs()
+    not_finite = int((~differences.isfinite()).sum())
+    require(not not_finite, f"{what}: {not_finite} of {differences.numel()} numbers are NaN or infinite")
+    largest = float(differences.max())
+    allowed = tolerance(actual.dtype) * max(1.0, float(expected.detach().abs().max()))
+    require(largest <= allowed, f"{what}: the largest difference is {largest:.2g}; at most {allowed:.2g} is allowed")
 
 
 def require_same_function(mixer: nn.Module, x: Tensor, actual: Tensor, expected: Tensor, what: str) -> None:

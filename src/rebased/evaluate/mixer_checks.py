@@ -5,7 +5,7 @@ AssertionError and ValueError mean that the check failed, NotApplicable that the
 
 import copy
 import warnings
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from rebased.mixers import (
     can_shard,
     check_extended,
     check_output,
+    check_state_size,
     count_numbers,
     extend_documents,
     find_residual_projections,
@@ -46,13 +47,23 @@ from rebased.mixers import (
 from rebased.models.config import LMConfig
 
 DOCUMENTS = [0, 1, 12, 12, 21, 42, 44, 63]  # one of a single token, an empty one and a whole row
+LENGTHS = (1, 2, 7, T, 64)
 
 
 def keeps_shape(name: str, length: int) -> None:
-    """Check that x [B,T,D] gives a finite [B,T,D], for one sequence and for several."""
+    """Check that x [B,T,D] gives [B,T,D], for one sequence and for several."""
     for batch in (1, B):
+        checked_forward(build(name), random_inputs(batch, length))
+
+
+def output_is_finite(name: str) -> None:
+    """Check that random x of any length gives no NaN and no infinity, for one sequence and for several."""
+    for length, batch in product(LENGTHS, (1, B)):
         y = checked_forward(build(name), random_inputs(batch, length))
-        require(y.isfinite().all(), f"the output at B = {batch}, T = {length} is not finite")
+        bad = int((~y.isfinite()).sum())
+        require(
+            not bad, f"{bad} of {y.numel()} numbers of the output at a random x {list(y.shape)} are NaN or infinite"
+        )
 
 
 def keeps_dtype(name: str, dtype: torch.dtype) -> None:
@@ -86,7 +97,7 @@ def never_looks_ahead(name: str, at: int) -> None:
     changed = x.clone()
     changed[:, at:] += 10 * torch.randn_like(changed[:, at:])
     before, after = checked_forward(mixer, x), checked_forward(mixer, changed)
-    require_near(after[:, :at], before[:, :at], f"the output before position {at}, after a change of x from {at} on,")
+    require_near(after[:, :at], before[:, :at], f"the output before position {at}, after a change of x from {at} on")
     require(
         not torch.allclose(after[:, at:], before[:, at:]),
         f"the output from position {at} on does not change with x: the mixer does not read it",
@@ -102,7 +113,7 @@ def not_finite_reaches_no_other(name: str, value: float) -> None:
     changed = x.clone()
     changed[0, 10, 3] = value
     before, after = checked_forward(mixer, x), checked_forward(mixer, changed)
-    require_near(after[1:], before[1:], f"other rows, with {value} in row 0,")
+    require_near(after[1:], before[1:], f"other rows, with {value} in row 0")
     if reason := getattr(mixer, "spreads_nan", None):
         raise NotApplicable(f"mixer {name!r} declares spreads_nan: {reason}")
     require(
@@ -172,7 +183,7 @@ def state_has_declared_size(name: str, length: int) -> None:
     """Check that the state after `length` tokens holds as many numbers as state_size says."""
     mixer, x = build_extendable(name), random_inputs(length=length)
     _, state = check_extended(mixer, x, mixer.extend(x, mixer.init_state(B)))
-    actual, declared = count_numbers(state), B * mixer.state_size(length)
+    actual, declared = count_numbers(state), B * check_state_size(mixer, length)
     require(
         actual == declared,
         f"the state of {B} sequences of {length} tokens holds {actual} numbers; state_size says {declared}",

@@ -2,7 +2,14 @@
 
 from rebased.mixers.attention import KVCache, SoftmaxAttention
 from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity, attention_map, has_attention_map
-from rebased.mixers.checks import check_extended, check_mixer_causality, check_output
+from rebased.mixers.checks import (
+    MixerFailed,
+    check_extended,
+    check_mixer_causality,
+    check_output,
+    check_state_size,
+    named_errors,
+)
 from rebased.mixers.context_parallel import GatherEarlier, Shardable, can_shard
 from rebased.mixers.contract import (
     CONTEXT,
@@ -55,6 +62,7 @@ __all__ = [
     "KVCache",
     "Mamba",
     "MambaState",
+    "MixerFailed",
     "PolynomialAttention",
     "PreviousToken",
     "QKTransform",
@@ -72,6 +80,7 @@ __all__ = [
     "check_extended",
     "check_mixer_causality",
     "check_output",
+    "check_state_size",
     "count_numbers",
     "describe_mixer",
     "extend_documents",
@@ -84,6 +93,7 @@ __all__ = [
     "mixer_class",
     "mixer_name",
     "mixer_names",
+    "named_errors",
     "positions_in_documents",
     "register_mixer",
     "rows_at",

@@ -1,7 +1,9 @@
 """Checks of what goes into a mixer and what comes out of it. Each raises a ValueError that names the mixer."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -14,6 +16,29 @@ from rebased.ops.backend import choose_path
 PACKAGE = __name__.partition(".")[0]
 PLAIN_TORCH: tuple[Backend, ...] = ("reference", "recurrent")
 """Paths without a hand-written backward pass, of polynomial attention and of RWKV's average."""
+
+
+class MixerFailed(ValueError):
+    """A user's own mixer raised an error. The message names the mixer, its file, the line and the error."""
+
+
+@contextmanager
+def named_errors(mixer: nn.Module | type[nn.Module], where: str) -> Iterator[None]:
+    """Inside, an error of a user's own mixer (or of its class) is raised as MixerFailed, which says where it failed.
+
+    Errors of the package's own mixers stay as they are.
+    """
+    cls = mixer if isinstance(mixer, type) else type(mixer)
+    try:
+        yield
+    except Exception as error:
+        if any(each.__module__.partition(".")[0] == PACKAGE for each in (cls, type(error))):
+            raise
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_globals.get("__name__") == cls.__module__]
+        line = f" (line {lines[-1]})" if lines else ""
+        reason = ": ".join(filter(None, (type(error).__name__, str(error))))
+        raise MixerFailed(f"{describe_mixer(mixer)} failed {where}{line}: {reason}") from error
 
 
 def check_input(mixer: nn.Module, x: Tensor, weight: Tensor) -> None:
@@ -65,6 +90,18 @@ def check_extended(mixer: nn.Module, x: Tensor, result: Any, method: str = "exte
             f"shape [B, T, D] = {list(x.shape)}"
         )
     return check_output(mixer, x, result[0], method), result[1]
+
+
+def check_state_size(mixer: Any, seq_len: int) -> int:
+    """Return mixer.state_size(seq_len) if it is an integer of at least 0; else say whose method is wrong."""
+    with named_errors(mixer, "in state_size"):
+        size = mixer.state_size(seq_len)
+    if not isinstance(size, Integral) or size < 0:
+        raise ValueError(
+            f"{describe_mixer(mixer)} returned {size!r} from state_size({seq_len}); it must return how many numbers "
+            "the state of one sequence holds, an integer of at least 0"
+        )
+    return int(size)
 
 
 def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
@@ -124,14 +161,8 @@ def _run(mixer: nn.Module, x: Tensor) -> Tensor:
     """Return mixer(x), run on copies of its buffers. An error inside a user's own mixer is named as the mixer's."""
     buffers = {name: buffer.clone() for name, buffer in mixer.named_buffers()}
     given = x.clone()
-    try:
+    with named_errors(mixer, f"at x {list(x.shape)} in {x.dtype}"):
         y = torch.func.functional_call(mixer, buffers, (x,))
-    except Exception as error:
-        if type(mixer).__module__.partition(".")[0] == PACKAGE:
-            raise
-        raise ValueError(
-            f"{describe_mixer(mixer)} failed at x {list(x.shape)} in {x.dtype}: {type(error).__name__}: {error}"
-        ) from error
     if not torch.equal(x.nan_to_num(), given.nan_to_num()):
         raise ValueError(f"{describe_mixer(mixer)} changes its input x in place; write x = x + 1 instead of x += 1")
     return check_output(mixer, x, y)

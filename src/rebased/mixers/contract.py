@@ -106,14 +106,15 @@ def mixer_class(name: str) -> type[nn.Module]:
     return _REGISTER[name]
 
 
-def mixer_name(mixer: nn.Module) -> str:
-    """Return the name a mixer is registered under; the name of its class if there is none."""
-    return next((name for name, cls in _REGISTER.items() if cls is type(mixer)), type(mixer).__name__)
+def mixer_name(mixer: nn.Module | type[nn.Module]) -> str:
+    """Return the name a mixer, or its class, is registered under; the name of the class if there is none."""
+    cls = mixer if isinstance(mixer, type) else type(mixer)
+    return next((name for name, known in _REGISTER.items() if known is cls), cls.__name__)
 
 
-def describe_mixer(mixer: nn.Module) -> str:
-    """Return how error messages call a mixer: "mixer 'own' (class Own of own.py)"."""
-    cls = type(mixer)
+def describe_mixer(mixer: nn.Module | type[nn.Module]) -> str:
+    """Return how error messages call a mixer, or its class: "mixer 'own' (class Own of own.py)"."""
+    cls = mixer if isinstance(mixer, type) else type(mixer)
     try:
         source = inspect.getfile(cls)
     except (TypeError, OSError):  # a class from a notebook or an interactive session has no file

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rebased.mixers.checks import check_extended
+from rebased.mixers.checks import check_extended, check_state_size
 from rebased.ops import Norm
 
 
@@ -69,7 +69,7 @@ def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
     """
     if isinstance(mixer, HasSlots):
         return mixer.init_slots(count, capacity)
-    if mixer.state_size(1) == mixer.state_size(2) == mixer.state_size(2**20) and has_rows(mixer):
+    if len({check_state_size(mixer, seq_len) for seq_len in (1, 2, 2**20)}) == 1 and has_rows(mixer):
         return getattr(mixer, "slots_class", FixedSlots)(mixer, count)
     return SeparateSlots(mixer, count)
 

@@ -17,6 +17,7 @@ from rebased.mixers import (
     extend_documents,
     forward_documents,
     mixer_class,
+    named_errors,
     rows_at,
 )
 from rebased.models.config import LMConfig
@@ -64,7 +65,8 @@ def build_mixer(
     factory: dict[str, Any] = {key: value for key, value in (("device", device), ("dtype", dtype)) if value is not None}
     supplied = {key: value for key, value in (context | factory).items() if key in wanted}
     untaken = {key: value for key, value in factory.items() if key not in wanted}
-    with torch.device(untaken["device"]) if "device" in untaken else nullcontext():
+    build_on = torch.device(untaken["device"]) if "device" in untaken else nullcontext()
+    with build_on, named_errors(cls, "in its constructor"):
         mixer = cls(**supplied, **spec.arguments())
     return mixer.to(**untaken) if untaken else mixer
 

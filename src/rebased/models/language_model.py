@@ -14,8 +14,10 @@ from rebased.mixers import (
     Slots,
     can_extend,
     can_shard,
+    check_state_size,
     find_residual_projections,
     mixer_name,
+    named_errors,
     positions_in_documents,
 )
 from rebased.models.block import Block
@@ -108,7 +110,8 @@ class LanguageModel(nn.Module):
                     nn.init.zeros_(module.bias)
         for block in self.blocks:
             if hasattr(block.mixer, "init_weights"):
-                block.mixer.init_weights()
+                with named_errors(block.mixer, "in init_weights"):
+                    block.mixer.init_weights()
 
     def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None, shard: Shard | None = None) -> Tensor:
         """Return the last layer's features after the final norm: tokens [B,T] -> [B,T,D].
@@ -334,7 +337,7 @@ class LanguageModel(nn.Module):
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""
-        return sum(block.mixer.state_size(seq_len) for block in self.blocks)
+        return sum(check_state_size(block.mixer, seq_len) for block in self.blocks)
 
     def num_parameters(self) -> int:
         """Return the number of parameters, the tied head counted once."""

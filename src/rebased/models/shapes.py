@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
+from rebased.mixers import MixerFailed
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel
@@ -46,10 +47,10 @@ def check_model_fits(config: LMConfig, copies: int = 1, more: int = 0) -> None:
     check_memory(copies * _embedding_bytes(config), what)  # first, since layers as wide may have sizes that overflow
     try:
         needed = weight_bytes(config)
-    except ValueError:
-        raise
-    except Exception:  # of a user's own mixer, which may need real tensors: it is built with weights soon
-        needed = 0
+    except Exception as error:
+        if isinstance(error, ValueError) and not isinstance(error, MixerFailed):
+            raise
+        needed = 0  # a user's own mixer may need real tensors: it is built with weights soon
     check_memory(copies * needed + more, what)
 
 
@@ -63,8 +64,8 @@ def _without_weights() -> Iterator[None]:
     try:
         with torch.device("meta"), _NothingIsDrawn():
             yield
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if "overflow" not in str(error).lower():
+    except (RuntimeError, TypeError, OverflowError, MixerFailed) as error:
+        if "overflow" not in str(error.__cause__ or error).lower():
             raise
         raise ValueError("the model has a weight of more than 2**63 bytes; choose smaller sizes") from error
 

@@ -26,7 +26,7 @@ def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, 
         given = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
         typed = LMConfig.model_validate(given)
         base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in given})
-    fields = base.model_dump()
+    fields = base.model_dump() | {"mixers": [mixer.model_dump(exclude_unset=True) for mixer in base.mixers]}
     _reset_value_width(fields["mixers"], patch.get("mixers"))
     model = build(merge(fields, patch))
     if "preset" in value:
@@ -35,12 +35,12 @@ def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, 
 
 
 def _reset_value_width(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
-    """Reset value_width of each mixer whose n_heads changes: its default, d_model // n_heads, then applies.
+    """Remove value_width of each mixer whose n_heads changes: its default, d_model // n_heads, then applies.
 
     A change that names value_width is merged later and wins.
     """
     if isinstance(changes, dict):
         for i, mixer in enumerate(mixers):
             change = changes.get(i, changes.get(str(i)))
-            if "value_width" in mixer and isinstance(change, dict) and "n_heads" in change:
-                mixer["value_width"] = None
+            if isinstance(change, dict) and "n_heads" in change:
+                mixer.pop("value_width", None)

@@ -20,7 +20,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rebased.mixers import can_extend
+from rebased.mixers import can_extend, check_state_size
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
 from rebased.runs.configs import parse_run
@@ -80,7 +80,7 @@ def _numbers(model: LMConfig, seq_len: int) -> tuple[int, int]:
     """The number of weights outside of the embeddings, and of numbers in the states after seq_len tokens."""
     shape = shape_of(model)
     tables = sum(table.weight.numel() for table in (shape.embedding, shape.positions) if table is not None)
-    states = sum(block.mixer.state_size(seq_len) for block in shape.blocks if can_extend(block.mixer))
+    states = sum(check_state_size(block.mixer, seq_len) for block in shape.blocks if can_extend(block.mixer))
     return shape.num_parameters() - tables, states
 
 

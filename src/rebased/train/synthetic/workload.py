@@ -46,6 +46,7 @@ class SyntheticWorkload(Workload):
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
         torch.manual_seed(mix_seed(config.train.seed, DROPOUT))
         self.precision = choose_precision(config.train.precision, world.device)
+        self.state_bytes = self._count_state_bytes()  # before there is a folder: a mixer's state_size may fail
 
     @property
     def parameters(self) -> int:
@@ -67,11 +68,15 @@ class SyntheticWorkload(Workload):
         return self.output.record.epochs
 
     def facts(self) -> dict[str, Any]:
-        """The bytes of the model's state after the longest test sequence, in fp32, for readers without its mixers."""
+        return {"state_bytes": self.state_bytes} if self.state_bytes else {}
+
+    def _count_state_bytes(self) -> dict[str, int]:
+        """The bytes of the model's state after the longest test sequence, in fp32, for readers without its mixers, by
+        the length of that sequence. Empty if a mixer has no state."""
         if not all(can_extend(block.mixer) for block in self.model.blocks):
             return {}
         longest = max(segment.seq_len for segment in self.config.task.test)
-        return {"state_bytes": {str(longest): 4 * self.model.state_size(longest)}}
+        return {str(longest): 4 * self.model.state_size(longest)}
 
     def must_have_saved(self, lines: Sequence[dict[str, Any]]) -> bool:
         return sum(line["type"] == "epoch" for line in lines) > 1  # one may be written just before the first checkpoint
