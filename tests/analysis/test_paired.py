@@ -103,7 +103,7 @@ def test_sentences() -> None:
     assert in_words("Based", "ReBased", clear) == (
         "Based recalls less than ReBased by 0.124 ± 0.030 on 5 paired seeds (Holm p = 0.0015, d = -4.2)."
     )
-    assert in_words("A", "B", unclear).startswith("Between A and B these seeds do not decide: they differ by 0.045 ± ")
+    assert in_words("A", "B", unclear).startswith("Undecided: A recalls more than B by 0.045 ± ")
 
 
 def test_too_few_pairs_for_wilcoxon_are_said() -> None:

@@ -119,9 +119,8 @@ def in_words(a: str, b: str, found: Comparison, verbs: Verbs = Verbs()) -> str: 
     if isnan(found.t_p):
         return f"{a} and {b} differ {by}, alike on every seed: without spread the t test says nothing."
     numbers = f"(Holm p {equals(found.t_holm)}, d = {found.d:.1f})"
-    if found.t_holm < SIGNIFICANT:
-        return f"{a} {verbs.greater if mean > 0 else verbs.smaller} {b} {by} {numbers}."
-    return f"Between {a} and {b} these seeds do not decide: they differ {by} {numbers}."
+    undecided = "" if found.t_holm < SIGNIFICANT else "Undecided: "
+    return f"{undecided}{a} {verbs.greater if mean > 0 else verbs.smaller} {b} {by} {numbers}."
 
 
 def wilcoxon_limit(pairs: int) -> str | None:

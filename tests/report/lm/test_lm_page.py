@@ -53,7 +53,10 @@ def test_the_page_is_whole() -> None:
     assert "9 runs of language models: 3 models, 1 text, 3 seeds." in html
     assert "20.700 ± 0.200" in reader.texts["td"]  # the mean and the sample standard deviation of 20.5, 20.7, 20.9
     assert "rebased report x" in reader.texts["code"]
-    assert "rebased lm train --config attention-42/config.yaml --out again" in reader.texts["code"]
+    assert (
+        "rebased lm train --config attention-42/config.yaml --data.folder PREPARED_TEXT --out again"
+        in reader.texts["code"]
+    )
     data = json.loads(reader.texts["script"][0])["language_models"]
     assert [run["folder"] for run in data["runs"]] == [run.folder for run in nine()]
     assert data["runs"][0]["training_loss"] == [[5, 10], [9.0, 4.0]]

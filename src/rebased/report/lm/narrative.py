@@ -138,5 +138,5 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
 
 
 def command_to_redo(runs: Sequence[Run]) -> str:
-    """The command that trains one of the runs again, from the folder that holds its own."""
-    return f"rebased lm train --config {runs[0].folder}/config.yaml --out again"
+    """The command that trains one of the runs again, from the folder that holds its own. Its text may lie elsewhere."""
+    return f"rebased lm train --config {runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"

@@ -103,7 +103,9 @@ class LMReport:
         if curves:
             yield Section("Training curves", curves)
         yield Section("Settings of the language models", self._each(self._settings))
-        again = paragraphs("To train one of these runs again, from the folder that holds it:")
+        again = paragraphs(
+            "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
+        )
         again += commands([narrative.command_to_redo(self.runs)])
         runs = details(f"Show {narrative.plural(len(self.runs), 'run')}", self._runs_table().to_html())
         yield Section("All runs of language models", runs + again)
