@@ -205,6 +205,7 @@ def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
 CAMPAIGN = {
     "table1": 180,
     "figures": 120,
+    "figure7": 48,
     "extrapolation": 15,
     "table3": 210,
     "table3-heads": 80,
