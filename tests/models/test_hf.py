@@ -235,3 +235,14 @@ def test_other_caches_and_cropping_are_refused(hybrid: RebasedForCausalLM) -> No
 def test_a_wrong_config_says_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="d_modell"):
         RebasedConfig({"d_modell": 3})
+
+
+def test_what_other_models_offer_is_refused_and_not_left_out(hybrid: RebasedForCausalLM) -> None:
+    tokens = torch.tensor([[1, 2, 3]])
+    for given in ({"output_hidden_states": True}, {"output_attentions": True}, {"inputs_embeds": torch.ones(1, 3, 16)}):
+        with pytest.raises(ValueError, match=f"returns logits, a loss and a cache; got {next(iter(given))}"):
+            hybrid(tokens, **given)
+    with pytest.raises(ValueError, match="this model takes input_ids"):
+        hybrid()
+    plain = hybrid(tokens, output_hidden_states=False, token_type_ids=torch.zeros_like(tokens))
+    assert torch.equal(plain.logits, hybrid(tokens).logits)

@@ -30,6 +30,7 @@ from rebased.models.language_model import LanguageModel, LMState
 from rebased.ops import IGNORE, linear_cross_entropy
 
 NO_LIMIT = -1  # transformers' word for a cache without a longest sequence
+LACKING = ("inputs_embeds", "output_hidden_states", "output_attentions")  # arguments of other models
 
 
 class RebasedConfig(PretrainedConfig):
@@ -243,7 +244,7 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: RebasedCache | None = None,
         labels: Tensor | None = None,
@@ -251,7 +252,7 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
-        **_: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits, and a loss where there are labels.
 
@@ -264,7 +265,12 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: whether to return a cache. Default: only if one is given.
             logits_to_keep: compute logits of the last so many positions only; 0: of all. Or the positions.
             num_items_in_batch: what the sum of losses is divided by. Default: the number of labels.
+            others: what trainers and tokenizers give other models, such as token_type_ids. It changes nothing.
         """
+        lacking = [name for name in LACKING if others.get(name) is not None and others[name] is not False]
+        if lacking or input_ids is None:
+            given = f"; got {', '.join(lacking)}" if lacking else ""
+            raise ValueError(f"this model takes input_ids, and returns logits, a loss and a cache{given}")
         rows = find_rows(attention_mask, *input_ids.shape)
         if use_cache or past_key_values is not None:
             cache = RebasedCache(self.model) if past_key_values is None else past_key_values
