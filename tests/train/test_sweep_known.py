@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from fake_records import fake_run
+from rebased.cli import sweep_files
 from rebased.runs.collect import collect, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
-from rebased.train.checkpoint import read_pointer
-from rebased.train.sweep import Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
+from rebased.train.checkpoint import Pointer, read_pointer
+from rebased.train.sweep import Plan, Point, carry, describe_known, make_plan, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import archives
 from tiny_run import AtStep, everything, tiny
 
@@ -177,6 +178,37 @@ def test_of_two_checkpoints_of_a_run_the_further_one_is_taken(tmp_path: Path, ha
         assert newest == found
         assert newest is not None
         assert newest.step >= 40
+
+
+def test_a_run_that_saves_while_it_is_packed_is_packed_whole(
+    tmp_path: Path, half: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that the pointer no longer names is deleted: it must not be packed beside the new pointer."""
+    run, read, calls = half.runs[0], carry.read_pointer, 0
+
+    def read_and_go_on(folder: Path) -> Pointer | None:
+        nonlocal calls
+        calls += 1
+        pointer = read(folder)
+        if calls == 1:
+            train(run.config, run.folder, sinks=[AtStep(40, lambda: signal_self())], resume=True)
+        return pointer
+
+    monkeypatch.setattr(carry, "read_pointer", read_and_go_on)
+    assert pack([run], tmp_path / "a.tar", 2**24).runs == 1
+    there = tmp_path / "there"
+    assert unpack(tmp_path / "a.tar", elsewhere(half, there).runs, there).runs == 1
+    assert (found := read_pointer(there / run.digest))
+    assert found.step >= 40
+
+
+def test_unfinished_runs_are_written_while_a_sweep_goes_on(
+    tmp_path: Path, half: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_files, "CARRY_EVERY", 0.0)
+    sweep_files.SweepFiles([], None, tmp_path / "rest", 16).keep(half)()
+    there = tmp_path / "there"
+    assert unpack(tmp_path / "rest" / "unfinished-1.tar", elsewhere(half, there).runs, there).runs == 1
 
 
 def test_what_does_not_fit_is_left_and_counted(tmp_path: Path, half: Plan) -> None:

@@ -132,7 +132,8 @@ def sweep(
         Stop in time, such as 9m or 1h30m: no run is started that would not end by then, and running ones are saved.
     carry_unfinished
         Write the checkpoints of unfinished runs into this file (.tar), or into up to four files in this folder. With
-        --known a sweep elsewhere goes on with them. Then runs need not end in the time of --for.
+        --known a sweep elsewhere goes on with them. Then runs need not end in the time of --for. They are also written
+        while the sweep runs.
     carry_mib
         The largest size of such a file, in MiB.
     """
@@ -190,7 +191,7 @@ def sweep(
         tally = Tally(plan, cost, where.workers, stages)
         command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:
-            with sweep_board(console, tally, files.keep(folder)) as board:
+            with sweep_board(console, tally, files.keep(plan)) as board:
                 ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
             say(console, f"{AT_ONCE}: {again(command, tally)}")

@@ -14,6 +14,7 @@ from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
 
 CARRY_MIB = 16  # the largest file of unfinished runs, if no other size is asked for
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
+CARRY_EVERY = 120.0  # seconds between two times that unfinished runs are written
 
 
 class SweepFiles:
@@ -35,7 +36,7 @@ class SweepFiles:
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Carried]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
-        self._written = time.monotonic()
+        self._written = self._carried = time.monotonic()
 
     def check(self) -> None:
         """Make the folders of what is to be written. Raises ValueError if nothing can be written there: better before
@@ -85,15 +86,19 @@ class SweepFiles:
             for path in self._archives:
                 yield f"{path}: {plural(len(digests_in(path) & new), 'unfinished run')} to go on with"
 
-    def keep(self, folder: Path) -> Callable[[], None]:
-        """A function to call after a run: it writes the bundle, if the last one is old. So what ended is not lost if
-        the machine is taken away."""
+    def keep(self, plan: Plan) -> Callable[[], None]:
+        """A function to call after a run: it writes the bundle and the unfinished runs, if the last ones are old. So
+        little is lost if the machine is taken away."""
 
         def write() -> None:
             if self._bundle and time.monotonic() - self._written > EVERY:
                 with suppress(OSError):  # the last one, after the sweep, says what is wrong
-                    write_union(self._bundle, self.known, folder)
+                    write_union(self._bundle, self.known, plan.folder)
                 self._written = time.monotonic()
+            if self._carry and time.monotonic() - self._carried > CARRY_EVERY:
+                with suppress(OSError):
+                    pack(plan.runs, self._carry, self._limit)
+                self._carried = time.monotonic()
 
         return write
 

@@ -5,11 +5,13 @@ names. A stranger's file can do no harm: only these files are unpacked, with the
 new folders of runs that the sweep has planned; and a run reads its checkpoint without trusting it.
 """
 
+import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from rebased.config import read_yaml
 from rebased.files import describe_file, replacing, sha256_bytes
@@ -23,6 +25,7 @@ SUFFIX = ".tar"
 PART = "unfinished-"  # begins the names of the files in a folder
 MOST = 4  # files in a folder
 MIB = 2**20
+TRIES = 3  # to open a checkpoint that a run replaces meanwhile
 LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
 
 
@@ -42,50 +45,76 @@ def archives(path: Path) -> list[Path]:
 def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
     """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
     come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
-    replaced. The same runs give the same bytes."""
-    found = [(pointer, run) for run in runs if (pointer := _pointer_of(run.folder))]
-    packed: list[dict[str, Path]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
+    replaced. The same runs give the same bytes. Runs may go on meanwhile."""
+    packed: list[dict[str, BinaryIO]] = [{} for _ in range(1 if path.suffix == SUFFIX else MOST)]
     room, left = [limit - 2 * tarfile.RECORDSIZE for _ in packed], 0
-    for pointer, run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
-        lines = lines_so_far(run.folder)
-        if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
-            continue
-        own = {f"{run.digest}/{name}": run.folder / name for name in (CONFIG, RECORD, POINTER, *pointer.files)}
-        needed = sum(512 + -(-file.stat().st_size // 512) * 512 if file.is_file() else limit for file in own.values())
-        part = next((part for part, free in enumerate(room) if needed <= free), None)
-        if part is None:
-            left += 1
-            continue
-        packed[part] |= own
-        room[part] -= needed
-    if path.suffix == SUFFIX:
-        _write_archive(path, packed[0])
-        return Carried(_runs_in(packed[0]), left, path.stat().st_size)
-    size, older = 0, set(archives(path))
-    for number, files in enumerate(packed, start=1):
-        if files:
-            archive = path / f"{PART}{number}{SUFFIX}"
-            _write_archive(archive, files)
-            older.discard(archive)
-            size += archive.stat().st_size
+    with ExitStack() as held:
+        found = [(checkpoint, run) for run in runs if (checkpoint := _hold(run.folder, held))]
+        for (_, files), run in sorted(found, key=lambda pair: (-pair[0].step, pair[1].digest)):
+            lines = lines_so_far(run.folder)
+            if lines and lines[-1]["type"] == "end" and lines[-1]["status"] in ENDED:
+                continue
+            needed = sum(512 + -(-_size(file) // 512) * 512 for file in files.values()) if files else limit
+            part = next((part for part, free in enumerate(room) if needed <= free), None)
+            if part is None:
+                left += 1
+                continue
+            packed[part] |= {f"{run.digest}/{name}": file for name, file in files.items()}
+            room[part] -= needed
+        if path.suffix == SUFFIX:
+            _write_archive(path, packed[0])
+            return Carried(_runs_in(packed[0]), left, path.stat().st_size)
+        size, older = 0, set(archives(path))
+        for number, some in enumerate(packed, start=1):
+            if some:
+                archive = path / f"{PART}{number}{SUFFIX}"
+                _write_archive(archive, some)
+                older.discard(archive)
+                size += archive.stat().st_size
     for archive in older:
         archive.unlink()
     return Carried(sum(map(_runs_in, packed)), left, size)
+
+
+class _Checkpoint(NamedTuple):
+    """A run's checkpoint with its files, open: the run may replace them meanwhile. No files if one is missing."""
+
+    step: int
+    files: Mapping[str, BinaryIO]
+
+
+def _hold(folder: Path, held: ExitStack) -> _Checkpoint | None:
+    """Open the files of the run in a folder until `held` ends; None if there is no checkpoint."""
+    pointer = _pointer_of(folder)
+    for _ in range(TRIES):
+        if pointer is None:
+            return None
+        with suppress(FileNotFoundError), ExitStack() as opened:
+            names = (CONFIG, RECORD, POINTER, *pointer.files)
+            files: dict[str, BinaryIO] = {name: opened.enter_context(open(folder / name, "rb")) for name in names}
+            if _pointer_of(folder) == pointer:  # so all files are of this checkpoint
+                held.push(opened.pop_all())
+                return _Checkpoint(pointer.step, files)
+        pointer = _pointer_of(folder)
+    return _Checkpoint(-1, {})
 
 
 def _runs_in(files: Iterable[str]) -> int:
     return len({name.partition("/")[0] for name in files})
 
 
-def _write_archive(path: Path, files: dict[str, Path]) -> None:
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _write_archive(path: Path, files: Mapping[str, BinaryIO]) -> None:
     """Write files into a tar file under these names, without owners and times."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, source in files.items():
+        for name, content in files.items():
             about = tarfile.TarInfo(name)
-            about.size, about.mode = source.stat().st_size, 0o644
-            with open(source, "rb") as content:
-                archive.addfile(about, content)
+            about.size, about.mode = _size(content), 0o644
+            archive.addfile(about, content)
 
 
 def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Carried:
