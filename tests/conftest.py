@@ -74,6 +74,14 @@ def _one_server_forks_every_process() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _mixers_and_tasks_of_a_test_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    for name in ("rebased.mixers.contract", "rebased.tasks.contract"):
+        if module := sys.modules.get(name):
+            monkeypatch.setattr(module, "_REGISTER", dict(module._REGISTER))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Triton caches kernels below HOME. If HOME cannot be written, it gets a temporary folder."""

@@ -20,7 +20,6 @@ from rich.console import Console
 from rebased.cli import main
 from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.files import locked
-from rebased.mixers import contract
 from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, TimeBudget, make_plan, read_sweep
@@ -43,7 +42,6 @@ HANGS = 300  # seconds: no machine is so slow
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # a test's mixers are its own
     write({"model.preset": ["rebased", "based"], "train.seed": [1, 2]})
 
 

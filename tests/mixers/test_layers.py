@@ -175,9 +175,7 @@ def test_where_torch_func_does_not_work_the_error_says_why(name: str) -> None:
             transform(x)
 
 
-def test_a_mixer_without_device_and_dtype_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-
+def test_a_mixer_without_device_and_dtype_is_moved() -> None:
     @contract.register_mixer("plain")
     class Plain(nn.Module):
         def __init__(self, d_model: int) -> None:

@@ -1,25 +1,22 @@
 """A user's own mixer in a model: what it returns, whether it looks ahead, and what it declares."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers import MixerFailed, ShortConv, contract, register_mixer
+from rebased.mixers import MixerFailed, ShortConv, register_mixer
 from rebased.models import LanguageModel, LMConfig, check_causality, preset, preset_names
 
 VOCAB, B, T, D = 50, 2, 13, 24
 
 
 @pytest.fixture(autouse=True)
-def _clean_register() -> Iterator[None]:
+def _seed() -> None:
     torch.manual_seed(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-        yield
 
 
 def model_with(forward: Callable[[Any, Tensor], Any], **methods: Any) -> LanguageModel:

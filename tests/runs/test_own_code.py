@@ -5,10 +5,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from fake_records import fake_run
-from rebased.mixers import contract
 from rebased.report.prose import warn_about_code, warn_about_records
 from rebased.runs.collect import Collection, gather, write_bundle
 from rebased.runs.finished import Run
@@ -27,11 +24,6 @@ class Own(nn.Module):
     def forward(self, x):
         return x
 """
-
-
-@pytest.fixture(autouse=True)
-def _register_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
 
 
 def load(folder: Path, source: str) -> ModuleType:

@@ -9,7 +9,6 @@ from forked_pytest import run_pytest
 from rebased.cli import main
 from rebased.evaluate.task_contract import CHECKS
 from rebased.runs.record import read_record
-from rebased.tasks import contract
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add_a_task.md").read_text()
@@ -34,7 +33,6 @@ def test_the_ceremony_is_under_ten_lines() -> None:
 
 
 def test_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
     monkeypatch.chdir(tmp_path)
     Path("my_task.py").write_text(block("python"))
     Path("my_task.yaml").write_text(block("yaml"))

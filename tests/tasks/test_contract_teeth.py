@@ -16,11 +16,6 @@ from task_option import find_task
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _register(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
-
-
 class Last(Task):
     """Say the first token at the end."""
 

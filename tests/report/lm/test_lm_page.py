@@ -164,7 +164,7 @@ def test_runs_in_no_result_are_named() -> None:
     runs = [*nine()[:3], fake_lm_run("based", status="diverged"), fake_lm_run("rebased")]
     report = Report(Collection(lm_runs=runs))
     assert report.warnings[0].startswith(
-        "One seed only, so no spread and no test: ReBased (text aaaaaaaaaaaa, T = 2,048"
+        "One seed only, so no spread and no test: ReBased (text enwik8 (aaaaaaaaaaaa), T = 2,048"
     )
     assert report.warnings[1:] == ["1 run diverged: in no result, but in the list of all runs."]
     assert [row[-4] for row in runs_table(runs, {}).rows] == ["done", "done", "done", "diverged", "done"]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from rebased.runs.finished import Run
@@ -56,13 +57,14 @@ class LanguageModels:
 
     @property
     def data(self) -> str:
-        """The data in words, such as "text db4046b34883, T = 2,048"."""
+        """The data in words, such as "text enwik8 (db4046b34883), T = 2,048"."""
         run = self.runs[0]
         settings = run.settings["data"]
         isolated = ", documents isolated" if settings["isolate_documents"] else ""
         tokens = measured(run, self.split)["tokens"]
         return (
-            f"text {checksum(run)}, T = {settings['seq_len']:,}{isolated}, {tokens:,} tokens of the {self.split} split"
+            f"text {PurePath(settings['folder']).name} ({checksum(run)}), T = {settings['seq_len']:,}{isolated}, "
+            f"{tokens:,} tokens of the {self.split} split"
         )
 
     def values(self, model: str, part: str) -> dict[int, float]:
