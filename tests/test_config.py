@@ -110,6 +110,7 @@ BAD = {
     "train.betas=[0.9, 1]": "train.betas: both must be at least 0 and below 1, such as [0.9, 0.999]; got [0.9, 1.0]",
     "train.protocol=papers": "train.protocol: should be 'paper' or 'held_out'; got 'papers'; did you mean 'paper'?",
     "train.precision=int3": "train.precision: should be 'auto', 'fp32', 'tf32' or 'bf16'; got 'int3'",
+    "train.device=gpu": "train.device: should be 'auto', 'cpu' or 'cuda'; got 'gpu'; did you mean 'cuda'?",
     "train=3": "train: should be a valid dictionary or instance of SyntheticTrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
     "train.protocol=held_out": "train.protocol held_out reports on the held-out split, but task.held_out is empty",

@@ -23,10 +23,21 @@ INTEGERS = 2**63
 """Integers of a config are smaller than this: torch's and numpy's have 64 bits."""
 
 
+SYNONYMS = {"gpu": "cuda"}
+"""Words that mean a known one and look more like another."""
+
+
+def nearest_word(word: str, known: list[str]) -> str | None:
+    """The known word that was probably meant; None if none is similar."""
+    if SYNONYMS.get(word) in known:
+        return SYNONYMS[word]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """The end of an error message about an unknown word: the most similar known word, or all of them."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest_word(word, known)
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
 
 
 class Config(BaseModel):
@@ -168,8 +179,8 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
             what = mistake["msg"].removeprefix("Input ")
             hint = ""
             if mistake["type"] == "literal_error":
-                near = difflib.get_close_matches(str(mistake["input"]), re.findall(r"'(.*?)'", what), n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                near = nearest_word(str(mistake["input"]), re.findall(r"'(.*?)'", what))
+                hint = f"; did you mean {near!r}?" if near else ""
             yield f"{key}: {what}; got {short(mistake['input'])}{hint}"
 
 

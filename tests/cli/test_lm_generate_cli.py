@@ -192,6 +192,10 @@ ERRORS: list[tuple[list[str], str]] = [
         ["random", "--tokenizer", "small.json"],
         "the tokenizer small.json has 358 tokens, and the model has a vocabulary",
     ),
+    (
+        ["random", "--device", "gpu"],
+        'Invalid value "gpu" for --device. Choose from: "auto", "cpu", "cuda". Did you mean "cuda"?',
+    ),
     (["random", *BYTES, "--prompt", "a", "--file", "bad.txt"], "give --prompt or --file, not both"),
     (["random", *BYTES, "--file", "bad.txt"], "bad.txt, line 2 is not UTF-8: invalid start byte at byte 3"),
     (["random", *BYTES, "--file", "blank.txt"], "blank.txt has no prompts; write one per line"),
