@@ -151,6 +151,21 @@ def test_bad_input_is_named_with_its_remedy(override: str) -> None:
     assert "://" not in message
 
 
+def test_a_mistake_says_where_its_value_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: mqar\nmodel: {preset: rebased}\ntrain: {lr: fast}\n")
+    for overrides, begin in (
+        ({}, f"{path}: train.lr: should be a valid number"),
+        ({"train.seed": "1"}, f"{path}: train.lr: should be a valid number"),
+        ({"train.lr": "slow"}, "--train.lr: should be a valid number"),
+        ({"train": "{lr: slow}"}, "--train: train.lr: should be a valid number"),
+        ({"train.lrr": "1", "task.name": "mqar"}, f"{path} with --train.lrr: train: unknown key 'lrr'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            load_config(SyntheticRunConfig, path, overrides)
+        assert str(caught.value).startswith(begin)
+
+
 def test_each_mistake_has_a_line() -> None:
     with pytest.raises(ValueError) as caught:
         load_config(SyntheticRunConfig, QUICK, {"train.lr": "-1", "train.seed": "-1", "model.d_model": "0"})

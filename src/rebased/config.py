@@ -115,12 +115,13 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:
     """The config in a YAML file, after overrides such as {"train.lr": "3e-3", "model.mixers.1.n_heads": "4"}."""
-    patch = nest({dotted: parse_yaml(text, f"--{dotted}") for dotted, text in (overrides or {}).items()})
+    options = {dotted: f"--{dotted}" for dotted in overrides or {}}
+    patch = nest({dotted: parse_yaml(text, options[dotted]) for dotted, text in (overrides or {}).items()})
     tree = merge(read_yaml(path), patch)
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        raise ValueError(f"{path}: {explain(error)}") from error
+        raise ValueError("\n".join(map(": ".join, mistakes_by_source(error, str(path), options)))) from error
 
 
 def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,10 +161,35 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
 
 def explain(error: ValidationError) -> str:
     """One line per mistake that pydantic found: the path of the key, what is wrong with its value, and the remedy."""
-    return "\n".join(dict.fromkeys(_explain(error, ())))  # without repeated lines
+    return "\n".join(f"{key}: {what}" if key else what for key, what in find_mistakes(error))
 
 
-def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[str]:
+def mistakes_by_source(error: ValueError, file: str, options: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(where its value came from, what `explain` says) for each mistake in a config from a file and options.
+
+    `options` are those of the command line by the path of the setting that they change: {"train.lr": "--train.lr"}.
+    The source is such an option, or the file, together with the options that are below the path of the mistake.
+    """
+    found = []
+    for key, what in find_mistakes(error):
+        text = f"{key}: {what}" if key else what
+        if option := options.get(key):
+            found.append((option, what))
+        elif above := [option for path, option in options.items() if key.startswith(f"{path}.")]:
+            found.append((above[0], text))
+        else:
+            below = [option for path, option in options.items() if not key or path.startswith(f"{key}.")]
+            found.append((f"{file} with {', '.join(dict.fromkeys(below))}" if below else file, text))
+    return found
+
+
+def find_mistakes(error: ValueError) -> list[tuple[str, str]]:
+    """(path of the key, what is wrong and the remedy) for each mistake. An error that is not pydantic's has no path."""
+    found = _explain(error, ()) if isinstance(error, ValidationError) else [("", str(error))]
+    return list(dict.fromkeys(found))  # without repetition
+
+
+def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[tuple[str, str]]:
     for mistake in error.errors(include_url=False):
         path = (*parent, *mistake["loc"])
         cause = mistake.get("ctx", {}).get("error")
@@ -172,16 +198,16 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
             continue
         key = ".".join(map(str, path))
         if mistake["type"] in ("value_error", "assertion_error"):  # our own messages name value and remedy
-            yield f"{key}: {cause}" if key else str(cause)
+            yield key, str(cause)
         elif mistake["type"] == "missing":
-            yield f"{key}: is missing; give it a value"
+            yield key, "is missing; give it a value"
         else:
             what = mistake["msg"].removeprefix("Input ")
             hint = ""
             if mistake["type"] == "literal_error":
                 near = nearest_word(str(mistake["input"]), re.findall(r"'(.*?)'", what))
                 hint = f"; did you mean {near!r}?" if near else ""
-            yield f"{key}: {what}; got {short(mistake['input'])}{hint}"
+            yield key, f"{what}; got {short(mistake['input'])}{hint}"
 
 
 def short(value: Any) -> str:
