@@ -201,11 +201,13 @@ ERRORS: list[tuple[list[str], str]] = [
     (["random", *BYTES, "--file", "blank.txt"], "blank.txt has no prompts; write one per line"),
     (["random", *BYTES, "--file", "none.txt"], "none.txt: No such file or directory"),
     (["random", *BYTES, "--file", "bad.jsonl"], "bad.jsonl, line 1 should be an object with a text"),
-    (["random", *BYTES, "--prompt", "a", "--max-tokens", "0"], "max_tokens 0 is not a number of tokens"),
-    (["random", *BYTES, "--prompt", "a", "--temperature", "-1"], "temperature -1.0 is out of range"),
-    (["random", *BYTES, "--prompt", "a", "--top-p", "7"], "top_p 7.0 is out of range"),
+    (["random", *BYTES, "--prompt", "a", "--max-tokens", "0"], "--max-tokens 0 is not a number of tokens"),
+    (["random", *BYTES, "--prompt", "a", "--temperature", "-1"], "--temperature -1.0 is out of range"),
+    (["random", *BYTES, "--prompt", "a", "--top-p", "7"], "--top-p 7.0 is out of range"),
     (["random", *BYTES, "--prompt", "a", "--stop", ""], "a stop string is empty"),
-    (["random", *BYTES, "--prompt", "a", "--n", "0"], "n 0 is not a number of sequences per prompt"),
+    (["random", *BYTES, "--prompt", "a", "--n", "0"], "--n 0 is not a number of sequences per prompt"),
+    (["random", *BYTES, "--prompt", "a", "--batch-size", "0"], "--batch-size 0 is not a number of sequences at a time"),
+    (["random", *BYTES, "--prompt", "a", "--n", "100001"], "100,001 sequences (prompts times n) are more than the"),
     (["random", *BYTES, "--prompt", "a", "--json", "bad.jsonl"], "bad.jsonl is there already; choose another file"),
     (["random", *BYTES, "--prompt", "a", "--save", "bad.txt"], "bad.txt is there already; choose another file"),
     (["random", *BYTES, "--continue", "bad.txt"], "bad.txt is damaged or not a safetensors file"),
@@ -215,7 +217,11 @@ ERRORS: list[tuple[list[str], str]] = [
     ),
     (
         ["spoken", *BYTES, "--prompt", "a" * 65],
-        "prompt 0 has 65 tokens, more than the model's 64 positions; shorten it",
+        "the prompt has 65 tokens, more than the model's 64 positions; shorten it",
+    ),
+    (
+        ["spoken", *BYTES, "--prompt", "a", "--prompt", "a" * 65],
+        "prompt 2 of 2 has 65 tokens, more than the model's 64 positions; shorten it",
     ),
 ]
 
