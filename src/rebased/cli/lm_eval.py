@@ -204,12 +204,15 @@ def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRul
     for name in ("number", "share", "perplexity", "95 % interval", "nats"):
         table.add_column(name, justify="right")
     ago = [(f"  {a:,} ago" if a == b else f"  {a:,} to {b:,} ago", kind) for a, b, kind in summary.by_distance]
-    for name, kind in (("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago):
+    kinds = [("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago]
+    for name, kind in kinds:
         share = f"{kind.tokens / summary.all.tokens:.4f}"
         low, high = map(digits, kind.perplexity_interval)
         interval = f"{low} to {high}" if low != "-" else "-"
         table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
     console.print(table)
+    if any(kind.tokens and math.isnan(kind.interval.low) for _, kind in kinds):
+        console.print("no interval where all tokens are of one window", highlight=False)
     console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
     value = "not known: this text was prepared without counting its bytes" if bits is None else f"{bits:.4f}"
     console.print(f"bits per byte: {value}", highlight=False)
