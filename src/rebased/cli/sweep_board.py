@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from types import TracebackType
 from typing import Any, Self
 
@@ -163,6 +164,14 @@ def score_of(end: dict[str, Any]) -> float | None:
     return end["valid"]["all"]["perplexity"] if "valid" in end else None
 
 
+def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """The names of the runs by digest, without what all of them share: a line of a terminal has little room."""
+    differ = [len(set(words)) > 1 for words in zip(*(run.name for run in runs), strict=True)]
+    if not any(differ):
+        return {run.digest: str(run) for run in runs}
+    return {run.digest: ", ".join(compress(run.name, differ)) for run in runs}
+
+
 def waiting(run: PlannedRun) -> PlannedRun:
     """The run with its earlier failure, if any, removed: it is about to be trained again."""
     return replace(run, status="begun", error=None) if run.status == "failed" else run
@@ -266,7 +275,7 @@ class LiveBoard(SweepBoard):
 
     def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
         super().__init__(console, tally, keep)
-        self._stopping = Text()
+        self._stopping, self._names = Text(), short_names(list(tally.runs.values()))
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
@@ -309,7 +318,7 @@ class LiveBoard(SweepBoard):
                 if best
                 else "",
             )
-        running_lines = [f"{words}: {tally.runs[digest]}" for digest, words in list(tally.progress.items())[:SHOWN]]
+        running_lines = [f"{self._names[digest]}: {words}" for digest, words in list(tally.progress.items())[:SHOWN]]
         more = len(tally.progress) - len(running_lines)
         if more > 0:
             running_lines.append(f"and {more} more")
