@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
+from rebased.config import Config, explain, load_config, merge, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, preset
 from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import SyntheticRunConfig
@@ -218,6 +218,10 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner = Inner()
+
+
+def test_plural() -> None:
+    assert [plural(n, "run") for n in (0, 1, 2, 2000)] == ["0 runs", "1 run", "2 runs", "2,000 runs"]
 
 
 def test_explain_needs_no_file() -> None:

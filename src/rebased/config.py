@@ -40,6 +40,11 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2,000 runs'"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class Config(BaseModel):
     """The base class of configs. Values are validated and cannot be changed; an unknown key is an error."""
 

@@ -284,7 +284,7 @@ def test_divergence_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS) == 0
     out = capsys.readouterr().out
     assert "seed 42: diverged: the loss became nan" in out
-    assert "0 of 1 runs done, 1 diverged; out" in out
+    assert "0 of 1 run done, 1 diverged; out" in out
     assert rebased(*WORDS, "--retry-failed") == 0
     assert "1 run: 1 done, 0 to train" in capsys.readouterr().out
 

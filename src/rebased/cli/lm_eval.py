@@ -14,6 +14,7 @@ from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
+from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
@@ -152,7 +153,9 @@ def lm_eval(
         )
     entry = trained.corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
-    title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
+    title = (
+        f"{model}, {trained.model.num_parameters():,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}"
+    )
     results = to.result_console()
     say(results, title)
     show(results, summary, bits, rule)
