@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, read_yaml
+from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
@@ -166,16 +166,27 @@ def combinations(
 
 
 def check_select(path: Path, select: Select | None, points: Sequence[Point]) -> None:
-    """Raise ValueError if no run has the setting that the stages choose, or the stages choose the seed itself."""
+    """Raise ValueError if the grid does not vary the setting that the stages choose, or has too few seeds for them."""
     if select is None:
         return
-    known = list(dict.fromkeys(key for point in points for key in point.settings))
-    if select.setting == SEED or select.setting not in flatten(points[0].config.model_dump(mode="json")):
+    settings = flatten(points[0].config.model_dump(mode="json")).keys() - {SEED}
+    known = [key for key in dict.fromkeys(key for point in points for key in point.settings) if key in settings]
+    if select.setting == SEED or (select.setting not in known and not is_varied(select.setting, points)):
         raise ValueError(
-            f"{path}: select.setting {select.setting!r} should be a setting of the runs, with several values in the "
-            f"grid; "
-            f"{did_you_mean(select.setting, [key for key in known if key != SEED])}"
+            f"{path}: select.setting {select.setting!r} should be a setting that the grid gives several values; "
+            f"{did_you_mean(select.setting, known) if known else 'it has none'}"
         )
+    seeds = {point.config.train.seed for point in points}
+    if select.seeds > len(seeds):
+        raise ValueError(
+            f"{path}: select.seeds {select.seeds} is more than the {plural(len(seeds), 'seed')} of the grid; give it "
+            f"more seeds, or --select.seeds {len(seeds)}"
+        )
+
+
+def is_varied(setting: str, points: Sequence[Point]) -> bool:
+    """True if the configs have several values of a setting, whatever axis gives them."""
+    return len({str(flatten(point.config.model_dump(mode="json")).get(setting)) for point in points}) > 1
 
 
 def parse_buildable(tree: Any) -> RunConfig:
