@@ -40,6 +40,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to:
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; choose a folder (--out)")
     to.check()
     console, page, command = to.console(), out / "report.html", command_line(out, seeds, config)
     check_replaceable(page)  # before minutes of training, not after
