@@ -33,8 +33,9 @@ class ProgressSink(Sink):
     ) -> None: ...
 
 
-def progress_sink(console: Console) -> ProgressSink:
-    """A bar where the console is a terminal, else lines."""
+def progress_sink(console: Console | None = None) -> ProgressSink:
+    """A bar where the console is a terminal, else lines. Default: the console of stdout."""
+    console = console or Console()
     return Bar(console) if console.is_terminal else Lines(console)
 
 
