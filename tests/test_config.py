@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from rebased.config import Config, explain, load_config, merge, parse_yaml, read_yaml
+from rebased.config import Config, explain, load_config, merge, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, preset
 from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import SyntheticRunConfig
@@ -131,6 +131,7 @@ BAD = {
     "train.betas=[0.9, 1]": "train.betas: both must be at least 0 and below 1, such as [0.9, 0.999]; got [0.9, 1.0]",
     "train.protocol=papers": "train.protocol: should be 'paper' or 'held_out'; got 'papers'; did you mean 'paper'?",
     "train.precision=int3": "train.precision: should be 'auto', 'fp32', 'tf32' or 'bf16'; got 'int3'",
+    "train.device=gpu": "train.device: should be 'auto', 'cpu' or 'cuda'; got 'gpu'; did you mean 'cuda'?",
     "train=3": "train: should be a valid dictionary or instance of SyntheticTrainConfig; got 3",
     "train.lr=[1": "--train.lr is not valid YAML in line 1, column 3",
     "train.protocol=held_out": "train.protocol held_out reports on the held-out split, but task.held_out is empty",
@@ -169,6 +170,21 @@ def test_bad_input_is_named_with_its_remedy(override: str) -> None:
     assert len(message.splitlines()) == 1
     assert "pydantic" not in message
     assert "://" not in message
+
+
+def test_a_mistake_says_where_its_value_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: mqar\nmodel: {preset: rebased}\ntrain: {lr: fast}\n")
+    for overrides, begin in (
+        ({}, f"{path}: train.lr: should be a valid number"),
+        ({"train.seed": "1"}, f"{path}: train.lr: should be a valid number"),
+        ({"train.lr": "slow"}, "--train.lr: should be a valid number"),
+        ({"train": "{lr: slow}"}, "--train: train.lr: should be a valid number"),
+        ({"train.lrr": "1", "task.name": "mqar"}, f"{path} with --train.lrr: train: unknown key 'lrr'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            load_config(SyntheticRunConfig, path, overrides)
+        assert str(caught.value).startswith(begin)
 
 
 def test_each_mistake_has_a_line() -> None:
@@ -223,6 +239,10 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner = Inner()
+
+
+def test_plural() -> None:
+    assert [plural(n, "run") for n in (0, 1, 2, 2000)] == ["0 runs", "1 run", "2 runs", "2,000 runs"]
 
 
 def test_explain_needs_no_file() -> None:

@@ -1,5 +1,6 @@
 """Every example runs, in under forty lines; so do the scripts behind the documentation's figures."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,10 @@ from forked_pytest import run_pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ARGUMENTS = {"own_mixer.py": ["1"], "own_task.py": ["1"]}  # one epoch of training shows that it runs
+ARGUMENTS = {"own_mixer.py": [], "own_task.py": ["1"]}  # one epoch of training shows that it runs
 SAYS = {
     "layer.py": "106,080 numbers",
-    "own_mixer.py": "rebased recalls",
+    "own_mixer.py": r"epoch 1/6 (.|\n)*running_mean recalls 4\d%\n(.|\n)*rebased recalls (9\d|100)%",
     "own_task.py": "ReBased gets",
     "decode.py": "100 tokens decoded",
     "miscompiled_kernel.py": "W = 64: 8 products, all descriptors are sound",
@@ -31,7 +32,7 @@ def test_example(path: Path) -> None:
     command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert SAYS.get(path.name, "") in result.stdout
+    assert re.search(SAYS.get(path.name, ""), result.stdout)
     assert result.stdout
 
 

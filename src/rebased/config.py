@@ -26,10 +26,26 @@ INTEGERS = 2**63
 """Integers of a config are smaller than this: torch's and numpy's have 64 bits."""
 
 
+SYNONYMS = {"gpu": "cuda"}
+"""Words that mean a known one and look more like another."""
+
+
+def nearest_word(word: str, known: list[str]) -> str | None:
+    """The known word that was probably meant; None if none is similar."""
+    if SYNONYMS.get(word) in known:
+        return SYNONYMS[word]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """The end of an error message about an unknown word: the most similar known word, or all of them."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest_word(word, known)
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 run', '2,000 runs'"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class Config(BaseModel):
@@ -107,12 +123,13 @@ AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:
     """The config in a YAML file, after overrides such as {"train.lr": "3e-3", "model.mixers.1.n_heads": "4"}."""
-    patch = nest({dotted: parse_yaml(text, f"--{dotted}") for dotted, text in (overrides or {}).items()})
+    options = {dotted: f"--{dotted}" for dotted in overrides or {}}
+    patch = nest({dotted: parse_yaml(text, options[dotted]) for dotted, text in (overrides or {}).items()})
     tree = merge(read_yaml(path), patch)
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
-        raise ValueError(f"{path}: {explain(error)}") from error
+        raise ValueError("\n".join(map(": ".join, mistakes_by_source(error, str(path), options)))) from error
 
 
 def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,10 +178,35 @@ def merge(base: Any, patch: Any, at: str = "") -> Any:
 
 def explain(error: ValidationError) -> str:
     """One line per mistake that pydantic found: the path of the key, what is wrong with its value, and the remedy."""
-    return "\n".join(dict.fromkeys(_explain(error, ())))  # without repeated lines
+    return "\n".join(f"{key}: {what}" if key else what for key, what in find_mistakes(error))
 
 
-def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[str]:
+def mistakes_by_source(error: ValueError, file: str, options: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(where its value came from, what `explain` says) for each mistake in a config from a file and options.
+
+    `options` are those of the command line by the path of the setting that they change: {"train.lr": "--train.lr"}.
+    The source is such an option, or the file, together with the options that are below the path of the mistake.
+    """
+    found = []
+    for key, what in find_mistakes(error):
+        text = f"{key}: {what}" if key else what
+        if option := options.get(key):
+            found.append((option, what))
+        elif above := [option for path, option in options.items() if key.startswith(f"{path}.")]:
+            found.append((above[0], text))
+        else:
+            below = [option for path, option in options.items() if not key or path.startswith(f"{key}.")]
+            found.append((f"{file} with {', '.join(dict.fromkeys(below))}" if below else file, text))
+    return found
+
+
+def find_mistakes(error: ValueError) -> list[tuple[str, str]]:
+    """(path of the key, what is wrong and the remedy) for each mistake. An error that is not pydantic's has no path."""
+    found = _explain(error, ()) if isinstance(error, ValidationError) else [("", str(error))]
+    return list(dict.fromkeys(found))  # without repetition
+
+
+def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[tuple[str, str]]:
     for mistake in error.errors(include_url=False):
         path = (*parent, *mistake["loc"])
         cause = mistake.get("ctx", {}).get("error")
@@ -173,16 +215,16 @@ def _explain(error: ValidationError, parent: tuple[str | int, ...]) -> Iterator[
             continue
         key = ".".join(map(str, path))
         if mistake["type"] in ("value_error", "assertion_error"):  # our own messages name value and remedy
-            yield f"{key}: {cause}" if key else str(cause)
+            yield key, str(cause)
         elif mistake["type"] == "missing":
-            yield f"{key}: is missing; give it a value"
+            yield key, "is missing; give it a value"
         else:
             what = mistake["msg"].removeprefix("Input ")
             hint = ""
             if mistake["type"] == "literal_error":
-                near = difflib.get_close_matches(str(mistake["input"]), re.findall(r"'(.*?)'", what), n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"{key}: {what}; got {short(mistake['input'])}{hint}"
+                near = nearest_word(str(mistake["input"]), re.findall(r"'(.*?)'", what))
+                hint = f"; did you mean {near!r}?" if near else ""
+            yield key, f"{what}; got {short(mistake['input'])}{hint}"
 
 
 def short(value: Any) -> str:

@@ -57,3 +57,6 @@ def test_where_nothing_can_be_said() -> None:
     none, some = bootstrap_means(*np.array([[[0, 1]] * 9] * 2))
     assert np.isnan(none).all()
     assert some == (1, 1)
+    in_one, in_two = bootstrap_means(*np.array([[[5, 2], [0, 4], [0, 0]], [[2, 1], [0, 1], [0, 0]]]))
+    assert np.isnan(in_one).all()  # every draw that has its window gives the same mean
+    assert in_two == (2, 4)

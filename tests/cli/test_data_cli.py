@@ -61,7 +61,7 @@ def test_what_was_wrong_with_the_text_is_said(here: Path, capsys: pytest.Capture
     assert rebased("data", "prepare", "bad", "-o", "out", "--split", "train=1") == 0
     out = capsys.readouterr().out
     assert "not UTF-8 and replaced by U+FFFD: 1 (--invalid-utf8 stop shows where)" in out
-    assert "left out, empty or binary: 1 files" in out
+    assert "left out, empty or binary: 1 file" in out
     assert rebased("data", "prepare", "bad", "-o", "out2", "--split", "train=1", "--invalid-utf8", "stop") == 2
     assert "bad/latin.txt: not UTF-8: b'\\xe9' after 'caf'" in capsys.readouterr().err
 

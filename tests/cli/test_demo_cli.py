@@ -166,6 +166,8 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], words: list[str], message
 def test_a_file_in_the_way_is_said_before_training(capsys: pytest.CaptureFixture[str]) -> None:
     Path("out").mkdir()
     Path("out/report.html").write_text("my notes")
+    assert rebased("demo", "--out", "tiny.yaml") == 2
+    assert capsys.readouterr().err == "error: tiny.yaml is a file; choose a folder (--out)\n"
     assert rebased(*WORDS) == 2
     assert "out/report.html is not a page that rebased has written" in capsys.readouterr().err
     assert os.listdir("out") == ["report.html"]

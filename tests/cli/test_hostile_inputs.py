@@ -64,7 +64,7 @@ def with_setting(**settings: Any) -> str:
         ("model__n_layers", 10**9, "less than or equal to 10000"),
         ("train__lr", 1e300, "less than or equal to 1000000"),
         ("train__eps", 1e300, "less than or equal to 1000000"),
-        ("task__train__0__examples", 10**13, "of memory, and"),
+        ("task__train__0__examples", 10**13, "the examples of task 'mqar' need at least"),
         ("task__train__0__seq_len", 2**62, "vocab_size must exceed seq_len"),
     ],
     ids=str,

@@ -96,6 +96,14 @@ def test_numbers_and_table(home: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert text in shown
 
 
+def test_one_window_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = measure(tmp_path, "--windows", "1")
+    assert numbers["all"]["perplexity_interval"] == [None, None]
+    shown = capsys.readouterr().out
+    assert "test, 1 window of 96" in shown
+    assert "no interval where all tokens are of one window" in shown
+
+
 def test_options_reach_the_rule(tmp_path: Path) -> None:
     corpus = Corpus("text")
     batch = corpus.windows("test", LENGTH).batch([0, 5])

@@ -91,7 +91,10 @@ def test_in_a_terminal_there_is_a_bar(
 
 BAD = [
     (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
-    (["--config", "tiny.yaml", "--train.stepz", "1"], "tiny.yaml: train: unknown key 'stepz'; did you mean 'steps'?"),
+    (
+        ["--config", "tiny.yaml", "--train.stepz", "1"],
+        "tiny.yaml with --train.stepz: train: unknown key 'stepz'; did you mean 'steps'?",
+    ),
     (["--config", "tiny.yaml", "--steps", "1"], "unknown option '--steps'; did you mean '--train.steps'?"),
     (
         ["--config", "tiny.yaml", "--data.folder", "data/stdlib"],

@@ -63,7 +63,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert error("nowhere.jsonl.gz") == "error: nowhere.jsonl.gz: there is no such file or folder\n"
     Path("torn.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00 not what it says")
-    assert "none of the 1 file(s) in torn.jsonl.gz has a record of a run or a probe" in error("torn.jsonl.gz")
+    assert "there is no record of a run or a probe in torn.jsonl.gz; 1 file read: " in error("torn.jsonl.gz")
     Path("notes.txt").write_text("notes")
     assert "notes.txt is not a record" in error("notes.txt")
     Path("other.json").write_text('{"type": "probes", "records": [{"type": "probe"}]}')

@@ -239,7 +239,7 @@ def test_lines_of_the_log_that_lack_something_are_counted(capsys: pytest.Capture
 def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
     plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
     tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
-    console = Console(force_terminal=True, width=120, file=io.StringIO())
+    console = Console(force_terminal=True, width=80, file=io.StringIO())
     board = LiveBoard(console, tally)
     sink = board.sink(plan.runs[0])
 
@@ -248,13 +248,13 @@ def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
             console.print(board._render())
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn.get())
 
-    name = "ReBased, T = 12, 2 pairs, D = 12, lr 0.01, seed 1"
+    name = "ReBased, seed 1"  # what all runs share is left out
     assert name not in shown()
     sink.start(RunStart(plan.runs[0].config, 1000, "cpu", processes=1, step=0, steps=12, lines=[]))
-    assert f"epoch 1/3  starting: {name}" in shown()
+    assert f"\n{name}: epoch 1/3  starting" in shown()
     sink.line({"type": "epoch", "epoch": 1, "test": {"accuracy": 0.25}})
     sink.step(StepReport(step=6, epoch=2, loss=1.0, lr=0.01, tokens_per_second=1.0))
-    assert f"epoch 2/3  loss 1.000  1 tokens/s  accuracy 0.250: {name}" in shown()
+    assert f"\n{name}: epoch 2/3  loss 1.000  1 tokens/s  accuracy 0.250" in shown()
     assert re.search(r"ReBased +0/2 +1 +- +- ", shown())
     assert tally.fraction[plan.runs[0].digest] == 0.5
     board.ended(replace(plan.runs[0], status="done"), 0.5)
@@ -298,7 +298,7 @@ def test_divergence_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS) == 0
     out = capsys.readouterr().out
     assert "seed 42: diverged: the loss became nan" in out
-    assert "0 of 1 runs done, 1 diverged; out" in out
+    assert "0 of 1 run done, 1 diverged; out" in out
     assert rebased(*WORDS, "--retry-failed") == 0
     assert "1 run: 1 done, 0 to train" in capsys.readouterr().out
 
@@ -420,7 +420,11 @@ BAD = [
         "--executor ray needs Ray, which is not installed: pip install 'rebased[sweep]'",
     ),
     (["tiny.yaml", "--retry-faild"], "unknown option '--retry-faild'; did you mean '--retry-failed'?"),
-    (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml: train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
+    (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml with --train.lrr: train: unknown key 'lrr'; did you mean 'lr'?"),
+    (["tiny.yaml", "--train.lr", "fast"], "error: --train.lr: should be a valid number"),
+    (["tiny.yaml", "--grid.train.lr", "[0.1, -1]"], "error: --grid.train.lr: should be greater than 0; got -1"),
+    (["tiny.yaml", "--grid.train.lr", "0.1"], "error: --grid.train.lr should be a list of values of that setting"),
+    (["tiny.yaml", "--select.seeds", "0"], "error: --select.seeds: should be greater than or equal to 1; got 0"),
     (["tiny.yaml", "-o", "tiny.yaml"], "tiny.yaml is a file; choose a folder (--out)"),
     (["tiny.yaml", "-o", "."], ". is not empty and not a sweep's (no sweep.jsonl); choose another folder (--out)"),
     (["tiny.yaml", "--import", "mine.py"], "--import mine.py: there is no such file"),

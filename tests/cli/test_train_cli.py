@@ -139,7 +139,10 @@ def test_in_a_terminal_there_is_a_bar(
 
 BAD = [
     (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
-    (["--config", "tiny.yaml", "--train.lrr", "1"], "tiny.yaml: train: unknown key 'lrr'; did you mean 'lr'?"),
+    (
+        ["--config", "tiny.yaml", "--train.lrr", "1"],
+        "tiny.yaml with --train.lrr: train: unknown key 'lrr'; did you mean 'lr'?",
+    ),
     (["--config", "tiny.yaml", "--train.lr"], "--train.lr needs a value"),
     (["--config", "tiny.yaml", "--lr", "1"], "unknown option '--lr'; did you mean '--train.lr'?"),
     (["--config", "tiny.yaml", "--resum"], "unknown option '--resum'; did you mean '--resume'?"),

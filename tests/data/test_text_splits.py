@@ -24,6 +24,7 @@ def test_split_words() -> None:
     assert parse_split(["train=90MB", "valid=5KiB"]).sizes == {"train": 90_000_000, "valid": 5120}
     sources = parse_split(["train=a.txt,train=b.txt", "valid=hf:name:config@test"]).sources
     assert sources == {"train": ["a.txt", "b.txt"], "valid": ["hf:name:config@test"]}
+    assert parse_split(["train=0.5,train2=0.1,wiki=0.1"]).names == ["train", "train2", "wiki"]
     assert parse_size("1.5GB") == 1_500_000_000
 
 
@@ -38,6 +39,11 @@ def test_split_words() -> None:
         (["train=90,valid=5"], "shares must be above 0 and at most 1 together"),
         (["train=0,valid=1"], "shares must be above 0"),
         (["train=0MB"], "'0MB' is not a size above 0"),
+        (["train=-1"], "--split 'train=-1': a share or a size must be above 0; such as train=0.9"),
+        (["train=0.9,valid=-5MB"], "--split 'valid=-5MB': a share or a size must be above 0"),
+        (["tarin=90MB,valid=5MB"], "--split has 'tarin' and no 'train'; did you mean 'train'"),
+        (["train=a.txt,val=b.txt"], "--split has 'val' and no 'valid'; did you mean 'valid'"),
+        (["train=0.9,validation=0.1"], "did you mean 'valid'"),
     ],
 )
 def test_bad_split_words(words: list[str], message: str) -> None:

@@ -137,7 +137,7 @@ def test_bad_arguments() -> None:
         window_rows(5, 8, -1, 0)
     with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
         Windows(Stream([[1, 2]]), 0)
-    with pytest.raises(ValueError, match="this split has 1 tokens"):
+    with pytest.raises(ValueError, match="this split has 1 token;"):
         Windows(Stream([[1]]), 4)
 
 

@@ -133,7 +133,7 @@ def test_stop_strings() -> None:
 def test_an_empty_prompt_begins_with_the_end_of_text(model: LanguageModel) -> None:
     made = model.generate("", tokenizer=BYTES, max_tokens=5)
     assert made.tokens == model.generate([END], max_tokens=5, end_of_text=END).tokens
-    with pytest.raises(ValueError, match="prompt 1 is empty, and there is no end-of-text token"):
+    with pytest.raises(ValueError, match="prompt 2 of 2 is empty, and there is no end-of-text token"):
         model.generate([[1], []])
 
 
@@ -141,7 +141,7 @@ def test_learned_positions_end_a_sequence(bounded: LanguageModel) -> None:
     made = bounded.generate([[1] * 10, [2] * 16], max_tokens=100)
     assert [len(tokens) for tokens in made.tokens] == [7, 1]  # the last one is written, not read
     assert made.finish_reasons == ["length", "length"]
-    with pytest.raises(ValueError, match="prompt 1 has 17 tokens, more than the model's 16 positions; shorten it"):
+    with pytest.raises(ValueError, match="prompt 2 of 2 has 17 tokens, more than the model's 16 positions; shorten it"):
         bounded.generate([[1], [2] * 17])
 
 
@@ -232,9 +232,9 @@ def test_a_file_holds_only_tensors_and_json(model: LanguageModel, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": [[1], [257]]}, "prompt 1 has the token 257; the model's are 0 to 256"),
-        ({"prompts": [[-1]]}, "prompt 0 has the token -1; the model's are 0 to 256"),
-        ({"prompts": [[1.5]]}, "prompt 0 has the token 1.5"),
+        ({"prompts": [[1], [257]]}, "prompt 2 of 2 has the token 257; the model's are 0 to 256"),
+        ({"prompts": [[-1]]}, "the prompt has the token -1; the model's are 0 to 256"),
+        ({"prompts": [[1.5]]}, "the prompt has the token 1.5"),
         ({"prompts": []}, "there are no prompts"),
         ({"prompts": "text"}, "a prompt of text needs a tokenizer"),
         ({"prompts": [1], "stop": ["x"]}, "stop strings need a tokenizer"),
@@ -243,7 +243,7 @@ def test_a_file_holds_only_tensors_and_json(model: LanguageModel, tmp_path: Path
         ({"prompts": [1], "max_tokens": 0}, "max_tokens 0 is not a number of tokens; give 1 or more"),
         ({"prompts": [1], "n": 0}, "n 0 is not a number of sequences per prompt"),
         ({"prompts": [1], "slots": 0}, "slots 0 is not a number of sequences at a time"),
-        ({"prompts": [[1]] * 300, "n": 400}, "300 prompts times n 400 are more than 100,000 sequences"),
+        ({"prompts": [[1]] * 300, "n": 400}, r"120,000 sequences \(prompts times n\) are more than the 100,000"),
         ({"prompts": [1], "temperature": -1.0}, "temperature -1.0 is out of range"),
     ],
     ids=itertools.count(),

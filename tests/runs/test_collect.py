@@ -71,9 +71,15 @@ def test_a_torn_bundle_gives_what_is_whole(tmp_path: Path, suffix: str) -> None:
     assert 10 < len(found.runs) < 200
     assert found.damaged_lines == 1
     bundle.write_bytes(b"not an archive")
-    said = r"none of the 1 file\(s\) in .* has a record of a run on a synthetic task.*; damaged: .*records.jsonl"
+    said = r"there is no record of a run on a synthetic task.*; 1 file read: no record at all; damaged: .*records.jsonl"
     with pytest.raises(ValueError, match=said):
         collect([bundle])
+
+
+def test_an_empty_bundle_has_no_record(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(ValueError, match=r"records.jsonl.gz; 1 file read: no record at all$"):
+        collect([tmp_path / "records.jsonl.gz"])
 
 
 def test_in_a_bundle_a_lost_first_line_costs_its_run_alone(tmp_path: Path) -> None:

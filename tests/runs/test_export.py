@@ -57,6 +57,12 @@ def test_transformers_reads_what_was_exported(run: Path, tmp_path: Path) -> None
     assert writer("al", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("al")
 
 
+def test_quiet_is_quiet(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="needs rebased[hf]")
+    assert call("export", run, "-o", tmp_path / "out", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+
+
 def test_the_card_says_what_the_record_says(run: Path) -> None:
     model, record = load_model(run), read_record(run)
     card = model_card(model, ByteTokenizer(), record)

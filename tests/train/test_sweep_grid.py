@@ -136,7 +136,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         {"base": TINY, "grid": {"both": {"train.lr": [0.1, 0.2], "train.seed": [1]}}},
-        "the lists of grid.both are used together, so they must be equally long: train.lr has 2, train.seed has 1",
+        "grid.both: its lists are used together, so they must be equally long: train.lr has 2, train.seed has 1",
     ),
     ({"base": TINY, "grid": {"train.lr": {"a": [1]}}}, "grid.train.lr should be a list of values of that setting"),
     ({"base": "nowhere.yaml", "grid": {"train.lr": [1]}}, "nowhere.yaml"),

@@ -58,7 +58,7 @@ def test_known_runs_of_other_code_than_this_are_named(tmp_path: Path) -> None:
     assert f"({run.code}: 1); all of them count" in said
     run.lines[0]["code"] = describe_code()
     known = read_known([bundled(tmp_path, run)], points_of(run.config), on_gpu=False)
-    assert list(describe_known(known, 1)) == ["known: 1 of 1 runs"]
+    assert list(describe_known(known, 1)) == ["known: 1 of 1 run"]
 
 
 def without_epoch(run: Run, number: int) -> Run:

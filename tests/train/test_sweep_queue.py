@@ -213,7 +213,12 @@ def test_a_run_is_expected_to_take_as_long_as_with_another_seed(tmp_path: Path) 
     ("more", "message"),
     [
         ({"select": {"setting": "train.lrr"}}, "select.setting 'train.lrr' should be a setting .* mean 'train.lr'"),
-        ({"select": {"setting": "train.seed"}}, "should be a setting of the runs, with several values"),
+        ({"select": {"setting": "train.seed"}}, "should be a setting that the grid gives several values"),
+        ({"select": {"setting": "train.epochs"}}, "select.setting 'train.epochs' should be a setting that the grid"),
+        (
+            {"select": {"seeds": 9}},
+            r"select.seeds 9 is more than the 3 seeds of the grid; give it more seeds, or --select.seeds 3",
+        ),
         ({"select": {True: "train.lr"}}, "unknown key True; known: setting, seeds, others"),
         ({"select": {"seeds": 0}}, "select.seeds"),
     ],
@@ -221,6 +226,16 @@ def test_a_run_is_expected_to_take_as_long_as_with_another_seed(tmp_path: Path) 
 def test_bad_stages_are_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_of(tmp_path, RATES, **more)
+
+
+def test_stages_choose_settings_of_configs_alone(tmp_path: Path) -> None:
+    """A preset is in no config, and an axis may change the setting from above."""
+    select = {"setting": "model.preset", "seeds": 1}
+    with pytest.raises(ValueError, match=r"select.setting 'model.preset' should be a setting"):
+        plan_of(tmp_path, {"model.preset": ["rebased", "based"], "train.seed": [1, 2]}, select=select)
+    mixers = [[{"name": "rebased", "n_heads": n}] for n in (1, 2)]
+    select["setting"] = "model.mixers.0.n_heads"
+    plan_of(tmp_path, {"model.mixers": mixers, "train.seed": [1, 2]}, select=select)
 
 
 def test_an_axis_of_several_grids_is_replaced_where_it_is(tmp_path: Path) -> None:

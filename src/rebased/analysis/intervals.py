@@ -39,12 +39,10 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:
     """Bootstrap intervals of sums.sum(0) / counts.sum(0), one per column: sums and counts [W,C] over W windows.
 
-    Windows are drawn with replacement, the same ones for every column. An interval is nan where there is only one
-    window or no token.
+    Windows are drawn with replacement, the same ones for every column. An interval is nan where fewer
+    than two windows have tokens.
     """
-    windows, columns = sums.shape
-    if windows < 2:
-        return [Interval(np.nan, np.nan)] * columns
+    windows = len(sums)
     rng = np.random.default_rng(SEED)
     step = max(DRAWS_AT_ONCE // windows, 1)
     means = []
@@ -55,9 +53,9 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) 
     tail = (1 - level) / 2
     found = np.concatenate(means)
     intervals = []
-    for column in found.T:
+    for column, has_tokens in zip(found.T, (counts > 0).T, strict=True):
         known = column[~np.isnan(column)]
-        low, high = np.quantile(known, [tail, 1 - tail]) if len(known) else (np.nan, np.nan)
+        low, high = np.quantile(known, [tail, 1 - tail]) if has_tokens.sum() > 1 else (np.nan, np.nan)
         intervals.append(Interval(float(low), float(high)))
     return intervals
 

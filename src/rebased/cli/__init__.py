@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import signal
 import sys
 import threading
@@ -215,12 +216,16 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def explain_error(error: Exception) -> str:
     """Return the message that the user sees."""
-    from cyclopts import CycloptsError, MissingArgumentError
+    from cyclopts import CoercionError, CycloptsError, MissingArgumentError
+
+    from rebased.config import SYNONYMS
 
     if isinstance(error, MissingArgumentError):
         return explain_missing(error)
     if isinstance(error, CycloptsError):
-        return " ".join(str(error).split())
+        text = " ".join(str(error).split())
+        meant = SYNONYMS.get(error.token.value) if isinstance(error, CoercionError) and error.token else None
+        return re.sub(r'(Did you mean )".*"', rf'\1"{meant}"', text) if f'"{meant}"' in text else text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, ImportError):

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.config import plural
 from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
 from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
@@ -187,7 +188,7 @@ def remarks(manifest: Manifest) -> list[str]:
     if manifest.invalid_utf8:
         found.append(f"not UTF-8 and replaced by U+FFFD: {manifest.invalid_utf8:,} (--invalid-utf8 stop shows where)")
     if manifest.skipped_files:
-        found.append(f"left out, empty or binary: {manifest.skipped_files:,} files")
+        found.append(f"left out, empty or binary: {plural(manifest.skipped_files, 'file')}")
     if manifest.tokenizer.end_of_text is None:
         found.append("this tokenizer has no token that ends a document; --end-of-text names one")
     return found

@@ -8,7 +8,7 @@ from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.config import load_config
+from rebased.config import load_config, plural
 from rebased.report import check_replaceable, demo_page, write_page
 from rebased.report.demo import MARK, findings
 from rebased.runs.finished import read_run
@@ -40,6 +40,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to:
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; choose a folder (--out)")
     to.check()
     console, page, command = to.console(), out / "report.html", command_line(out, seeds, config)
     check_replaceable(page)  # before minutes of training, not after
@@ -49,7 +51,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to:
     if left:
         say(
             console,
-            f"{left} runs to train, {seeds} per model, in {out}; Ctrl-C saves them, and the same command goes on",
+            f"{plural(left, 'run')} to train, {seeds} per model, in {out}; Ctrl-C saves, and the same command goes on",
         )
     try:
         with Board(console) as board:

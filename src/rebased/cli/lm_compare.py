@@ -5,8 +5,8 @@ from pathlib import Path
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.rich_table import rich_table
 from rebased.cli.terminal import plain
+from rebased.config import plural
 from rebased.report.lm import as_markdown, compare_language_models, compare_tables, remarks
-from rebased.report.prose import plural
 from rebased.runs.collect import collect, nothing_found
 from rebased.runs.evaluations import collect_task_scores
 

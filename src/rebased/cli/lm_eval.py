@@ -14,6 +14,7 @@ from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
+from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import count_stream
@@ -152,7 +153,9 @@ def lm_eval(
         )
     entry = trained.corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
-    title = f"{model}, {trained.model.num_parameters():,} parameters; {split}, {len(rows):,} windows of {length:,}"
+    title = (
+        f"{model}, {trained.model.num_parameters():,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}"
+    )
     results = to.result_console()
     say(results, title)
     show(results, summary, bits, rule)
@@ -204,12 +207,15 @@ def show(console: Console, summary: TextSummary, bits: float | None, rule: ARRul
     for name in ("number", "share", "perplexity", "95 % interval", "nats"):
         table.add_column(name, justify="right")
     ago = [(f"  {a:,} ago" if a == b else f"  {a:,} to {b:,} ago", kind) for a, b, kind in summary.by_distance]
-    for name, kind in (("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago):
+    kinds = [("all", summary.all), ("non-AR", summary.non_ar), ("AR", summary.ar), *ago]
+    for name, kind in kinds:
         share = f"{kind.tokens / summary.all.tokens:.4f}"
         low, high = map(digits, kind.perplexity_interval)
         interval = f"{low} to {high}" if low != "-" else "-"
         table.add_row(name, f"{kind.tokens:,}", share, digits(kind.perplexity), interval, digits(kind.nats, 4))
     console.print(table)
+    if any(kind.tokens and math.isnan(kind.interval.low) for _, kind in kinds):
+        console.print("no interval where all tokens are of one window", highlight=False)
     console.print(f"AR: {describe(rule)}", highlight=False, soft_wrap=True)
     value = "not known: this text was prepared without counting its bytes" if bits is None else f"{bits:.4f}"
     console.print(f"bits per byte: {value}", highlight=False)

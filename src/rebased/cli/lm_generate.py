@@ -1,6 +1,8 @@
 """rebased lm generate: what a trained language model writes after prompts, as it is written."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -124,24 +126,25 @@ def lm_generate(
     where = choose_device(device)
     opened = open_text_model(model, tokenizer, data, where)
     opened.model.to(DTYPES[precision])
-    if continue_ is None:
-        generation = opened.model.stream(
-            prompts,
-            max_tokens=max_tokens,
-            stop=stop,
-            n=n,
-            ignore_end_of_text=ignore_end,
-            tokenizer=opened.tokenizer,
-            slots=batch_size,
-            keep_states=save is not None,
-            **given,
-        )
-    else:
-        generation = load_generation(continue_, opened.model, opened.tokenizer)
-        if seed is not None:
-            generation = generation.fork(seed)
-        if generation.done:
-            generation.go_on(max_tokens)
+    with options_in_errors(*sampling, "max_tokens", "n", slots="batch_size"):
+        if continue_ is None:
+            generation = opened.model.stream(
+                prompts,
+                max_tokens=max_tokens,
+                stop=stop,
+                n=n,
+                ignore_end_of_text=ignore_end,
+                tokenizer=opened.tokenizer,
+                slots=batch_size,
+                keep_states=save is not None,
+                **given,
+            )
+        else:
+            generation = load_generation(continue_, opened.model, opened.tokenizer)
+            if seed is not None:
+                generation = generation.fork(seed)
+            if generation.done:
+                generation.go_on(max_tokens)
     if cuda_graph and where.type == "cuda":
         generation.capture()
     begin = time.perf_counter()
@@ -158,6 +161,19 @@ def lm_generate(
     if not to.quiet:
         output.summarise(made, seconds, save, request.asked)
     return INTERRUPTED if request.asked else 0
+
+
+@contextmanager
+def options_in_errors(*arguments: str, **renamed: str) -> Iterator[None]:
+    """An error that begins with one of these arguments, max_tokens, begins with the option instead, --max-tokens."""
+    options = {argument: argument for argument in arguments} | renamed
+    try:
+        yield
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in options:
+            raise
+        raise ValueError(f"--{options[name].replace('_', '-')} {rest}") from error
 
 
 def check_continued(given: dict[str, Any], **others: Any) -> None:

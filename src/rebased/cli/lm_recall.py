@@ -13,6 +13,7 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.lm_eval import PRECISION, check_length
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
+from rebased.config import plural
 from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
 from rebased.evaluate.facts.model_answers import answer_questions
 from rebased.ops.backend import choose_device
@@ -105,7 +106,7 @@ def lm_recall(
     tallies = {condition: tally(some) for condition, some in answers.items()}
     by_distance = tally_by_distance(answers["present"])
     source = facts or squad
-    asked = f"{tallies['present'].asked:,} questions after contexts of up to {size:,} tokens"
+    asked = f"{plural(tallies['present'].asked, 'question')} after contexts of up to {size:,} tokens"
     title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
     results = to.result_console()
     say(results, title)

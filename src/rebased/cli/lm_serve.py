@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rebased.cli.imports import import_user_code
 from rebased.cli.lm_generate import DTYPES
 from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.config import plural
 from rebased.models import LanguageModel
 from rebased.ops.backend import choose_device
 from rebased.runs.load import open_text_model
@@ -154,7 +155,7 @@ def lm_serve(
         def say_ready() -> None:
             what = f"{service.name}: {opened.model.num_parameters():,} parameters, tokenizer {opened.tokenizer.name}"
             memory = engine.decoder.state_bytes / 2**20
-            rooms = f"{engine.slots} slots of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
+            rooms = f"{plural(engine.slots, 'slot')} of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
             say(console, f"{what}, on {where}; {rooms}")
             say(console, f"page {address}/   API {address}/v1   Ctrl-C ends")
             if key is None and host not in LOOPBACK:

@@ -13,7 +13,7 @@ from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.cli.warn_once import each_warning_once
-from rebased.config import load_config
+from rebased.config import load_config, plural
 from rebased.files import NotSaved
 from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
 from rebased.runs.record import read_record
@@ -104,7 +104,7 @@ def describe(result: RunResult, imports: tuple[str, ...]) -> str:
     begin = "this run is done already: " if result.status == "already_done" else ""
     end = read_record(result.folder)[-1]
     found = ", ".join(f"{split} perplexity {in_parts(end[split])}" for split in ("valid", "test") if split in end)
-    return f"{begin}{found} after {result.step:,} steps; {result.folder}"
+    return f"{begin}{found} after {plural(result.step, 'step')}; {result.folder}"
 
 
 def in_parts(measured: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from rebased.cli.interruption import being_saved
+from rebased.config import plural
 from rebased.runs.lm_config import LMRunConfig
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.oom import OUT_OF_MEMORY
@@ -32,8 +33,9 @@ class ProgressSink(Sink):
     ) -> None: ...
 
 
-def progress_sink(console: Console) -> ProgressSink:
-    """A bar where the console is a terminal, else lines."""
+def progress_sink(console: Console | None = None) -> ProgressSink:
+    """A bar where the console is a terminal, else lines. Default: the console of stdout."""
+    console = console or Console()
     return Bar(console) if console.is_terminal else Lines(console)
 
 
@@ -44,9 +46,8 @@ def headline(run: RunStart) -> str:
     size = ""
     if isinstance(config, LMRunConfig):
         size = f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
-    return (
-        f"{run.parameters:,} parameters on {run.device}{processes}, {run.steps:,} steps{size}, from step {run.step:,}"
-    )
+    steps = f"{plural(run.steps, 'step')}{size}"
+    return f"{run.parameters:,} parameters on {run.device}{processes}, {steps}, from step {run.step:,}"
 
 
 class Status:
@@ -159,9 +160,10 @@ class Lines(ProgressSink):
                 f"({line['valid_tokens']:,} tokens in {line['seconds']:.1f} s)"
             )
         if line["type"] == OUT_OF_MEMORY:
-            return f"{where}  out of GPU memory: {line['micro_batch']} sequences at once from here on, the same batch"
+            rows = plural(line["micro_batch"], "sequence")
+            return f"{where}  out of GPU memory: {rows} at once from here on, the same batch"
         return None
 
     def measuring(self, split: str, done: int, total: int) -> None:
         if done == 0:
-            self._print(f"measuring {total:,} windows of {split}")
+            self._print(f"measuring {plural(total, 'window')} of {split}")

@@ -18,9 +18,10 @@ from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, plural, score_of, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, score_of, sweep_board
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.cli.warn_once import each_warning_once
+from rebased.config import plural
 from rebased.files import NotSaved
 from rebased.runs.record import RECORD, lines_so_far, read_record
 from rebased.runs.shipped import find_config
@@ -168,7 +169,7 @@ def sweep(
         runs = plan.to_do(retry_failed)
         console.print(plan_table(plan))
         if log.damaged:
-            lines = f"{log.damaged} damaged line{'s' * (log.damaged > 1)}"
+            lines = plural(log.damaged, "damaged line")
             say(console, f"skipped {lines} of {folder / LOG}: runs that failed there are trained again")
         for line in files.describe(plan):
             say(console, line)
@@ -237,8 +238,10 @@ def conclude(
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
     if cut := [run for run in plan.runs if any(line["type"] == OUT_OF_MEMORY for line in lines_so_far(run.folder))]:
-        runs = f"{len(cut)} run{'s' * (len(cut) > 1)}"
-        say(console, f"out of GPU memory: {runs} continued with fewer sequences at once, the same batch")
+        say(
+            console,
+            f"out of GPU memory: {plural(len(cut), 'run')} continued with fewer sequences at once, the same batch",
+        )
     for line in files.write(plan):
         say(console, line)
     left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""

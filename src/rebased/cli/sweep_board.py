@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from rebased.cli.interruption import being_saved
 from rebased.cli.progress import Status
+from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor
 from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
@@ -51,10 +53,11 @@ def describe_plan(
     stages: Stages | None = None,
 ) -> Iterator[str]:
     """Sentences about a plan: how many runs there are, where they are trained and how long it will take."""
-    merged = f" ({plan.merged} grid points are the same run as another, and are trained once)" if plan.merged else ""
+    same = f"{plural(plan.merged, 'grid point')} {'is' if plan.merged == 1 else 'are'} the same run as another"
+    merged = f" ({same}, and trained once)" if plan.merged else ""
     total, done = len(plan.runs), plan.count("done", "diverged")
     left = [run for run in runs if not stages or stages.share(run) > 0]
-    yield f"{total} run{'s' * (total > 1)}{merged}: {done} done, {len(left)} to train in {plan.folder}"
+    yield f"{plural(total, 'run')}{merged}: {done} done, {len(left)} to train in {plan.folder}"
     failed = plan.count("failed")
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
@@ -79,16 +82,12 @@ def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]
     roles = [stages.role(run) for run in runs]
     others = "left out" if select.others == "skip" else "trained last"
     yield (
-        f"stages: {select.setting} is chosen on the first {select.seeds} seed{'s' * (select.seeds > 1)} of each cell "
-        f"({roles.count('first')} runs left); then the other seeds ({roles.count('chosen')} runs of chosen values, "
+        f"stages: {select.setting} is chosen on the first {plural(select.seeds, 'seed')} of each cell "
+        f"({plural(roles.count('first'), 'run')} left); "
+        f"then the other seeds ({plural(roles.count('chosen'), 'run')} of chosen values, "
         f"{roles.count('waiting')} wait for {plural(stages.undecided, 'choice')}); {roles.count('other')} of other "
         f"values are {others}"
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """'1 run', '2 runs'"""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -159,7 +158,7 @@ class Tally:
     def summary(self) -> str:
         """How many runs are done, diverged and failed, in words."""
         others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
-        return ", ".join([f"{self.count('done')} of {len(self.runs)} runs done", *others])
+        return ", ".join([f"{self.count('done')} of {plural(len(self.runs), 'run')} done", *others])
 
 
 def score_of(end: dict[str, Any]) -> float | None:
@@ -167,6 +166,14 @@ def score_of(end: dict[str, Any]) -> float | None:
     if "accuracy" in end:
         return end["accuracy"]
     return end["valid"]["all"]["perplexity"] if "valid" in end else None
+
+
+def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """The names of the runs by digest, without what all of them share: a line of a terminal has little room."""
+    differ = [len(set(words)) > 1 for words in zip(*(run.name for run in runs), strict=True)]
+    if not any(differ):
+        return {run.digest: str(run) for run in runs}
+    return {run.digest: ", ".join(compress(run.name, differ)) for run in runs}
 
 
 def waiting(run: PlannedRun) -> PlannedRun:
@@ -272,7 +279,7 @@ class LiveBoard(SweepBoard):
 
     def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
         super().__init__(console, tally, keep)
-        self._stopping = Text()
+        self._stopping, self._names = Text(), short_names(list(tally.runs.values()))
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
@@ -315,7 +322,7 @@ class LiveBoard(SweepBoard):
                 if best
                 else "",
             )
-        running_lines = [f"{words}: {tally.runs[digest]}" for digest, words in list(tally.progress.items())[:SHOWN]]
+        running_lines = [f"{self._names[digest]}: {words}" for digest, words in list(tally.progress.items())[:SHOWN]]
         more = len(tally.progress) - len(running_lines)
         if more > 0:
             running_lines.append(f"and {more} more")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rebased.cli.sweep_board import plural
+from rebased.config import plural
 from rebased.runs.collect import Collection, check_bundle_name
 from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
 from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from rebased.config import plural
 from rebased.models import Generation, Token
 
 SHOWN = 60  # characters of a prompt in a headline
@@ -58,7 +59,7 @@ class TextOutput:
             on.print("stopped; --save FILE would keep the state to go on from", soft_wrap=True, markup=False)
         if not self._plain and made:
             size = self._generation.state_bytes / self._generation.slots
-            rate = f"{made:,} tokens in {seconds:.1f} s, {made / seconds:,.0f} tokens/s"
+            rate = f"{plural(made, 'token')} in {seconds:.1f} s, {made / seconds:,.0f} tokens/s"
             on.print(f"{rate}; a sequence's state takes {size / 1e6:,.2f} MB", style="dim", soft_wrap=True)
 
     def _next_sequence(self) -> None:

@@ -13,7 +13,7 @@ from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.cli.warn_once import each_warning_once
-from rebased.config import load_config
+from rebased.config import load_config, plural
 from rebased.files import NotSaved
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
@@ -107,7 +107,7 @@ def describe(result: RunResult, run: SyntheticRunConfig, imports: tuple[str, ...
     begin = "this run is done already: " if result.status == "already_done" else ""
     record = read_record(result.folder)
     cuts = [line["micro_batch"] for line in record if line["type"] == OUT_OF_MEMORY]
-    note = f"out of GPU memory: continued with {cuts[-1]} sequences at once, the same batch\n" if cuts else ""
+    note = f"out of GPU memory: continued with {plural(cuts[-1], 'sequence')} at once, the same batch\n" if cuts else ""
     note += ended_early(run, [line for line in record if line["type"] == "epoch"])
     return f"{note}{begin}{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
 

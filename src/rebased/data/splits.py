@@ -1,5 +1,6 @@
 """Which split each document goes to: by shares, by bytes, or by source."""
 
+import difflib
 import hashlib
 import math
 import re
@@ -15,6 +16,7 @@ UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 CHARACTER = 3  # a cut that moves back to the start of a UTF-8 character moves by at most so many bytes
 NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 SIZE = rf"({NUMBER})({'|'.join(UNITS)})"
+KNOWN_NAMES = ("train", "valid", "test")  # splits that training looks for; a folder may have others
 EXAMPLES = "train=0.9,valid=0.1 or train=90MB,valid=5MB or train=a.txt,valid=b.txt"
 
 
@@ -169,7 +171,8 @@ def parse_size(text: str) -> int:
 def parse_split(words: Sequence[str]) -> SplitSpec:
     """What the values of --split mean: NAME=VALUE items, separated by commas.
 
-    All values are shares (0.9 or 90%), sizes (90MB) or sources (a.txt, several per name).
+    All values are shares (0.9 or 90%), sizes (90MB) or sources (a.txt, several per name). A name may be any, but one
+    that looks like a misspelt train, valid or test is an error.
     """
     spec = SplitSpec({}, {}, {})
     for item in (item for word in words for item in word.split(",")):
@@ -178,6 +181,8 @@ def parse_split(words: Sequence[str]) -> SplitSpec:
             raise ValueError(f"--split {item!r} is not NAME=VALUE; such as {EXAMPLES}")
         if name in spec.shares or name in spec.sizes:
             raise ValueError(f"--split names {name!r} twice")
+        if value.startswith("-"):
+            raise ValueError(f"--split {item!r}: a share or a size must be above 0; such as {EXAMPLES}")
         if share := re.fullmatch(rf"({NUMBER})(%?)", value):
             spec.shares[name] = float(share[1]) / (100 if share[2] else 1)
         elif re.fullmatch(SIZE, value):
@@ -190,4 +195,11 @@ def parse_split(words: Sequence[str]) -> SplitSpec:
         raise ValueError(
             f"--split: shares must be above 0 and at most 1 together, got {spec.shares}; bytes have a unit: train=90MB"
         )
+    for name in spec.names:
+        near = difflib.get_close_matches(name, KNOWN_NAMES, n=1, cutoff=0.65)
+        if near and near[0] not in spec.names:
+            raise ValueError(
+                f"--split has {name!r} and no {near[0]!r}; did you mean {near[0]!r}? Training looks for train and "
+                "valid, and measures test"
+            )
     return spec

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rebased.config import plural
 from rebased.tasks.contract import IGNORE
 
 
@@ -48,7 +49,9 @@ class Windows:
         if seq_len < 1:
             raise ValueError(f"seq_len must be at least 1, got {seq_len}")
         if len(stream) < 2:
-            raise ValueError(f"this split has {len(stream)} tokens; to predict one needs at least 2; prepare more text")
+            raise ValueError(
+                f"this split has {plural(len(stream), 'token')}; to predict one needs at least 2; prepare more text"
+            )
         self.seq_len, self.isolate_documents = seq_len, isolate_documents
         self._stream = stream
         self._n_windows = -(-(len(stream) - 1) // seq_len)

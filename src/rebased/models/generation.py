@@ -322,8 +322,8 @@ class Generation(Iterator[Token]):
                 self._ready.append(Token(number, token, logprob, text, sequence.finish_reason))
         if sequence.finish_reason != wanted:
             raise ValueError(
-                f"sequence {number} ended with {wanted!r} when it was saved, and with {sequence.finish_reason!r} here: "
-                "the tokenizer is another one"
+                f"sequence {number + 1} of {len(self.sequences)} ended with {wanted!r} when it was saved, and with "
+                f"{sequence.finish_reason!r} here: the tokenizer is another one"
             )
 
 
@@ -374,7 +374,10 @@ def begin(
         ending = replace(ending, end_of_text=tokenizer.end_of_text)
     read = read_prompts(prompts, tokenizer, model, ending.end_of_text)
     if len(read) * n > MAX_SEQUENCES:
-        raise ValueError(f"{len(read):,} prompts times n {n:,} are more than {MAX_SEQUENCES:,} sequences; give fewer")
+        raise ValueError(
+            f"{len(read) * n:,} sequences (prompts times n) are more than the {MAX_SEQUENCES:,} that are possible; "
+            "give fewer"
+        )
     sequences = [Progress(prompt) for prompt in read for _ in range(n)]
     here = Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}, keep_states)
     return Generation(model, here, tokenizer)

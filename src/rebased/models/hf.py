@@ -4,7 +4,8 @@ A thin shell: weights and computation are LanguageModel's. Rows of a padded batc
 padding changes nothing, whatever the mixers are. The cache holds one slot per row (mixers/slots.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import logging
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.mixers import init_slots
@@ -369,6 +371,18 @@ def to_hf_tokenizer(tokenizer: Tokenizer, max_length: int | None = None) -> PreT
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token=end, bos_token=end, pad_token=end, padding_side="left", **limit
     )
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Inside, transformers shows no progress bars, such as that of the shards that it writes."""
+    were_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            logging.enable_progress_bar()
 
 
 def _byte_level() -> Inner:

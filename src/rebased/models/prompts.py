@@ -30,7 +30,8 @@ def read_prompts(
         raise ValueError("there are no prompts; give a list of at least one, such as ['']")
     vocab_size, limit = model.config.vocab_size, model.config.length_limit
     read = []
-    for number, prompt in enumerate(given):
+    for number, prompt in enumerate(given, 1):
+        this = f"prompt {number} of {len(given)}" if len(given) > 1 else "the prompt"
         if isinstance(prompt, str) and tokenizer is None:
             raise ValueError("a prompt of text needs a tokenizer; give tokenizer=..., or a list of token ids")
         if isinstance(prompt, str) and tokenizer is not None:
@@ -39,18 +40,16 @@ def read_prompts(
             tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
         wrong = next((each for each in tokens if not _is_whole(each) or not 0 <= each < vocab_size), None)
         if wrong is not None:
-            raise ValueError(f"prompt {number} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
+            raise ValueError(f"{this} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
         if not tokens:
             if end_of_text is None:
                 raise ValueError(
-                    f"prompt {number} is empty, and there is no end-of-text token that a text could begin with; give "
+                    f"{this} is empty, and there is no end-of-text token that a text could begin with; give "
                     "one as end_of_text, or a prompt"
                 )
             tokens = [end_of_text]
         if limit is not None and len(tokens) > limit:
-            raise TooLong(
-                f"prompt {number} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it"
-            )
+            raise TooLong(f"{this} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it")
         read.append([int(token) for token in tokens])
     return read
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from rebased.analysis import sign_test
 from rebased.analysis.paired import SIGNIFICANT, equals
+from rebased.config import plural
 from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
-from rebased.report.prose import plural
 from rebased.report.tables import accuracy_by_pairs, epochs_by_seed, epochs_spread, summary
 from rebased.runs.finished import Run, by_model
 from rebased.runs.run_names import sizes_of
@@ -101,7 +101,7 @@ def describe_task(run: Run, models: Sequence[str]) -> str:
         f"{data.task_type.about()} Here: {sizes_of(run.settings['task'])}, from a vocabulary of {data.vocab_size}.",
         f"Every model has {model.n_layers} layers of width {model.d_model}: a gated convolution over three tokens, and "
         f"the layer that is compared{heads}. Same data, same order, same learning rate ({train.lr:g}), "
-        f"{sum(part.examples for part in data.train):,} sequences, at most {train.epochs} epochs."
+        f"{sum(part.examples for part in data.train):,} sequences, at most {plural(train.epochs, 'epoch')}."
         + (attention if "ConvAttention" in models else ""),
     )
 
@@ -181,9 +181,9 @@ def limits(runs: Sequence[Run]) -> list[str]:
     longest = max(run.seq_len for run in runs)
     return [
         "How much a model recalls in the end. Runs are short: a model that has not begun to learn after "
-        f"{last_epoch(runs)} epochs might begin later. This test compares how soon models learn.",
-        f"How large a difference is. With {seeds} seeds per model, all at one learning rate, the number of epochs is "
-        "uncertain. The paper has five seeds at each of four rates, and takes each model's best rate.",
+        f"{plural(last_epoch(runs), 'epoch')} might begin later. This test compares how soon models learn.",
+        f"How large a difference is. With {plural(seeds, 'seed')} per model, all at one learning rate, the number of "
+        "epochs is uncertain. The paper has five seeds at each of four rates, and takes each model's best rate.",
         f"What happens in long sequences. Here they have {longest} tokens. The paper goes up to 2,048 tokens, 512 "
         "pairs and a vocabulary of 8,192, and its differences grow with length: there a state of constant size cannot "
         "hold everything.",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import nan
 
+from rebased.config import plural
 from rebased.report.drawing import (
     INK,
     Axes,
@@ -53,9 +54,9 @@ def epochs_until(runs: Sequence[Run], mark: float) -> Panels:
             axes.plot([x for x, _ in found], [y for _, y in found], **style, marker="o", label=model)
             axes.plot([x for x, _ in never], [y for _, y in never], **style, marker="x", mew=2)
             for seed, epoch in reached.items():
-                text = f"epoch {epoch}" if epoch else f"not within {last} epochs"
+                text = f"epoch {epoch}" if epoch else f"not within {plural(last, 'epoch')}"
                 hover(axes, [seeds.index(seed) + beside], [epoch or last + 1], [f"{model}, seed {seed}: {text}"])
-        axes.plot([], [], color=INK, ls="none", marker="x", label=f"not within {last} epochs")
+        axes.plot([], [], color=INK, ls="none", marker="x", label=f"not within {plural(last, 'epoch')}")
         axes.set(xlabel="seed", ylabel=f"epochs until {mark:g}", ylim=(0, last + 1.6), xlim=(-0.5, len(seeds) - 0.5))
         axes.set_xticks(range(len(seeds)), [str(seed) for seed in seeds])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))

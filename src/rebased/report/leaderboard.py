@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
+from rebased.config import plural
 from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, named_looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.probe.paper import FIRST_LAYER
-from rebased.report.prose import plural, warn_about_gaps, warn_about_records
+from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
 from rebased.report.synthetic.choices import describe_given_up, rule_of, warn_about_diverged
@@ -131,7 +132,8 @@ class Leaderboard:
             Section("How to make this page again", commands([command])),
         ]
         runs = [run for cell in self.results.cells for run in cell.all_runs]
-        lead = f"{plural(len(self.results.models), 'mixer')} on {plural(len(self.boards), 'task')}, {len(runs)} runs."
+        mixers, tasks = plural(len(self.results.models), "mixer"), plural(len(self.boards), "task")
+        lead = f"{mixers} on {tasks}, {plural(len(runs), 'run')}."
         data = {task: {"head": table.head, "rows": table.rows} for task, table in self.tables().items()}
         return Page(title or TITLE, lead, sections, describe_origin(runs), {"leaderboard": data})
 

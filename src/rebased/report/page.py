@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+from rebased.config import plural
 from rebased.files import replacing
 from rebased.report.drawing import Panels
 from rebased.runs.finished import Run
@@ -88,7 +89,8 @@ def describe_origin(runs: Sequence[Run]) -> str:
         commit = f", commit {code['commit'][:10]}" if code["commit"] else ""
         changed = " with local changes" if code["dirty"] else ""
         hardware = (
-            machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores, threads per run: {machine['threads']}"
+            machine["gpu"]
+            or f"{machine['cpu']}, {plural(machine['cores'], 'core')}, threads per run: {machine['threads']}"
         )
         origins[
             f"rebased {code['version']}{commit}{changed}; torch {machine['torch']}, Python {machine['python']}, "

@@ -3,16 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from rebased.config import plural
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 from rebased.runs.own_code import recorded_code
 
 SHOWN = 5  # files or records that a sentence names
-
-
-def plural(count: int, noun: str) -> str:
-    """'1 run', '2,000 runs'"""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:

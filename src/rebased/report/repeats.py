@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rebased.report.prose import plural
+from rebased.config import plural
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run

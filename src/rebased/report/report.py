@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rebased.config import did_you_mean
+from rebased.config import did_you_mean, plural
 from rebased.report.drawing import Panels
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
-from rebased.report.prose import plural, warn_about_gaps, warn_about_records
+from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
@@ -29,7 +29,7 @@ class Report:
         lm = any(map(is_finished, found.lm_runs))
         if not synthetic and not lm:
             count = len(found.runs) + len(found.lm_runs)
-            raise ValueError(f"none of the {count} runs has ended yet; continue them with --resume, then report")
+            raise ValueError(f"of {plural(count, 'run')} none has ended yet; continue with --resume, then report")
         self.found = found
         self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference)] if synthetic else []
         self.parts += [LMReport(found, reference)] if lm else []

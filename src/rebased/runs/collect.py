@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rebased.config import plural
 from rebased.files import replacing
 from rebased.runs import sweep_log
 from rebased.runs.finished import Run
@@ -94,10 +95,12 @@ def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:
     if not found.files:
         return f"there is no {RECORD} and no bundle ({', '.join(BUNDLES)}) in {where} or below; train something first"
     others = found.other + len(found.runs) + len(found.lm_runs)
+    seen = [f"{plural(found.nameless, 'record')} without a readable first line"] if found.nameless else []
+    seen += [f"{plural(others, 'record')} of another kind"] if others else []
     damage = f"; damaged: {', '.join(found.damaged_files[:MAX_NAMED])}" if found.damaged_files else ""
     return (
-        f"none of the {found.files} file(s) in {where} has a record of {wanted}: {found.nameless} record(s) without a "
-        f"readable first line, {others} of another kind{damage}"
+        f"there is no record of {wanted} in {where}; {plural(found.files, 'file')} read: "
+        f"{', '.join(seen) or 'no record at all'}{damage}"
     )
 
 

@@ -51,14 +51,16 @@ def export_model(
 
 
 def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, record: list[dict[str, Any]]) -> None:
-    from rebased.models.hf import RebasedForCausalLM, to_hf_tokenizer  # here: transformers takes seconds to import
+    # here: transformers takes seconds to import
+    from rebased.models.hf import RebasedForCausalLM, no_progress_bars, to_hf_tokenizer
 
     shell = RebasedForCausalLM.from_language_model(model)
     if tokenizer is not None:
         shell.config.eos_token_id = shell.generation_config.eos_token_id = tokenizer.end_of_text
         shell.generation_config.pad_token_id = tokenizer.end_of_text
         to_hf_tokenizer(tokenizer, model.config.length_limit).save_pretrained(folder)
-    shell.save_pretrained(folder)
+    with no_progress_bars():
+        shell.save_pretrained(folder)
     (folder / "README.md").write_text(model_card(model, tokenizer, record), encoding="utf-8")
 
 

@@ -97,13 +97,17 @@ class TaskData(Config):
         scratch = BLOCK_ROWS * max(segment.seq_len for segment in segments)
         return 16 * (scratch + sum(segment.examples * segment.seq_len for segment in segments))
 
+    def check_fits(self) -> None:
+        """Raise ValueError if the main memory cannot hold the data."""
+        check_memory(self.data_bytes(), f"the examples of task {self.name!r} need")
+
     def build(self, run_seed: int, device: torch.device | str = "cpu") -> Splits:
         """The data of a run. `run_seed` matters only where seeds is "per_run".
 
         Raises ValueError if the memory of a CPU cannot hold them.
         """
         if torch.device(device).type == "cpu":
-            check_memory(self.data_bytes(), f"the examples of task {self.name!r} need")
+            self.check_fits()
         run = (run_seed,) if self.seeds == "per_run" else ()
         seen: dict[int, Tensor] = {}  # seq_len -> hashes of the rows of the splits made so far
         splits: list[tuple[Examples, ...]] = []

@@ -26,6 +26,7 @@ def check_run_fits(config: RunConfig, device: torch.device, processes: int = 1) 
     if isinstance(config, SyntheticRunConfig):
         seq_len = longest(config.task)
         rows = min(rows, max(segment.examples for segment in config.task.train))
+        config.task.check_fits()  # first: where the examples alone are too many, the model is not to blame
         more = config.task.data_bytes()
     else:
         assert isinstance(config, LMRunConfig)

@@ -168,7 +168,7 @@ def test_runs_in_no_result_are_named() -> None:
     )
     assert report.warnings[1:] == ["1 run diverged: in no result, but in the list of all runs."]
     assert [row[-4] for row in runs_table(runs, {}).rows] == ["done", "done", "done", "diverged", "done"]
-    with pytest.raises(ValueError, match="none of the 1 runs has ended yet"):
+    with pytest.raises(ValueError, match="of 1 run none has ended yet"):
         Report(Collection(lm_runs=[fake_lm_run("based", status="diverged")]))
 
 

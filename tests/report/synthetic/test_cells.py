@@ -43,7 +43,7 @@ def test_a_diverged_run_counts_with_its_best_or_with_nothing() -> None:
 @pytest.mark.parametrize("status", [None, "failed"])
 def test_a_run_without_a_result_counts_nowhere(status: str | None) -> None:
     assert [len(cell.chosen) for cell in build_results([fake_run(), fake_run(seed=43, status=status)]).cells] == [1]
-    with pytest.raises(ValueError, match="none of the 1 runs has ended yet"):
+    with pytest.raises(ValueError, match="of 1 run none has ended yet"):
         build_results([fake_run(status=status)])
 
 

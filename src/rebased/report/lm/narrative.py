@@ -5,9 +5,10 @@ from statistics import fmean
 
 from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import Verbs
+from rebased.config import plural
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
-from rebased.report.prose import plural, shortened, warn_about_code, warn_about_open_runs
+from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 

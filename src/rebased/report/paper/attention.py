@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from rebased.config import plural
 from rebased.report.page import details, figure
 from rebased.report.paper import mqar
 from rebased.report.paper.cost import Cost, mqar_minutes
@@ -19,7 +20,6 @@ from rebased.report.paper.verdict import Number, Protocol, hold_number
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, group_probes
 from rebased.report.probe.paper import EXAMPLES, SEQ_LEN, paper_row
-from rebased.report.prose import plural
 from rebased.report.synthetic.paper import deviations
 from rebased.runs.finished import Run
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from rebased.config import plural
 from rebased.report.page import Section, commands, details, figure, paragraphs
 from rebased.report.paper.evidence import Evidence, Probe
 from rebased.report.paper.mqar import departures_of, sources
@@ -10,7 +11,6 @@ from rebased.report.paper.values import KERNEL_ORDER, TABLE_1
 from rebased.report.probe.figures import mass_by_distance
 from rebased.report.probe.page import TEXT
 from rebased.report.probe.tables import text_table
-from rebased.report.prose import plural
 from rebased.report.synthetic import figures, narrative, tables
 from rebased.report.synthetic.cells import COUNTED, build_results
 from rebased.report.synthetic.comparisons import compare_models

@@ -6,12 +6,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rebased.analysis import compare_all
+from rebased.config import plural
 from rebased.models.presets import preset_to_change
 from rebased.report.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
 from rebased.report.paper.precision import STATED
 from rebased.report.paper.values import EPOCHS, EXAMPLES, KERNEL_ORDER, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
 from rebased.report.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
-from rebased.report.prose import plural
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
 from rebased.report.synthetic.comparisons import mean_by_seed
 from rebased.report.synthetic.paper import deviations, place_of

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
+from rebased.config import plural
 from rebased.files import without_nan
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
 from rebased.report.paper.attention import find_attention
@@ -18,7 +19,7 @@ from rebased.report.paper.kernels import find_kernels
 from rebased.report.paper.recall import find_recall
 from rebased.report.paper.text import find_perplexity
 from rebased.report.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
-from rebased.report.prose import plural, warn_about_records
+from rebased.report.prose import warn_about_records
 from rebased.report.tables import Table
 
 TITLE = "The paper's tables and figures, and ours beside them"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rebased.analysis import describe
+from rebased.config import plural
 from rebased.models.paper import TABLE_9
 from rebased.report.lm import narrative
 from rebased.report.lm.figures import perplexity_by_distance, styles_of
@@ -19,7 +20,6 @@ from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Pair
 from rebased.report.paper.values import TABLE_2, Reading
 from rebased.report.paper.verdict import Number, Protocol, hold_number
-from rebased.report.prose import plural
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
 

@@ -5,11 +5,11 @@ from math import isnan
 
 from rebased.analysis import compare_all, in_words
 from rebased.analysis.paired import Verbs
+from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, Record, group_probes
 from rebased.report.probe.paper import OPEN, SOURCE
-from rebased.report.prose import plural
 from rebased.report.synthetic.paper import agrees
 from rebased.report.tables import Table
 from rebased.runs.finished import Run

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rebased.report.prose import plural
+from rebased.config import plural
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.tables import task_last
 from rebased.report.tables import Table

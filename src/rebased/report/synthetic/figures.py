@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rebased.analysis import expected_validation_performance
+from rebased.config import plural
 from rebased.report.drawing import (
     INK,
     SERIES,
@@ -21,7 +22,6 @@ from rebased.report.drawing import (
     named_looks,
     powers_of_two,
 )
-from rebased.report.prose import plural
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.synthetic.tables import plus_minus

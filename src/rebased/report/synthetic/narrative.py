@@ -6,7 +6,8 @@ from statistics import fmean
 
 from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
-from rebased.report.prose import plural, warn_about_code, warn_about_open_runs
+from rebased.config import plural
+from rebased.report.prose import warn_about_code, warn_about_open_runs
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family

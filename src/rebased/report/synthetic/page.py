@@ -6,9 +6,9 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rebased.config import plural
 from rebased.report.drawing import Panels
 from rebased.report.page import Section, bullets, details, figure, paragraphs
-from rebased.report.prose import plural
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models

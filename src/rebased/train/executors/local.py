@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from rebased.config import plural
 from rebased.ops.backend import gpu_count
 from rebased.train.executors.jobs import (
     MAX_LOSSES,
@@ -43,7 +44,7 @@ class LocalExecutor(Executor):
 
     @property
     def where(self) -> str:
-        on = f" on {self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else ", one CPU thread each"
+        on = f" on {plural(self.gpus, 'GPU')}" if self.gpus else ", one CPU thread each"
         return f"{self.workers} process{'es' * (self.workers > 1)} of this machine{on}"
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rebased.config import plural
 from rebased.runs.record import lines_so_far
 from rebased.train.executors.jobs import (
     MAX_LOSSES,
@@ -67,8 +68,8 @@ class RayExecutor(Executor):
 
     @property
     def where(self) -> str:
-        on = f"{self.gpus} GPU{'s' * (self.gpus > 1)}" if self.gpus else "one CPU thread each"
-        return f"{self.workers} at a time on a Ray cluster of {self.nodes} node{'s' * (self.nodes > 1)}, {on}"
+        on = plural(self.gpus, "GPU") if self.gpus else "one CPU thread each"
+        return f"{self.workers} at a time on a Ray cluster of {plural(self.nodes, 'node')}, {on}"
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         remote = self._ray.remote(**self._options)(_answer)

@@ -20,6 +20,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rebased.config import plural
 from rebased.mixers import can_extend, check_state_size
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
@@ -298,7 +299,7 @@ def _basis(runs: Sequence[PlannedRun], rates: dict[Pattern, Rate], known: bool) 
     timed = sum(rate.measured for rate in rates.values())
     parts = []
     if timed:
-        models = "each model" if timed == len(rates) else f"{timed} model{'s' * (timed > 1)}"
+        models = "each model" if timed == len(rates) else plural(timed, "model")
         parts.append(f"{STEPS} steps of {models}, timed just now")
     if timed < len(rates):
         parts.append("the records of this folder" + " and of known runs" * known)

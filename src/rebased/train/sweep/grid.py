@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from rebased.config import Config, did_you_mean, explain, merge, nest, parse_yaml, read_yaml
+from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.run_config import RunConfig
@@ -90,10 +90,12 @@ def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
         beside = path.parent / tree["base"]
         tree["base"] = read_yaml(beside if beside.exists() else find_config(tree["base"], "run"))
     fixed: dict[str, Any] = {}
+    grid_options: dict[str, str] = {}
     for key, text in overrides.items():
         value = parse_yaml(text, f"--{key}")
         if key.startswith("grid."):
             change_axis(tree.get("grid"), key, value)
+            grid_options |= dict.fromkeys(settings_of(key.removeprefix("grid."), value), f"--{key}")
         elif key == "select" or key.startswith("select."):
             tree = merge(tree, nest({key: value}))
         else:
@@ -104,20 +106,22 @@ def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
         trees = [tree | {"grid": grid} for grid in grids] if several else [tree]
         sweeps = [SweepFile.model_validate(one) for one in trees]
     except ValidationError as error:
-        raise ValueError(f"{path}: {explain(error)}") from error
-    sweep = sweeps[0]
-    points, mistakes = [], dict[str, list[str]]()
-    for combination in combinations(path, [one.grid for one in sweeps]):
+        options = {key: f"--{key}" for key in overrides if key not in fixed}
+        raise ValueError("\n".join(map(": ".join, mistakes_by_source(error, str(path), options)))) from error
+    sweep, options = sweeps[0], grid_options | {key: f"--{key}" for key in fixed}
+    points, mistakes, total = [], dict[tuple[str, str], list[str]](), 0
+    for combination in combinations(path, [one.grid for one in sweeps], overrides):
         settings: dict[str, Any] = {}
         for entry in (*combination, fixed):
             settings |= entry
         try:
             points.append(Point(settings, parse_buildable(merge(sweep.base, nest(settings)))))
         except ValueError as error:
-            mistakes.setdefault(explain_error(error), []).append(describe(settings))
+            for mistake in mistakes_by_source(error, str(path), options):
+                mistakes.setdefault(mistake, []).append(describe(settings))
+        total += 1
     if mistakes:
-        total = len(points) + sum(map(len, mistakes.values()))
-        raise ValueError("\n".join(locate(path, text, where, total) for text, where in mistakes.items()))
+        raise ValueError("\n".join(locate(*mistake, where, total) for mistake, where in mistakes.items()))
     check_select(path, sweep.select, points)
     return Sweep(points, sweep.select)
 
@@ -134,11 +138,27 @@ def change_axis(grid: Any, key: str, value: Any) -> None:
             one[axis] = value
 
 
-def combinations(path: Path, grids: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], ...]]:
+def settings_of(name: str, axis: Any) -> Iterator[str]:
+    """The settings that an axis changes: the one that it is named by, or those in its entries."""
+    if "." in name:
+        yield name
+        return
+    for entry in axis if isinstance(axis, list) else [axis]:
+        if isinstance(entry, dict):
+            yield from map(str, entry)
+
+
+def combinations(
+    path: Path, grids: Sequence[dict[str, Any]], overrides: Mapping[str, str]
+) -> Iterator[tuple[dict[str, Any], ...]]:
     """The combinations of the axes of each grid, one grid after the other."""
     if not all(grids):
         raise ValueError(f"{path}: grid is empty; give it an axis, such as train.seed: [42, 43]")
-    axes = [[list(entries(path, name, axis)) for name, axis in grid.items()] for grid in grids]
+
+    def place(name: str) -> str:
+        return f"--grid.{name}" if f"grid.{name}" in overrides else f"{path}: grid.{name}"
+
+    axes = [[list(entries(place(name), name, axis)) for name, axis in grid.items()] for grid in grids]
     if (count := sum(math.prod(map(len, each)) for each in axes)) > MOST_RUNS:
         raise ValueError(f"{path}: the grid has {count:,} combinations; at most {MOST_RUNS:,} are one sweep: divide it")
     for each in axes:
@@ -146,16 +166,27 @@ def combinations(path: Path, grids: Sequence[dict[str, Any]]) -> Iterator[tuple[
 
 
 def check_select(path: Path, select: Select | None, points: Sequence[Point]) -> None:
-    """Raise ValueError if no run has the setting that the stages choose, or the stages choose the seed itself."""
+    """Raise ValueError if the grid does not vary the setting that the stages choose, or has too few seeds for them."""
     if select is None:
         return
-    known = list(dict.fromkeys(key for point in points for key in point.settings))
-    if select.setting == SEED or select.setting not in flatten(points[0].config.model_dump(mode="json")):
+    settings = flatten(points[0].config.model_dump(mode="json")).keys() - {SEED}
+    known = [key for key in dict.fromkeys(key for point in points for key in point.settings) if key in settings]
+    if select.setting == SEED or (select.setting not in known and not is_varied(select.setting, points)):
         raise ValueError(
-            f"{path}: select.setting {select.setting!r} should be a setting of the runs, with several values in the "
-            f"grid; "
-            f"{did_you_mean(select.setting, [key for key in known if key != SEED])}"
+            f"{path}: select.setting {select.setting!r} should be a setting that the grid gives several values; "
+            f"{did_you_mean(select.setting, known) if known else 'it has none'}"
         )
+    seeds = {point.config.train.seed for point in points}
+    if select.seeds > len(seeds):
+        raise ValueError(
+            f"{path}: select.seeds {select.seeds} is more than the {plural(len(seeds), 'seed')} of the grid; give it "
+            f"more seeds, or --select.seeds {len(seeds)}"
+        )
+
+
+def is_varied(setting: str, points: Sequence[Point]) -> bool:
+    """True if the configs have several values of a setting, whatever axis gives them."""
+    return len({str(flatten(point.config.model_dump(mode="json")).get(setting)) for point in points}) > 1
 
 
 def parse_buildable(tree: Any) -> RunConfig:
@@ -172,54 +203,50 @@ def check_model(model: LMConfig) -> None:
     shape_of(model)
 
 
-def explain_error(error: ValueError) -> str:
-    """The text of an error, explained if pydantic raised it."""
-    return explain(error) if isinstance(error, ValidationError) else str(error)
-
-
-def entries(path: Path, name: str, axis: Any) -> Iterator[dict[str, Any]]:
-    """The entries of an axis, each a mapping from settings to values."""
+def entries(place: str, name: str, axis: Any) -> Iterator[dict[str, Any]]:
+    """The entries of an axis, each a mapping from settings to values. `place` says where it is given, for errors."""
     if axis in ([], {}, None):
-        raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
+        raise ValueError(f"{place} is empty; give it at least one value, or remove it")
     if "." in name:
         if not isinstance(axis, list):
-            raise ValueError(f"{path}: grid.{name} should be a list of values of that setting, [{axis}]; got {axis!r}")
+            raise ValueError(f"{place} should be a list of values of that setting, [{axis}]; got {axis!r}")
         yield from ({name: value} for value in axis)
         return
     if isinstance(axis, dict) and all(isinstance(values, list) for values in axis.values()):
         lengths = {key: len(values) for key, values in axis.items()}
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            raise ValueError(
-                f"{path}: the lists of grid.{name} are used together, so they must be equally long: {counts}"
-            )
+            raise ValueError(f"{place}: its lists are used together, so they must be equally long: {counts}")
         if not next(iter(lengths.values())):
-            raise ValueError(f"{path}: grid.{name} is empty; give it at least one value, or remove it")
+            raise ValueError(f"{place} is empty; give it at least one value, or remove it")
         axis = [dict(zip(axis, values, strict=True)) for values in zip(*axis.values(), strict=True)]
     for entry in axis if isinstance(axis, list) else [axis]:
         if not isinstance(entry, dict) or not isinstance(axis, list):
             raise ValueError(
-                f"{path}: grid.{name} is not the path of a setting (such as train.lr), so its entries should be "
+                f"{place} is not the path of a setting (such as train.lr), so its entries should be "
                 f"mappings of settings ({{train.lr: 1e-3, train.epochs: 8}}); got {entry!r}"
             )
         if wrong := [key for key in entry if not isinstance(key, str)]:
-            raise ValueError(f"{path}: grid.{name}: {wrong[0]!r} is not the path of a setting, such as train.lr")
+            raise ValueError(f"{place}: {wrong[0]!r} is not the path of a setting, such as train.lr")
         yield entry
 
 
-def locate(path: Path, mistake: str, where: list[str], total: int) -> str:
-    """The mistake with the grid points that have it, of `total` ones."""
+def locate(source: str, mistake: str, where: list[str], total: int) -> str:
+    """The mistake with where its value came from: an option, or a file and the grid points, of `total` ones."""
+    if source.startswith("--"):
+        return f"{source}: {mistake}"
     if len(where) == total:
-        return f"{path}: {mistake} (in every run; the first one has {where[0]})"
+        return f"{source}: {mistake} (in every run; the first one has {where[0]})"
     others = f" and {len(where) - 1} more" if len(where) > 1 else ""
-    return f"{path}: grid point {where[0]}{others}: {mistake}"
+    return f"{source}: grid point {where[0]}{others}: {mistake}"
 
 
 def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[Point]:
     """The points of a Python sweep file, whose `configs` are RunConfigs or mappings as in a run's YAML file."""
     if not isinstance(configs, list | tuple) or not configs:
         raise ValueError(f"{path}: `configs` should be a list of RunConfigs or mappings, at least one; got {configs!r}")
-    fixed = {key: parse_yaml(text, f"--{key}") for key, text in overrides.items()}
+    options = {key: f"--{key}" for key in overrides}
+    fixed = {key: parse_yaml(text, options[key]) for key, text in overrides.items()}
     if unknown := [key for key in fixed if key.startswith("grid.")]:
         raise ValueError(f"--{unknown[0]}: {path} is a Python file and has no grid; change its `configs`")
     points = []
@@ -230,5 +257,6 @@ def from_python(path: Path, configs: Any, overrides: Mapping[str, str]) -> list[
         try:
             points.append(Point({"configs": i, **fixed}, parse_buildable(merge(tree, nest(fixed)))))
         except ValueError as error:
-            raise ValueError(f"{path}: configs[{i}]: {explain_error(error)}") from error
+            mistakes = mistakes_by_source(error, f"{path}: configs[{i}]", options)
+            raise ValueError("\n".join(map(": ".join, mistakes))) from error
     return points

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from rebased.config import plural
 from rebased.runs.collect import Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run, code_name
 from rebased.runs.lm_config import LMRunConfig
@@ -76,7 +77,7 @@ def is_complete(run: Run) -> bool:
 def describe_known(known: Known, wanted: int) -> Iterator[str]:
     """Sentences about what bundles gave. `wanted` is the number of runs of the sweep."""
     others = f"; {known.elsewhere} of other sweeps" if known.elsewhere else ""
-    yield f"known: {len(known.runs)} of {wanted} runs{others}"
+    yield f"known: {len(known.runs)} of {plural(wanted, 'run')}{others}"
     for reason, count in known.rejected.items():
         them = "run does" if count == 1 else "runs do"
         yield f"{count} known {them} not count: {reason}"

@@ -36,9 +36,14 @@ class PlannedRun:
         """The digest of the config, which is the name of the folder."""
         return self.folder.name
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What tells it apart: model, task, width, learning rate and seed, in words."""
         train = self.config.train
-        return f"{self.model}, {self.task}, D = {self.config.model.d_model}, lr {train.lr:g}, seed {train.seed}"
+        return self.model, self.task, f"D = {self.config.model.d_model}", f"lr {train.lr:g}", f"seed {train.seed}"
+
+    def __str__(self) -> str:
+        return ", ".join(self.name)
 
 
 @dataclass(frozen=True)
