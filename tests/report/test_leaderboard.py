@@ -1,5 +1,6 @@
 """Reports over bundles of many people: repeated runs, versions of the code, rules that ended runs, the leaderboard."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from page_reader import assert_self_contained
 from rebased.cli import main
 from rebased.report import Report
 from rebased.report.leaderboard import Leaderboard, spaced
+from rebased.report.page import describe_origin
 from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.choices import choice_table, describe_choices, describe_given_up, rule_of
@@ -79,6 +81,15 @@ def test_versions_of_the_code_are_shown_apart() -> None:
     assert code_table(runs[:2]) is None
 
 
+def test_the_origin_names_each_machine_once_and_a_few_commits() -> None:
+    runs = [fake_run(seed=n, commit=f"{n}" * 40) for n in range(7)]
+    shown = ", ".join(f"{n}" * 10 for n in range(5))
+    origin = describe_origin(runs)
+    assert origin.startswith(f"Made with rebased 0.1.0, commits {shown}, ...; torch ")
+    assert origin.count("torch") == 1
+    assert describe_origin(runs[:1]).startswith("Made with rebased 0.1.0, commit 0000000000; torch ")
+
+
 def staged() -> list[Run]:
     first = [fake_run(accuracies=(0.1, 0.4 + 10 * lr), lr=lr, seed=seed) for lr in (1e-2, 1e-3) for seed in (42, 43)]
     return [*first, *(fake_run(accuracies=(0.1, 0.2), lr=1e-2, seed=seed) for seed in (44, 45, 46))]
@@ -135,6 +146,26 @@ def test_the_frontier_is_what_nothing_beats_and_needs_three_seeds() -> None:
     assert ("Based", 48) not in first
     assert ("Mamba", 24) not in first
     assert [entry.is_first for entry in entries] == sorted((entry.is_first for entry in entries), reverse=True)
+
+
+def test_the_summary_names_the_most_accurate_on_the_frontier() -> None:
+    """Not the first rows of the table, which begins with the frontier: what is below it may be as accurate."""
+    (sentence,) = Leaderboard(Collection(runs=board_runs())).summary
+    assert "5 results, 3 on the frontier. The most accurate of these: ReBased, D = 48: 0.900 with " in sentence
+    assert "Mamba" not in sentence
+
+
+def test_no_two_mixers_look_alike_and_each_point_says_what_it_is() -> None:
+    found = [fake_run(kind, (0.0, 0.5), d_model=width) for kind in ("rebased", "based", "mamba") for width in (24, 48)]
+    for n in range(9):  # more mixers than there are colours
+        run = stranger(n, {"32": 4096 + n})
+        run.lines[0]["config"]["model"]["mixers"] = [{"name": f"mine {n}"}]
+        found.append(run)
+    html = Leaderboard(Collection(runs=found)).page(None, "x").to_html()
+    marks = re.findall(r"<li><svg[^>]*>(?:<path[^>]* stroke=[^>]*>)?(.*?)</svg>", html)
+    assert len(marks) == len(set(marks)) == 12
+    assert "<title>Based, D = 48: 0.500 with " in html
+    assert html.count("</title></circle>") == 15
 
 
 def test_a_task_that_nobody_learned_has_no_frontier() -> None:

@@ -5,7 +5,7 @@ from math import isnan
 from typing import NamedTuple
 
 from rebased.config import plural
-from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, named_looks
+from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, hover, looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
 from rebased.report.probe.paper import FIRST_LAYER
 from rebased.report.prose import warn_about_gaps, warn_about_records
@@ -20,15 +20,20 @@ from rebased.runs.finished import Run
 TITLE = "Recall against bytes of state"
 ENOUGH = 3  # seeds that an entry on the frontier must have
 RULES = (
-    "An entry is a mixer at one width on one task. Its accuracy is the mean over seeds at the best learning rate, in "
-    "each run's best epoch, on the held-out split if all its runs have one.",
+    "An entry is a mixer with its settings, at one width on one task. Its accuracy is the mean over seeds at the best "
+    "learning rate, in each run's best epoch, on the held-out split if all its runs have one.",
     "State is what a model keeps of one sequence to generate the next token, in fp32, after the task's longest "
     "sequence. For mixers that this code does not know it is what their records say.",
     f"The frontier: no other entry recalls as much with as little state. An entry on it has {ENOUGH} seeds or more. A "
-    "task that no model has learned has none.",
+    "task that no model has learned has none. Tables list the frontier first, then all others, both by accuracy.",
     "Settings may differ between entries (epochs, rates, seeds); the columns say how. Entries made with other versions "
     "of the code are marked.",
 )
+CAPTION = (
+    "Each point is a row of a table below; point at it to see which. A line joins the widths of a mixer. Mixers that "
+    "differ only in settings may look alike. The axis of bytes is logarithmic. Thin dots: the frontier."
+)
+MARKERS = ("o", "s", "^", "D")  # each for as many mixers as there are colours
 
 
 class Entry(NamedTuple):
@@ -104,11 +109,12 @@ class Leaderboard:
             if not self.results.learned(task):
                 sentences.append(nobody_learned(self.results, task))
                 continue
-            best = [f"{name_of(entry.cell)}: {entry.accuracy:.3f} with {size(entry.bytes)}" for entry in entries[:3]]
-            first = sum(entry.is_first for entry in entries)
+            first = [entry for entry in entries if entry.is_first]
+            frontier = f"{len(first)} on the frontier. The most accurate of these"
+            none = "none on the frontier, for which an entry needs three seeds. The most accurate"
             sentences.append(
-                f"{task}: {plural(len(entries), 'result')}, {first or 'none'} on the frontier"
-                f"{'' if first else ', for which an entry needs three seeds'}. First in the table: {'; '.join(best)}."
+                f"{task}: {plural(len(entries), 'result')}, {frontier if first else none}: "
+                f"{'; '.join(map(describe, (first or entries)[:3]))}."
             )
         return sentences
 
@@ -122,8 +128,7 @@ class Leaderboard:
         if self.warnings:
             sections.append(Section("Warnings", bullets(self.warnings)))
         if any(entry.bytes for entries in self.boards.values() for entry in entries):
-            caption = "One point per width; the axis of bytes is logarithmic. Dotted: the frontier."
-            sections.append(Section("Accuracy by bytes of state", figure(draw_boards(self.boards), caption)))
+            sections.append(Section("Accuracy by bytes of state", figure(draw_boards(self.boards), CAPTION)))
         sections += [Section(task, table.to_html()) for task, table in self.tables().items()]
         if any(repeat.differing for repeat in self.repeats):
             sections.append(Section("Runs with different results", repeat_table(self.repeats).to_html()))
@@ -141,6 +146,11 @@ class Leaderboard:
 def name_of(cell: Cell) -> str:
     """The mixer and its width."""
     return f"{cell.model}, D = {cell.d_model}"
+
+
+def describe(entry: Entry) -> str:
+    """An entry in words."""
+    return f"{name_of(entry.cell)}: {entry.accuracy:.3f} with {size(entry.bytes)}"
 
 
 def size(count: int | None) -> str:
@@ -185,26 +195,33 @@ def spaced(values: Sequence[int], apart: float = 1.12) -> list[int]:
     return marks
 
 
+def places(entries: Sequence[Entry]) -> tuple[list[int], list[float]]:
+    """Where entries stand in the figure: their bytes and their accuracies."""
+    return [entry.bytes or 0 for entry in entries], [entry.accuracy for entry in entries]
+
+
 def draw_boards(boards: dict[str, list[Entry]]) -> Panels:
     """One panel per task: a line per mixer through its widths, and the frontier. Where there are more mixers than
-    colours, those that differ only in settings share one."""
-    models = list(dict.fromkeys(entry.cell.model for entries in boards.values() for entry in entries))
+    colours, those that differ only in settings look alike."""
+    found = dict.fromkeys(entry.cell.model for entries in boards.values() for entry in entries)
+    models = sorted(found, key=lambda model: model.kind != "ReBased")  # which has the first colour
     labels = {model: model.kind if len(models) > len(SERIES) else str(model) for model in models}
-    styles = named_looks(list(labels.values()))
+    styles = {
+        label: look | {"marker": MARKERS[i // len(SERIES) % len(MARKERS)]}
+        for i, (label, look) in enumerate(zip(dict.fromkeys(labels.values()), looks(), strict=False))
+    }
 
     def panel(entries: Sequence[Entry]) -> Draw:
         def draw(axes: Axes) -> None:
-            sized = [entry for entry in entries if entry.bytes]
-            for model in dict.fromkeys(entry.cell.model for entry in sized):
-                own = sorted((entry.bytes or 0, entry.accuracy) for entry in sized if entry.cell.model == model)
-                label = labels[model]
-                axes.plot([x for x, _ in own], [y for _, y in own], **styles[label], marker="o", label=label)
-            first = sorted((entry.bytes or 0, entry.accuracy) for entry in sized if entry.is_first)
-            if first:
-                steps = [x for x, _ in first], [y for _, y in first]
-                axes.step(*steps, where="post", color=INK, lw=1, ls=":", label="frontier")
+            sized = sorted((each for each in entries if each.bytes), key=lambda each: (each.bytes or 0, each.accuracy))
+            for model, label in labels.items():
+                if own := [entry for entry in sized if entry.cell.model == model]:
+                    axes.plot(*places(own), **styles[label], label=label)
+            hover(axes, *places(sized), [describe(entry) for entry in sized])
+            if first := [entry for entry in sized if entry.is_first]:
+                axes.step(*places(first), where="post", color=INK, lw=1, ls=":", label="frontier")
             axes.set(xscale="log", xlabel="KiB of state", ylabel="accuracy", ylim=(-0.03, 1.03))
-            marks = spaced([entry.bytes or 0 for entry in sized])
+            marks = spaced(places(sized)[0])
             axes.set_xticks(marks, [f"{mark / 1024:.3g}" for mark in marks])
             axes.minorticks_off()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rebased.config import plural
 from rebased.files import replacing
 from rebased.report.drawing import Panels
+from rebased.report.prose import shortened
 from rebased.runs.finished import Run
 
 GENERATOR = "rebased report"
@@ -82,21 +83,23 @@ def commands(lines: Sequence[str]) -> str:
 
 
 def describe_origin(runs: Sequence[Run]) -> str:
-    """The machines and versions of the code that made the runs, one clause per combination."""
-    origins: dict[str, None] = {}
+    """The machines and versions of the code that made the runs: one clause per combination, with a few commits each."""
+    origins: dict[tuple[str, str], dict[str, None]] = {}
     for line in (line for run in runs for line in run.lines if line["type"] in ("run", "resume")):
         code, machine = line["code"], line["machine"]
-        commit = f", commit {code['commit'][:10]}" if code["commit"] else ""
-        changed = " with local changes" if code["dirty"] else ""
+        commit = f"{code['commit'][:10]}{' with local changes' * code['dirty']}" if code["commit"] else ""
         hardware = (
             machine["gpu"]
             or f"{machine['cpu']}, {plural(machine['cores'], 'core')}, threads per run: {machine['threads']}"
         )
-        origins[
-            f"rebased {code['version']}{commit}{changed}; torch {machine['torch']}, Python {machine['python']}, "
-            f"{machine['system']}; {hardware}"
-        ] = None
-    return "Made with " + "; and with ".join(origins) + "."
+        where = f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}; {hardware}"
+        origins.setdefault((code["version"], where), {})[commit] = None
+    clauses = []
+    for (version, where), commits in origins.items():
+        known = list(filter(None, commits))
+        few = f", commit{'s' * (len(known) > 1)} {shortened(known)}" if known else ""
+        clauses.append(f"rebased {version}{few}; {where}")
+    return f"Made with {'; and with '.join(clauses)}."
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
