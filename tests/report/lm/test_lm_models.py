@@ -211,7 +211,7 @@ def test_the_command_reads_bundles_and_folders_of_runs(
     assert rebased("lm", "compare", "some.jsonl.gz", "mqar.jsonl.gz") == 0
     assert "Left out, no language models: " in capsys.readouterr().out
     assert rebased("lm", "compare", "mqar.jsonl.gz") == 2
-    message = "has a record of a language model's run: 0 record(s) without a readable first line, 1 of another kind"
+    message = "no record of a language model's run in mqar.jsonl.gz; 1 file read: 1 record of another kind; for those"
     assert message in capsys.readouterr().err
     assert rebased("lm", "compare", "nowhere") == 2
     assert "nowhere: there is no such file or folder" in capsys.readouterr().err
