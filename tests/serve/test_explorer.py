@@ -1,6 +1,7 @@
 """The explorer's HTTP interface: what it answers about the shipped models, and what it refuses."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,7 @@ def test_a_text(http: httpx.Client) -> None:
     assert not any("token_id" in text for row in found["predictions"] for text in row["texts"])
     assert "probability" not in found["predictions"][-1]  # nothing comes after it
     assert 0 < found["loss"] < 8
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))  # here a token is a byte
     matrices = [
         http.post("/api/attention", json={"model": name, "tokens": found["tokens"], "layer": 3, "head": head}).json()
         for head in (None, 0, 4)

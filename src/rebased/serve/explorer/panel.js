@@ -118,8 +118,9 @@ class Panel {
   }
 
   showText() {
-    const {texts, predictions, loss} = this.answer;
-    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token (${(loss / Math.LN2).toFixed(3)} bits)`;
+    const {texts, predictions, loss, bits_per_byte: bits} = this.answer;
+    const comparable = bits === null ? "" : `; ${bits.toFixed(3)} bits per byte, whatever the tokenizer`;
+    this.find(".score").textContent = loss === null ? "" : `Loss ${loss.toFixed(3)} nats per token${comparable}`;
     this.fillStrip(texts.map(text => [visible(text), "word"]));
     for (const [i, option] of this.options.entries())
       if (i) option.style.setProperty("--known", Math.round(100 * predictions[i - 1].probability) + "%");

@@ -119,6 +119,7 @@ class Workbench:
         _check_tokens(opened.model, tokens, "the text")
         found = predict_next(opened.model, tokens, [*tokens[1:], IGNORE], TOP)
         losses = [-math.log(max(p, 1e-30)) for p in found.target[:-1].tolist()]
+        size = len(body.text.encode()) if tokenizer.end_of_text is not None else 0  # else the first is not predicted
 
         def name(token: int) -> str:
             return END if token == tokenizer.end_of_text else names[token]
@@ -128,6 +129,7 @@ class Workbench:
             "texts": [name(token) for token in tokens],
             "predictions": _predictions(found, name),
             "loss": sum(losses) / len(losses) if losses else None,
+            "bits_per_byte": sum(losses) / math.log(2) / size if size else None,
             "state": _state(opened.model, len(tokens)),
         }
 
