@@ -176,7 +176,7 @@ class Service:
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
         if len(prompts) * n > min(self.limits.choices, self.engine.max_waiting):
             limit = min(self.limits.choices, self.engine.max_waiting)
-            raise ApiError(400, f"{len(prompts) * n:,} choices (prompts times n) are more than {limit:,}", param="n")
+            raise ApiError(400, f"prompts times n is {len(prompts) * n:,}, more than {limit:,} choices", param="n")
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
