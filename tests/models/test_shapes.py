@@ -49,5 +49,9 @@ def test_a_users_mixer_that_needs_real_tensors_is_not_counted() -> None:
     config = LMConfig(d_model=48, n_layers=1, mixers=("own",))
     check_model_fits(config)
     assert LanguageModel(config).blocks[0].mixer.largest == 1
+    before = torch.get_rng_state()
+    shape = shape_of(config)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert shape.num_parameters() == LanguageModel(config).num_parameters()
     with pytest.raises(ValueError, match=r"^the model has a weight of more than 2\*\*63 bytes; choose smaller sizes$"):
         check_model_fits(LMConfig(d_model=48, n_layers=1, mixers=({"name": "own", "width": 2**61},)))

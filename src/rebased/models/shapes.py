@@ -19,9 +19,16 @@ _DRAWS = {init.normal_, init.uniform_, init.kaiming_uniform_, Tensor.normal_, Te
 
 
 def shape_of(config: LMConfig) -> LanguageModel:
-    """Return the model of a config on the meta device: all shapes, no weights. It takes milliseconds."""
-    with _without_weights():
-        return LanguageModel(config)
+    """Return the model of a config on the meta device: all shapes, no weights. It takes milliseconds.
+
+    A user's own mixer may need real tensors. Then the model has weights, and lies on the CPU.
+    """
+    try:
+        with _without_weights():
+            return LanguageModel(config)
+    except MixerFailed:
+        with torch.random.fork_rng(devices=[]):
+            return LanguageModel(config)
 
 
 def weight_bytes(config: LMConfig) -> int:
