@@ -235,6 +235,22 @@ def test_a_mixer_that_gives_nan_fails_one_check_and_is_compared_with_nothing() -
     assert results["keeps_shape[T=1]"].outcome == "passed"
 
 
+def test_a_mixer_that_cannot_be_built_says_so_once() -> None:
+    @register_mixer("under_test")
+    class Broken(nn.Module):
+        def __init__(self, d_model: int) -> None:
+            super().__init__()
+            self.half = d_model.half  # type: ignore[attr-defined]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    results = list(run_mixer_contract("under_test"))
+    (failed,) = (result for result in results if not result.ok)
+    assert "failed in its constructor (line " in failed.message
+    assert results[1] == CheckResult(results[1].name, "skipped", f"the mixer fails as in {failed.name}")
+
+
 def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:
     @register_mixer("under_test")
     class Partial(nn.Module):
