@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.mixers import mixer_class
+from rebased.mixers.checks import PACKAGE
 from rebased.runs.run_config import RunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import task_class
@@ -23,7 +24,7 @@ def own_code(config: RunConfig) -> dict[str, str]:
     classes: dict[str, type] = {f"mixer {name!r}": mixer_class(name) for name in names_of_mixers(config)}
     if isinstance(config, SyntheticRunConfig):
         classes[f"task {config.task.name!r}"] = task_class(config.task.name)
-    own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != "rebased"}
+    own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != PACKAGE}
     sums = {what: checksum(cls) for what, cls in own.items()}
     return {what: found for what, found in sums.items() if found}
 

@@ -17,6 +17,7 @@ from rebased.report.paper.cost import read_speeds
 from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
 from rebased.report.paper.exhibits import EXHIBITS
 from rebased.report.paper.finding import Finding
+from rebased.report.paper.gamma import decay_table, decays_of, describe_decays
 from rebased.report.paper.page import PaperPage
 from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
 from rebased.report.probe.schema import check_probe
@@ -262,6 +263,18 @@ def test_mamba_as_the_paper_begins_it_is_held_against_the_paper(tmp_path: Path) 
         assert remark.endswith("With its own initialization Mamba recalls 0.950 at T = 256, D = 128.")
     (remark,) = found_in(tmp_path, campaign=own)["Figure 1"].remarks
     assert remark.startswith("Mamba has its own initialization here.")
+
+
+def test_runs_without_weight_decay_are_apart(tmp_path: Path) -> None:
+    run, other = (paper_run("rebased", 0.9, seq_len=128, d_model=64, seed=seed, gamma=0.2) for seed in (42, 43))
+    other.settings["train"]["weight_decay"] = 0.0
+    write_bundle([run, other], tmp_path / "runs.jsonl.gz")
+    plain, without = decays_of(read_evidence([tmp_path]))[::-1]
+    assert (plain.weight_decay, without.weight_decay) == (0.1, 0.0)
+    assert without.alone == [1.0]
+    rows = [row[0] for row in decay_table([plain, without]).rows]
+    assert rows == ["T = 128, D = 64, rate 0.01", "T = 128, D = 64, rate 0.01, weight decay 0"]
+    assert describe_decays([plain, without]) == describe_decays([plain])
 
 
 def test_half_of_a_figure_is_said_to_be_half(tmp_path: Path) -> None:

@@ -14,20 +14,23 @@ from rebased.report.paper.exhibits import BY_NAME
 from rebased.report.paper.finding import Finding
 from rebased.report.paper.mqar import Group
 from rebased.report.paper.recall import grid
-from rebased.report.paper.values import EPOCHS, EXAMPLES, FIGURE_1_PAIRS, FIGURE_10, TABLE_1
+from rebased.report.paper.values import EPOCHS, EXAMPLES, FIGURE_1_PAIRS, FIGURE_10, TABLE_1, Place
 from rebased.report.paper.verdict import Number, hold_number
 from rebased.report.synthetic import norms
 from rebased.report.synthetic.cells import COUNTED, Cell
 from rebased.report.synthetic.paper import place_of
 from rebased.report.tables import Table, number
+from rebased.runs.synthetic_config import SyntheticTrainConfig
+
+PAPERS = SyntheticTrainConfig()  # its defaults are the paper's settings
 
 
 class Decay(NamedTuple):
     """Gamma after the last epoch, and what weight decay alone would leave of it, in runs of equal settings."""
 
-    seq_len: int
-    d_model: int
+    place: Place
     lr: float
+    weight_decay: float
     epochs: list[int]  # of each run
     gamma: list[float]  # the mean of queries and keys, of each run
     alone: list[float]
@@ -51,7 +54,8 @@ def find_gamma(evidence: Evidence) -> Finding:
     remarks = []
     if any(place in TABLE_1 for place in group.cells):
         remarks.append("These are the runs of Table 1 (32 pairs): those of Figure 1 have no record of gamma and beta.")
-    if decays := decays_of(evidence):
+    decays = decays_of(evidence)
+    if any(decay.weight_decay == PAPERS.weight_decay for decay in decays):
         remarks.append(describe_decays(decays))
     return Finding(
         exhibit,
@@ -88,19 +92,20 @@ def with_norms(group: Group) -> Group | None:
 
 
 def decays_of(evidence: Evidence) -> list[Decay]:
-    """From all runs of ReBased on the tasks of Figure 1 and Table 1, by length, width and learning rate."""
+    """From all runs of ReBased on the tasks of Figure 1 and Table 1, by place and by how they were trained."""
     places = {*grid(("ReBased",)), *(place for place in TABLE_1 if place.model == "ReBased")}
-    found: dict[tuple[int, int, float, int], Decay] = {}
+    found: dict[tuple[Place, float, float, int], Decay] = {}
     for run in evidence.runs:
-        layers = (run.epochs[-1].get("norms") or {}) if run.epochs else {}
-        if not (layers and run.status in COUNTED and mqar.is_papers_model(run) and place_of(run) in places):
+        place = place_of(run)
+        if place not in places or run.status not in COUNTED or not run.epochs or not mqar.is_papers_model(run):
             continue
-        means = [entry["mean"] for key, entry in layers[max(layers, key=int)].items() if key.endswith("gamma")]
+        means = [entry["mean"] for key, entry in norms.last_layer(run.epochs[-1]).items() if key.endswith("gamma")]
         alone = norms.decayed(run, epoch := run.epochs[-1]["epoch"])
         if isnan(alone) or not means or None in means:
             continue
-        key = (run.seq_len, run.d_model, run.lr, run.settings["train"]["epochs"])
-        decay = found.setdefault(key, Decay(*key[:3], [], [], []))
+        train = run.settings["train"]
+        settings = (place, run.lr, train["weight_decay"], train["epochs"])
+        decay = found.setdefault(settings, Decay(*settings[:3], [], [], []))
         decay.epochs.append(epoch)
         decay.gamma.append(fmean(means))
         decay.alone.append(alone)
@@ -108,10 +113,12 @@ def decays_of(evidence: Evidence) -> list[Decay]:
 
 
 def describe_decays(decays: Sequence[Decay]) -> str:
-    """How far weight decay alone gives the gamma that was measured, in a sentence."""
+    """How far the paper's weight decay alone gives the gamma that was measured, in a sentence."""
+    decays = [decay for decay in decays if decay.weight_decay == PAPERS.weight_decay]
     off = [abs(fmean(decay.gamma) - fmean(decay.alone)) for decay in decays]
     ours = [fmean(decay.gamma) for decay in decays]
-    alone = partial(norms.decay_alone, weight_decay=0.1, steps=ceil(EXAMPLES / 512), epochs=EPOCHS, epoch=EPOCHS)
+    steps = ceil(EXAMPLES / PAPERS.batch_size)
+    alone = partial(norms.decay_alone, weight_decay=PAPERS.weight_decay, steps=steps, epochs=EPOCHS, epoch=EPOCHS)
     return (
         "AdamW's weight decay pulls gamma from 1 towards 0 whatever the data are: with the paper's settings it alone "
         f"leaves {alone(3e-3):.2f} of it after {EPOCHS} epochs at a learning rate of 3e-3, and "
@@ -127,7 +134,8 @@ def decay_table(decays: Sequence[Decay]) -> Table:
     """Gamma beside weight decay alone."""
     rows = [
         (
-            f"T = {decay.seq_len:,}, D = {decay.d_model}, rate {decay.lr:g}",
+            f"T = {decay.place.seq_len:,}, D = {decay.place.d_model}, rate {decay.lr:g}"
+            + ("" if decay.weight_decay == PAPERS.weight_decay else f", weight decay {decay.weight_decay:g}"),
             mqar.span(decay.epochs),
             str(len(decay.gamma)),
             number(fmean(decay.gamma)),
@@ -142,8 +150,7 @@ def hold_norms(cell: Cell) -> list[Number]:
     """The means of gamma and beta after each run's last epoch, over seeds, beside the paper's."""
     found: dict[str, list[float]] = {}
     for run in cell.chosen.values():
-        layers = (run.epochs[-1].get("norms") or {}) if run.epochs else {}
-        for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
+        for key, entry in (norms.last_layer(run.epochs[-1]) if run.epochs else {}).items():
             if key in norms.NAMES and entry["mean"] is not None:
                 found.setdefault(key, []).append(entry["mean"])
     return [

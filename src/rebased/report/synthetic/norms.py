@@ -63,8 +63,7 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
     by_key: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for run in cell.chosen.values():
         for line in run.epochs:
-            layers = line.get("norms") or {}
-            for key, entry in (layers[max(layers, key=int)] if layers else {}).items():
+            for key, entry in last_layer(line).items():
                 if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
                     by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
     found = {}
@@ -73,6 +72,12 @@ def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
         sds = [fmean(entry["sd"] for entry in entries) for entries in epochs.values()]
         found[key] = ([0, *epochs], [BEFORE[key.split(".")[1]], *means], [0.0, *sds])
     return found
+
+
+def last_layer(line: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By parameter, what the line of an epoch says of the last layer that has gamma and beta; empty if none has."""
+    layers = line.get("norms") or {}
+    return layers[max(layers, key=int)] if layers else {}
 
 
 def decayed(run: Run, epoch: int) -> float:
@@ -98,8 +103,7 @@ def _has_histogram(entry: Mapping[str, Any]) -> bool:
 def final_histograms(cells: Sequence[Cell], name: str) -> Panels | None:
     """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter. None if no
     histogram was recorded."""
-    last = {cell.task: next(iter(cell.chosen.values())).epochs[-1].get("norms") or {} for cell in cells}
-    layers = {task: norms[max(norms, key=int)] for task, norms in last.items() if norms}
+    layers = {cell.task: found for cell in cells if (found := last_layer(cell.any_run.epochs[-1]))}
     layers = {task: {key: entry for key, entry in e.items() if _has_histogram(entry)} for task, e in layers.items()}
     keys = dict.fromkeys(key for entries in layers.values() for key in entries)
 
