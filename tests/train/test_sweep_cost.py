@@ -15,12 +15,21 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
 from rebased.train.executors import Job, Outcome
 from rebased.train.sweep import Point, estimate, make_plan
-from rebased.train.sweep.cost import TooSlow, _short_run, epoch_work, no_longer_than, step_work, task_work, time_steps
+from rebased.train.sweep.cost import (
+    TooSlow,
+    _short_run,
+    epoch_work,
+    no_longer_than,
+    processor_of,
+    step_work,
+    task_work,
+    time_steps,
+)
 from tiny_run import tiny
 
 
 class Clock:
-    """An executor that trains nothing: a multiply-add takes a nanosecond."""
+    """An executor that trains nothing: a multiply-add takes a microsecond."""
 
     workers, gpus, where = 2, 0, "nowhere"
 
@@ -30,8 +39,8 @@ class Clock:
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if function is time_steps:
             self.timed.append(arguments[0])
-            return 1e-9, 0.0, 1e6
-        return None
+            return 1e-6, 0.0, 1e6
+        return "this CPU" if function is processor_of else None
 
     def run(self, jobs: Sequence[Job], ended: Callable[[int, Outcome], None]) -> list[Outcome | None]:
         raise AssertionError
@@ -65,7 +74,7 @@ def test_one_timing_a_pattern_of_mixers_and_time_in_proportion_to_work(tmp_path:
     cost = estimate(plan.runs, plan.runs, clock)
     assert len(clock.timed) == 2
     for run in plan.runs:
-        assert cost.seconds[run.digest] == pytest.approx(3 * epoch_work(run.config) * 1e-9, abs=0.01)  # 3 epochs
+        assert cost.seconds[run.digest] == pytest.approx(3 * epoch_work(run.config) * 1e-6, abs=0.01)  # 3 epochs
     assert cost.total == pytest.approx(max(sum(cost.seconds.values()) / 2, max(cost.seconds.values())))
     assert "3 steps of each model, timed just now" in cost.basis
 
@@ -85,6 +94,29 @@ def test_records_of_the_folder_are_believed_first(tmp_path: Path) -> None:
     assert cost.seconds == {first.digest: pytest.approx(42.0), second.digest: pytest.approx(126.0)}  # one epoch is left
     assert cost.total == pytest.approx(126.0)  # never less than the longest run
     assert "the records of this folder" in cost.basis
+
+
+@pytest.mark.parametrize(
+    ("machine", "believed"),
+    [({"gpu": None, "cpu": "this CPU"}, True), ({"gpu": "another GPU", "cpu": "this CPU"}, False)],
+)
+def test_records_of_another_processor_are_not_believed(tmp_path: Path, machine: dict[str, Any], believed: bool) -> None:
+    seeds = {"train": {"seed": 1}}, {"train": {"seed": 2}}
+    first = plan_of(tmp_path, *seeds).runs[0]
+    first.folder.mkdir()
+    lines = [{"type": "run", "machine": machine}, {"type": "epoch", "epoch": 1, "seconds": 40.0, "test_seconds": 2.0}]
+    (first.folder / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan, clock = plan_of(tmp_path, *seeds), Clock()
+    cost = estimate(plan.runs, plan.runs, clock)
+    first, second = plan.runs
+    assert len(clock.timed) == (not believed)
+    if believed:
+        assert cost.seconds == {first.digest: pytest.approx(84.0), second.digest: pytest.approx(126.0)}
+    else:  # the epoch that was trained elsewhere is not trained again
+        epoch = epoch_work(first.config) * 1e-6
+        assert cost.seconds[first.digest] == pytest.approx(2 * epoch, abs=0.01)
+        assert cost.seconds[second.digest] == pytest.approx(3 * epoch, abs=0.01)
+        assert "timed just now" in cost.basis
 
 
 def test_a_damaged_record_fails_its_run_alone(tmp_path: Path) -> None:

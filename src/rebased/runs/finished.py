@@ -13,6 +13,7 @@ from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.configs import parse_run
 from rebased.runs.protocol import Reported, reported
+from rebased.runs.provenance import processor_name
 from rebased.runs.record import read_record
 from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_names import kind_of
@@ -171,8 +172,7 @@ class Run:
     @property
     def device(self) -> str:
         """The name of the GPU or CPU that it began on."""
-        machine = self.lines[0]["machine"]
-        return machine["gpu"] or machine["cpu"]
+        return processor_name(self.lines[0]["machine"])
 
     def state_bytes(self, seq_len: int) -> int | None:
         """Bytes of the model's state for one sequence after seq_len tokens, in fp32.

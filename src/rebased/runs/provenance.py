@@ -37,6 +37,12 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     }
 
 
+def processor_name(machine: dict[str, Any]) -> str:
+    """The model of the GPU that a machine computes on, or of its CPU. `machine` is what `describe_machine` returns."""
+    name: str = machine["gpu"] or machine["cpu"]
+    return name
+
+
 def _cpu_name() -> str:
     try:
         listing = Path("/proc/cpuinfo").read_text()

@@ -2,8 +2,8 @@
 
 Work is counted in multiply-adds. A sequence of T tokens costs T times (weights outside of the embeddings + numbers in
 the mixers' states), and per labelled position the head, D times the vocabulary. Training costs three forward passes.
-The seconds per multiply-add come from the records of runs in this folder. Without records a few steps of each model are
-timed, in a worker of the executor.
+The seconds per multiply-add come from records, of this folder and of known runs, if they are from the same model of GPU
+or CPU as this machine's. Without such records a few steps of each model are timed, in a worker of the executor.
 """
 
 import json
@@ -20,12 +20,15 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
+
 from rebased.config import plural
 from rebased.mixers import can_extend, check_state_size
 from rebased.models import LMConfig, shape_of
 from rebased.ops.backend import has_gpu
 from rebased.runs.configs import parse_run
 from rebased.runs.lm_config import LMRunConfig
+from rebased.runs.provenance import describe_machine, processor_name
 from rebased.runs.record import read_record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
@@ -157,7 +160,9 @@ def estimate(
     for pattern in dict.fromkeys(map(pattern_of, runs)):
         group = [run for run in runs if pattern_of(run) == pattern]
         try:
-            known = [rate for run in all_runs if pattern_of(run) == pattern and (rate := _recorded_rate(run))]
+            records = [run for run in all_runs if pattern_of(run) == pattern and run.lines]
+            here = executor.call(processor_of, group[0].config.train.device) if records else ""
+            known = [rate for run in records if (rate := _recorded_rate(run, here))]
             if not known and not any(rate.measured for rate in rates.values()):
                 executor.call(nothing)  # the first call is slow, so it is not timed
             rate = _mean_rate(known) if known else _timed_rate(group, executor)
@@ -201,8 +206,15 @@ def pattern_of(run: PlannedRun) -> Pattern:
     return tuple(mixer.name for mixer in run.config.model.mixers)
 
 
-def _recorded_rate(run: PlannedRun) -> Rate | None:
-    """The rate of a run by its record; None if the record has no times yet."""
+def processor_of(device: str) -> str:
+    """The model of the GPU or CPU that runs with this `train.device` compute on, on the machine that this is called on."""
+    return processor_name(describe_machine(torch.device("cuda" if computes_on_gpu(device) else "cpu")))
+
+
+def _recorded_rate(run: PlannedRun, processor: str) -> Rate | None:
+    """The rate of a run by its record; None if the record has no times yet, or another model of GPU or CPU took part."""
+    if any(processor_name(line["machine"]) != processor for line in run.lines if line["type"] in ("run", "resume")):
+        return None
     work, seconds = recorded_work(run.config, run.lines)
     return Rate(seconds / work, 0.0, work, measured=False) if work else None
 
@@ -230,7 +242,7 @@ def time_steps(tree: dict[str, Any]) -> tuple[float, float, float]:
     short = _short_run(tree)
     folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
     try:
-        with nullcontext() if computes_on_gpu(short) else no_longer_than(PATIENCE):
+        with nullcontext() if computes_on_gpu(short.train.device) else no_longer_than(PATIENCE):
             train(short, folder)
         lines = read_record(folder)
     finally:
@@ -263,9 +275,9 @@ def no_longer_than(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, former)
 
 
-def computes_on_gpu(config: RunConfig) -> bool:
-    """True if this machine would train the run on a GPU."""
-    return config.train.device == "cuda" or (config.train.device == "auto" and has_gpu())
+def computes_on_gpu(device: str) -> bool:
+    """True if this machine would train a run with this `train.device` on a GPU."""
+    return device == "cuda" or (device == "auto" and has_gpu())
 
 
 def _short_run(tree: dict[str, Any]) -> RunConfig:
@@ -273,7 +285,7 @@ def _short_run(tree: dict[str, Any]) -> RunConfig:
     text with shorter ones."""
     config = parse_run(tree)
     per_sequence = step_work(config) / config.train.batch_size
-    on_gpu = computes_on_gpu(config)
+    on_gpu = computes_on_gpu(config.train.device)
     rows = config.train.batch_size if on_gpu else max(1, min(config.train.batch_size, int(CPU_WORK / per_sequence)))
     if isinstance(config, SyntheticRunConfig):
         few = config.task.train[0].settings()
