@@ -15,6 +15,7 @@ import yaml
 from docs.make_tree import PAGE, with_tree
 
 from docs_text import PAGES, ROOT, anchors, blocks, links, name_of, shell_lines
+from forked_python import run_code
 from rebased.cli import build_app
 from rebased.runs.shipped import shipped_configs
 
@@ -59,13 +60,7 @@ def test_python_compiles(page: Path) -> None:
 
 def test_the_python_of_the_tour_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "tour.md").read_text()
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks(text, "python"))],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = run_code("\n".join(blocks(text, "python")), tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout
     for line in result.stdout.splitlines():

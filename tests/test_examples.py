@@ -1,15 +1,12 @@
 """Every example runs, in under forty lines; so do the scripts behind the documentation's figures."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from forked_pytest import run_pytest
+from forked_python import ROOT, run_pytest, run_script
 
-ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 ARGUMENTS = {"own_mixer.py": [], "own_task.py": ["1"]}  # one epoch of training shows that it runs
 SAYS = {
@@ -29,8 +26,7 @@ def test_example(path: Path) -> None:
     if "import triton" in path.read_text():
         pytest.importorskip("triton")
     assert len(path.read_text().splitlines()) < 40
-    command = [sys.executable, str(path), *ARGUMENTS.get(path.name, [])]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = run_script(path, *ARGUMENTS.get(path.name, []))
     assert result.returncode == 0, result.stderr
     assert re.search(SAYS.get(path.name, ""), result.stdout)
     assert result.stdout
@@ -53,7 +49,8 @@ def test_the_example_of_a_mixer_keeps_the_contract() -> None:
     ],
 )
 def test_the_figure_can_be_made_again(name: str, figures: list[str], tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(ROOT / "docs" / "images" / f"make_{name}.py"), str(tmp_path)], check=True)
+    result = run_script(ROOT / "docs" / "images" / f"make_{name}.py", str(tmp_path))
+    assert result.returncode == 0, result.stderr
     for figure in figures:
         for theme in ("light", "dark"):
             assert "<svg" in (tmp_path / f"{figure}-{theme}.svg").read_text()

@@ -1,13 +1,14 @@
 """The notebook: its outputs are saved, and its code runs, here with so few steps that nothing is learnt."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from forked_python import run_code
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_hour.ipynb"
@@ -24,9 +25,7 @@ def test_it_was_run_from_top_to_bottom_without_errors() -> None:
 def test_its_code_runs(tmp_path: Path) -> None:
     code = "\n\n".join("".join(cell["source"]) for cell in CELLS)
     assert code.count(LONG) == 1
-    environment = os.environ | {"MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", code.replace(LONG, SHORT)]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = run_code(code.replace(LONG, SHORT), tmp_path, MPLBACKEND="agg", TMPDIR=str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert "recalls" in result.stdout
     assert "after 2 steps" in result.stdout

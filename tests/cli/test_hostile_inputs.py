@@ -181,7 +181,7 @@ def test_a_saved_generation_nested_too_deep_is_an_error(capsys: pytest.CaptureFi
 
 def test_a_report_needs_no_histograms() -> None:
     """As in compact records. One that lacked its counts ended the report."""
-    records = Path(rebased.__file__).parent / "report" / "paper" / "records" / "campaign.jsonl.gz"
+    records = Path(rebased.__file__).parent / "report" / "paper" / "records" / "campaign-extrapolation.jsonl.gz"
     with pytest.raises(SystemExit) as left:
         main(["report", str(records), "-o", "page.html"])
     assert not left.value.code

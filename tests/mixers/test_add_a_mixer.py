@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_pytest import run_pytest
+from forked_python import run_pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "add_a_mixer.md").read_text(), flags=re.DOTALL)

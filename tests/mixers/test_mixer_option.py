@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_pytest import run_pytest
+from forked_python import run_pytest
 from mixer_option import find_mixer
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by
 SIZES: list[tuple[str, Any]] = [
     ("linear", (1, 768, 1152, "layer", False, False, False)),
     ("linear", (16, 768, 3072, "layer", True, False, True)),
-    ("mlp", (100, 768, 3072, "layer")),
+    ("mlp", (100, 768, 96, "layer")),  # torch multiplies here, so the hidden width is no matter
     *(("convolution", (rows, 768, 3)) for rows in (64, 100)),
     *(("polynomial", (rows, 12, 16, 64, cases.REBASED, "layer", True, False)) for rows in (1, 100)),
     ("tokens", (2, 50_304)),

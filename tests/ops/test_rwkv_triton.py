@@ -13,7 +13,10 @@ from tolerances import assert_near
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
+)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.rwkv import gpu

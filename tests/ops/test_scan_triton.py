@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
-from rebased.ops.inspection import compile_launch, read_cubin, record_launches
+from rebased.ops.inspection import compile_launch, read_resources, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
@@ -38,7 +38,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
     for launch in launches:
         compiled = compile_launch(launch, capability)
         assert compiled.metadata.shared <= 4096  # states are in registers
-        assert read_cubin(compiled.asm["cubin"]).stack == 0  # all of them
+        assert read_resources(compiled.asm["cubin"]).stack == 0  # all of them
 
 
 @pytest.mark.parametrize("states", [16, 32, 64])
@@ -53,7 +53,7 @@ def test_registers_hold_the_states_of_a_group(states: int, monkeypatch: pytest.M
     inputs = {k: v.requires_grad_() for k, v in scan_inputs(1, 64, 64, states).items()}
     scan(inputs, "triton")[0].sum().backward()
     (launch,) = launches
-    assert read_cubin(compile_launch(launch, 90).asm["cubin"]).stack == 0
+    assert read_resources(compile_launch(launch, 90).asm["cubin"]).stack == 0
 
 
 @pytest.mark.gpu

@@ -29,7 +29,10 @@ def assert_matches_torch(shape: tuple[int, int, int], mixtures: int, dtype: torc
         assert_near(actual, expected, *terms, size=1.0)
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32), (90, torch.float16)])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
+)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.shift import gpu

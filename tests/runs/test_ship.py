@@ -2,14 +2,13 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from data.small_tokenizer import write_small_tokenizer
+from forked_python import run_code
 from rebased.data import write_corpus
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.load import open_text_model
@@ -85,5 +84,5 @@ def test_what_is_not_shipped(tmp_path: Path) -> None:
 def test_the_guides_python_runs(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "generate.md").read_text()
     code = "\n".join(block.split("```")[0] for block in guide.split("```python\n")[1:])
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run_code(code, tmp_path)
     assert result.returncode == 0, result.stderr

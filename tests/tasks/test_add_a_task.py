@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_pytest import run_pytest
+from forked_python import run_pytest
 from rebased.cli import main
 from rebased.evaluate.task_contract import CHECKS
 from rebased.runs.record import read_record

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Generator
 
-from forked_pytest import run_pytest
+from forked_python import run_pytest
 from rebased.evaluate.task_contract import CHECKS, run_task_contract
 from rebased.tasks import IGNORE, MQAR, Examples, Split, Task, contract, register_task, task_class, task_data
 from task_option import find_task

@@ -1,0 +1,80 @@
+"""Scripts, code and pytest in processes of their own, forked from a server that has imported torch, which saves 2 s."""
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 600  # seconds; a process that takes longer is killed
+
+
+class Done(NamedTuple):
+    """How a process has ended."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def run_script(path: Path, *words: str, patch: str = "") -> Done:
+    """Run `python PATH WORDS`. `patch` is code that the same process runs before, to break something of the package."""
+    return _run(_script, str(path), words, patch)
+
+
+def run_code(code: str, cwd: Path, **environment: str) -> Done:
+    """Run `python -c CODE` in the folder `cwd`."""
+    return _run(exec, code, {"__name__": "__main__"}, cwd=cwd, environment=environment)
+
+
+def run_pytest(*arguments: str) -> Done:
+    """Run `pytest ARGUMENTS`."""
+    return _run(_pytest, arguments)
+
+
+def _run(
+    function: Callable[..., Any], *arguments: Any, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> Done:
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        setting = (cwd, {**os.environ, **(environment or {})}, outputs)
+        process = multiprocessing.get_context("forkserver").Process(target=_call, args=(setting, function, arguments))
+        process.start()
+        process.join(TIMEOUT)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        return Done(process.exitcode, *(path.read_text() for path in outputs))
+
+
+def _call(
+    setting: tuple[Path, dict[str, str], list[Path]], function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    cwd, environment, outputs = setting
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    function(*arguments)
+
+
+def _script(path: str, words: tuple[str, ...], patch: str) -> None:
+    sys.argv = [path, *words]
+    sys.path.insert(0, str(Path(path).parent))
+    exec(patch, {})
+    runpy.run_path(path, run_name="__main__")
+
+
+def _pytest(arguments: tuple[str, ...]) -> None:
+    sys.exit(int(pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *arguments])))
