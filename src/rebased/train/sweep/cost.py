@@ -207,12 +207,12 @@ def pattern_of(run: PlannedRun) -> Pattern:
 
 
 def processor_of(device: str) -> str:
-    """The model of the GPU or CPU that runs with this `train.device` compute on, on the machine that this is called on."""
+    """The model of the GPU or CPU that runs with this `train.device` compute on, on the machine that calls this."""
     return processor_name(describe_machine(torch.device("cuda" if computes_on_gpu(device) else "cpu")))
 
 
 def _recorded_rate(run: PlannedRun, processor: str) -> Rate | None:
-    """The rate of a run by its record; None if the record has no times yet, or another model of GPU or CPU took part."""
+    """The rate of a run by its record; None if it has no times yet, or another model of GPU or CPU took part."""
     if any(processor_name(line["machine"]) != processor for line in run.lines if line["type"] in ("run", "resume")):
         return None
     work, seconds = recorded_work(run.config, run.lines)
