@@ -51,6 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if item.path.name not in suites]
         items[:] = [item for item in items if item.path.name in suites]
         config.hook.pytest_deselected(items=others)
+    items[:] = _slow_first(items)
     if not config.getoption("--all"):
         for item in items:
             if item.get_closest_marker("release"):
@@ -62,6 +63,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _slow_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The items in another order: each worker begins with its share of those marked slow. At the end of all tests the
+    others would wait for a worker that runs one of them."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    ordered = []
+    for worker in range(workers):  # `--dist worksteal` gives each worker as many items, in this order
+        begins = slow[worker::workers]
+        many = len(items) // workers - len(begins)
+        ordered += [*begins, *rest[:many]]
+        rest = rest[many:]
+    return ordered + rest
 
 
 @pytest.fixture(scope="session", autouse=True)

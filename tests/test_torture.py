@@ -67,6 +67,7 @@ def test_an_input_is_a_function_of_its_seed() -> None:
     assert yaml.safe_dump(tree) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what a command takes")
 def test_a_slice_of_the_torture() -> None:
     """Forty trials, the same ones every time. `make torture` runs as many as you have minutes for."""

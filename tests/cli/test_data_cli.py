@@ -99,6 +99,7 @@ def test_in_a_terminal_there_is_a_bar(
     assert re.search(r"shard 1 ━+ 100% 0\.0 MB +[\d.]+ MB/s +9,003 tokens", shown)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("long.txt").write_text("a line of a longer story\n" * 400_000)
     words = ["data", "prepare", "long.txt", "-o", "out", "--shard-size", "20kB"]

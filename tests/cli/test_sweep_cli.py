@@ -319,6 +319,7 @@ class Slow(torch.nn.Linear):
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Runs take seconds, on a machine of any speed, until the signal was sent."""
     Path("slow.py").write_text(SLOW)

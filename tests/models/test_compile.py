@@ -43,7 +43,7 @@ def assert_same(module: nn.Module, compiled: Tensor, eager: Tensor) -> None:
     "name",
     [
         "rebased",
-        pytest.param("based", marks=pytest.mark.slow),
+        "based",
         "attention",
         "short_conv",
         "sliding_window",
@@ -56,7 +56,6 @@ def test_a_mixer_is_one_graph(name: str) -> None:
     assert_same(mixer, compiled_without_warning(mixer, x), mixer(x))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mlp_ratio", [0, 4])
 def test_the_loss_is_one_graph(mlp_ratio: int) -> None:
     model = LanguageModel(LMConfig(vocab_size=VOCAB, d_model=D, max_len=64, mlp_ratio=mlp_ratio)).eval()

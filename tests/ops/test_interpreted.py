@@ -14,6 +14,7 @@ PROCESSES = {"polynomial": POLYNOMIAL[:1], "polynomial states and operators": PO
 PROCESSES |= {"others, first half": OTHERS[::2], "others, second half": OTHERS[1::2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
 def test_every_kernel_in_the_interpreter(name: str) -> None:
     if reason := why_not_interpreted():

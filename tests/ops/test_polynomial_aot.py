@@ -46,6 +46,7 @@ def name_of(x: object) -> str:
     return "-".join(str(field).removeprefix("torch.") for field in x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capability", "case"), CASES, ids=name_of)
 def test_builds_and_fits(capability: int, case: Call) -> None:
     launches = launches_of(case)

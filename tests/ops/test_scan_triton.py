@@ -13,6 +13,7 @@ KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "dtype"),
     [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
