@@ -213,6 +213,28 @@ def test_an_error_in_a_method_of_a_users_mixer_is_named(method: str) -> None:
         model_with(lambda self, x: x, **{method: fail}).state_size(7)
 
 
+def test_an_error_during_generation_is_named() -> None:
+    sound = {
+        "state_size": lambda self, seq_len: 1,
+        "init_state": lambda self, batch: torch.zeros(batch, 1),
+        "extend": lambda self, x, state: (x, state),
+    }
+
+    def generate(**methods: Any) -> None:
+        model_with(lambda self, x: x, **(sound | methods)).eval().generate(torch.tensor([[1, 2]]), max_tokens=3)
+
+    generate()
+    with pytest.raises(MixerFailed, match=FAILED.format("init_state")):
+        generate(init_state=fail)
+    with pytest.raises(MixerFailed, match=FAILED.format(r"extend at x \[1, \d, 24\] in torch.float32")):
+        generate(extend=fail)
+    shapes = r"\[\[1, 7\]\], and init_state makes \[\[1, 1\]\]; by state_size it does not grow"
+    with pytest.raises(
+        ValueError, match=rf"mixer 'own' .*: extend returned a state with tensors of the shapes {shapes}"
+    ):
+        generate(extend=lambda self, x, state: (x, torch.ones(1, 7) if x.shape[1] == 1 else state))
+
+
 @pytest.mark.parametrize(
     ("declared", "scaled"),
     [

@@ -29,8 +29,8 @@ from rebased.evaluate.mixer_cases import (
 )
 from rebased.mixers import (
     attention_map,
+    call_extend,
     can_shard,
-    check_extended,
     check_output,
     check_state_size,
     count_numbers,
@@ -174,7 +174,7 @@ def extend_is_forward_in_pieces(name: str, pieces: list[int], dtype: torch.dtype
     mixer, x = build_extendable(name, dtype), random_inputs(dtype=dtype)
     state, outputs = mixer.init_state(B), []
     for piece in x.split(pieces, dim=1):
-        y, state = check_extended(mixer, piece, mixer.extend(piece, state))
+        y, state = call_extend(mixer, piece, state)
         outputs.append(y)
     require_near(torch.cat(outputs, dim=1), checked_forward(mixer, x), f"extend in pieces of {pieces} against forward")
 
@@ -182,7 +182,7 @@ def extend_is_forward_in_pieces(name: str, pieces: list[int], dtype: torch.dtype
 def state_has_declared_size(name: str, length: int) -> None:
     """Check that the state after `length` tokens holds as many numbers as state_size says."""
     mixer, x = build_extendable(name), random_inputs(length=length)
-    _, state = check_extended(mixer, x, mixer.extend(x, mixer.init_state(B)))
+    _, state = call_extend(mixer, x, mixer.init_state(B))
     actual, declared = count_numbers(state), B * check_state_size(mixer, length)
     require(
         actual == declared,

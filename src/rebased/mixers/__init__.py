@@ -4,7 +4,8 @@ from rebased.mixers.attention import KVCache, SoftmaxAttention
 from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity, attention_map, has_attention_map
 from rebased.mixers.checks import (
     MixerFailed,
-    check_extended,
+    call_extend,
+    call_init_state,
     check_mixer_causality,
     check_output,
     check_state_size,
@@ -75,9 +76,10 @@ __all__ = [
     "SoftmaxAttention",
     "WindowCache",
     "attention_map",
+    "call_extend",
+    "call_init_state",
     "can_extend",
     "can_shard",
-    "check_extended",
     "check_mixer_causality",
     "check_output",
     "check_state_size",

@@ -92,6 +92,19 @@ def check_extended(mixer: nn.Module, x: Tensor, result: Any, method: str = "exte
     return check_output(mixer, x, result[0], method), result[1]
 
 
+def call_init_state(mixer: Any, batch: int) -> Any:
+    """Return mixer.init_state(batch). An error of a user's own mixer is named."""
+    with named_errors(mixer, "in init_state"):
+        return mixer.init_state(batch)
+
+
+def call_extend(mixer: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Return mixer.extend(x, state), (y, state after x [B,T,D]), checked. An error of a user's own mixer is named."""
+    with named_errors(mixer, f"in extend at x {list(x.shape)} in {x.dtype}"):
+        result = mixer.extend(x, state)
+    return check_extended(mixer, x, result)
+
+
 def check_state_size(mixer: Any, seq_len: int) -> int:
     """Return mixer.state_size(seq_len) if it is an integer of at least 0; else say whose method is wrong."""
     with named_errors(mixer, "in state_size"):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_extended, check_output
+from rebased.mixers.checks import call_extend, check_extended, check_output
 from rebased.mixers.contract import Isolating, mixer_name
 from rebased.mixers.slots import join_rows, split_rows
 
@@ -63,7 +63,7 @@ def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequ
         return y, split_rows(after, len(lengths))
     outputs, found = [], []
     for document, state in zip(x.split(list(lengths), dim=1), states, strict=True):
-        y, after = check_extended(mixer, document, mixer.extend(document, state))
+        y, after = call_extend(mixer, document, state)
         outputs.append(y)
         found.append(after)
     return torch.cat(outputs, dim=1), found

@@ -11,7 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rebased.mixers.checks import check_extended, check_state_size
+from rebased.mixers.checks import call_extend, call_init_state, check_state_size
+from rebased.mixers.contract import describe_mixer
 from rebased.ops import Norm
 
 
@@ -85,12 +86,11 @@ class FixedSlots:
 
     def __init__(self, mixer: Any, count: int) -> None:
         # Copies: a state may hold one tensor twice, or expanded ones, and steps write to them.
-        self._mixer, self._state = mixer, map_tensors(_copy, mixer.init_state(count))
+        self._mixer, self._state = mixer, map_tensors(_copy, call_init_state(mixer, count))
 
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence into a slot."""
-        for mine, given in zip(tensors_of(self._state), tensors_of(state), strict=True):
-            mine[slot].copy_(given[0])
+        self._overwrite([mine[slot] for mine in tensors_of(self._state)], [given[0] for given in tensors_of(state)])
 
     def get(self, slot: int, length: int) -> Any:
         """Return a copy of the state in a slot, at B = 1."""
@@ -100,10 +100,20 @@ class FixedSlots:
         """Return y [count,1,D] of one more token per slot, and overwrite the states."""
         if hasattr(self._mixer, "extend_"):
             return self._mixer.extend_(x, self._state)
-        y, after = check_extended(self._mixer, x, self._mixer.extend(x, self._state))
-        for mine, new in zip(tensors_of(self._state), tensors_of(after), strict=True):
-            mine.copy_(new)
+        y, after = call_extend(self._mixer, x, self._state)
+        self._overwrite(list(tensors_of(self._state)), list(tensors_of(after)))
         return y
+
+    def _overwrite(self, mine: list[Tensor], given: list[Tensor]) -> None:
+        """Copy the tensors of a state. Raise ValueError if their shapes are not those that init_state makes."""
+        if [tensor.shape for tensor in mine] != [tensor.shape for tensor in given]:
+            found, made = ([list(tensor.shape) for tensor in tensors] for tensors in (given, mine))
+            raise ValueError(
+                f"{describe_mixer(self._mixer)}: extend returned a state with tensors of the shapes {found}, and "
+                f"init_state makes {made}; by state_size it does not grow, so they must be the same"
+            )
+        for tensor, new in zip(mine, given, strict=True):
+            tensor.copy_(new)
 
     def reserve(self, capacity: int) -> None:
         """Do nothing: the state does not grow."""
@@ -119,7 +129,7 @@ class SeparateSlots:
     grows = True
 
     def __init__(self, mixer: Any, count: int) -> None:
-        self._mixer, self._states = mixer, [mixer.init_state(1) for _ in range(count)]
+        self._mixer, self._states = mixer, [call_init_state(mixer, 1) for _ in range(count)]
 
     def put(self, slot: int, state: Any, length: int) -> None:
         """Keep the state of one sequence. `extend` does not change it, so it need not be copied."""
@@ -133,7 +143,7 @@ class SeparateSlots:
         """Return y [count,1,D] of one more token per slot, and replace the states."""
         outputs = []
         for slot, row in enumerate(x.split(1)):
-            y, self._states[slot] = check_extended(self._mixer, row, self._mixer.extend(row, self._states[slot]))
+            y, self._states[slot] = call_extend(self._mixer, row, self._states[slot])
             outputs.append(y)
         return torch.cat(outputs)
 
@@ -194,7 +204,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def has_rows(mixer: Any) -> bool:
     """Return True if the first axis of every tensor of a state is the batch, and a state is made of tensors alone."""
-    leaves = list(_leaves(mixer.init_state(2)))
+    leaves = list(_leaves(call_init_state(mixer, 2)))
     return all(isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == 2 for leaf in leaves)
 
 

@@ -12,7 +12,7 @@ from rebased.mixers import (
     CONTEXT,
     GatherEarlier,
     Slots,
-    check_extended,
+    call_extend,
     check_output,
     extend_documents,
     forward_documents,
@@ -143,7 +143,7 @@ class Block(nn.Module):
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return (x' [B,T,D], state after x) for tokens x [B,T,D] that follow those the mixer's state has seen."""
         x1 = self.norm1(x)
-        y, state = check_extended(self.mixer, x1, self.mixer.extend(x1, state))
+        y, state = call_extend(self.mixer, x1, state)
         return self.feed(x + y), state
 
     def extend_documents(self, x: Tensor, lengths: Sequence[int], states: Sequence[Any]) -> tuple[Tensor, list[Any]]:

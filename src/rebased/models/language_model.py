@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from rebased.mixers import (
     GatherEarlier,
     Slots,
+    call_init_state,
     can_extend,
     can_shard,
     check_state_size,
@@ -189,7 +190,7 @@ class LanguageModel(nn.Module):
                     f"mixer {mixer_name(block.mixer)!r} has no init_state, extend and state_size: it can be trained "
                     "and measured, but not generate; docs/add_a_mixer.md shows how to add them"
                 )
-        return LMState(0, tuple(block.mixer.init_state(batch) for block in self.blocks))
+        return LMState(0, tuple(call_init_state(block.mixer, batch) for block in self.blocks))
 
     def extend(self, tokens: Tensor, state: LMState) -> tuple[Tensor, LMState]:
         """Return (features [B,T,D], state after tokens) of tokens [B,T] that follow those the state has seen.
