@@ -7,7 +7,7 @@ from statistics import fmean
 from rebased.analysis import compare_all, in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
-from rebased.report.prose import warn_about_code, warn_about_open_runs
+from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
@@ -163,8 +163,8 @@ def notes_on_tests(family: Family) -> Iterator[str]:
     """How to read the table of comparisons."""
     yield (
         "Differences are paired by seed; ± is their standard deviation. p* is p after Holm's correction over the "
-        f"{plural(len(family.contrasts), 'comparison')} of this table, for each test separately. Intervals are "
-        "bootstrapped (BCa) and somewhat too narrow for few seeds. Cohen's d is the mean difference divided by its "
+        f"{tested_of([contrast.found for contrast in family.contrasts])} of this table, for each test separately. "
+        "Intervals are Student's, of one mean each, and not corrected. Cohen's d is the mean difference divided by its "
         "standard deviation; it is biased upwards for few seeds. rank-biserial is 1 if every seed favours the first "
         "model."
     )
