@@ -102,6 +102,24 @@ def test_of_one_run_the_most_complete_record_counts(tmp_path: Path) -> None:
     assert found.repeated == 2
 
 
+@pytest.mark.parametrize("commits", ["abc", "bca", "cab"])
+def test_of_several_trainings_the_result_does_not_decide_which_counts(tmp_path: Path, commits: str) -> None:
+    solved, slow = {"accuracies": (0.5, 0.995)}, {"accuracies": (0.1, 0.2, 0.3, 0.4)}
+    diverged = {"accuracies": (0.1,), "status": "diverged"}
+    for commit, about in zip(commits, (solved, slow, diverged), strict=True):
+        write_record(fake_run(commit=commit, **about), tmp_path / commit)
+    assert [run.lines[0]["code"]["commit"] for run in collect([tmp_path]).runs] == ["c"]
+    assert [run.lines[0]["code"]["commit"] for run in collect([tmp_path / name for name in "cab"]).runs] == ["c"]
+
+
+def test_a_whole_record_counts_before_one_that_lacks_epochs(tmp_path: Path) -> None:
+    gap = fake_run(accuracies=(0.1, 0.2, 0.3), commit="f")
+    del gap.lines[2]
+    for run in (gap, fake_run(accuracies=(0.1, 0.2, 0.3), commit="0")):
+        write_record(run, tmp_path / run.lines[0]["code"]["commit"])
+    assert [len(run.epochs) for run in collect([tmp_path]).runs] == [3]
+
+
 def test_records_of_other_kinds_are_left_out(tmp_path: Path) -> None:
     write_record(fake_run(), tmp_path)
     other = fake_run(seed=43)

@@ -1,15 +1,13 @@
 """Confidence intervals: of a proportion, of a mean, and of ratios of sums over windows."""
 
 from collections.abc import Sequence
-from math import nan, sqrt
-from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
 
-from rebased.analysis.spread import FEWEST, LEVEL, SEED, stats
+from rebased.analysis.spread import LEVEL, stats, student_interval
 
-RESAMPLES = 2000
+RESAMPLES, SEED = 2000, 0  # a fixed seed: the same values always give the same interval
 DRAWS_AT_ONCE = 2**22  # bounds the memory of a bootstrap
 
 
@@ -30,10 +28,7 @@ def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     """Student's interval of the mean of a few values, such as one result per seed; nan for fewer than three values."""
-    if len(values) < FEWEST:
-        return Interval(nan, nan)
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
-    return Interval(fmean(values) - half, fmean(values) + half)
+    return Interval(*student_interval(values, level))
 
 
 def bootstrap_means(sums: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> list[Interval]:

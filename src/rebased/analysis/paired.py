@@ -15,7 +15,7 @@ class Comparison(NamedTuple):
     """Model a against model b; differences are a - b."""
 
     seeds: tuple[int, ...]  # that both models have
-    unpaired: int  # runs left out because the other model lacks their seed
+    unpaired: int  # values left out because the other model lacks their seed
     difference: Spread
     t_p: float  # p of the paired t test, two-sided; nan for one pair, or if all differences are equal and not 0
     wilcoxon_p: float  # p of the signed-rank test, two-sided, exact for up to 50 pairs without ties; nan for one pair

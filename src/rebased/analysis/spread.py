@@ -1,18 +1,15 @@
 """Mean, standard deviation and confidence interval of a few values."""
 
 from collections.abc import Sequence
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
-
-import numpy as np
 
 try:
     from scipy import stats
 except ImportError as error:
     raise ImportError("statistics need scipy, which is not installed: pip install 'rebased[lab]'") from error
 
-RESAMPLES, SEED = 9999, 0  # a fixed seed: the same values always give the same interval
 LEVEL = 0.95
 FEWEST = 3  # values that an interval needs: two say next to nothing about their own spread
 
@@ -23,7 +20,7 @@ class Spread(NamedTuple):
     n: int
     mean: float
     sd: float  # of the sample (ddof 1); nan for one value
-    low: float  # ends of the 95 % bootstrap interval of the mean (BCa); nan for fewer than three values
+    low: float  # ends of Student's 95 % interval of the mean; nan for fewer than three values, or if all are equal
     high: float
 
 
@@ -35,23 +32,18 @@ def describe(values: Sequence[float]) -> Spread:
         raise ValueError(f"every value must be a finite number; got {list(values)}")
     if len(values) == 1:
         return Spread(1, values[0], nan, nan, nan)
-    low, high = bootstrap_interval(values) if len(values) >= FEWEST else (nan, nan)
-    return Spread(len(values), fmean(values), stdev(values), low, high)
+    sd = stdev(values)
+    low, high = student_interval(values) if sd > 0 else (nan, nan)
+    return Spread(len(values), fmean(values), sd, low, high)
 
 
-def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """(low, high) of the 95 % BCa bootstrap interval of the mean, which corrects for skew.
+def student_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """(low, high) of Student's interval of the mean; nan for fewer than three values.
 
-    For a handful of values every bootstrap interval is a little too short.
+    It excludes 0 exactly where the t test has p < 1 - level. A bootstrap of so few values would hold the mean far too
+    seldom: the 95 % BCa interval of three normal values in 72 % of cases, that of five in 85 %.
     """
-    if max(values) == min(values):
-        return values[0], values[0]
-    interval = stats.bootstrap(
-        (np.asarray(values),),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=LEVEL,
-        rng=np.random.default_rng(SEED),
-        vectorized=True,
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    if len(values) < FEWEST:
+        return nan, nan
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half

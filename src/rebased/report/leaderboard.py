@@ -25,7 +25,8 @@ RULES = (
     "State is what a model keeps of one sequence to generate the next token, in fp32, after the task's longest "
     "sequence. For mixers that this code does not know it is what their records say.",
     f"The frontier: no other entry recalls as much with as little state. An entry on it has {ENOUGH} seeds or more. A "
-    "task that no model has learned has none. Tables list the frontier first, then all others, both by accuracy.",
+    "task that no model has learned has none. It compares means and tests nothing: entries whose spreads overlap may "
+    "change places with other seeds. Tables list the frontier first, then all others, both by accuracy.",
     "Settings may differ between entries (epochs, rates, seeds); the columns say how. Entries made with other versions "
     "of the code are marked.",
 )

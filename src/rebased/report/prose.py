@@ -2,13 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import isnan
 
+from rebased.analysis import Comparison
 from rebased.config import plural
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 from rebased.runs.own_code import recorded_code
 
 SHOWN = 5  # files or records that a sentence names
+
+
+def tested_of(found: Sequence[Comparison]) -> str:
+    """The comparisons that Holm's correction is over: '8 comparisons', or '6 tested ones of 12 comparisons'."""
+    tested = sum(not isnan(one.t_p) for one in found)
+    return f"{'' if tested == len(found) else f'{tested} tested ones of '}{plural(len(found), 'comparison')}"
 
 
 def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:

@@ -54,8 +54,9 @@ def warn_about_repeats(repeats: Sequence[Repeat]) -> Iterator[str]:
     if differing:
         yield (
             f"{plural(len(differing), 'run')} trained more than once, with different results; they are listed below. "
-            "The most complete record of each counts. On a GPU sums are taken in another order each time, so equal "
-            "runs drift apart, and chance may decide whether a run begins to learn."
+            "One whole record of each counts, chosen by settings and code and never by its result. On a GPU sums are "
+            "taken in another order each time, so equal runs drift apart, and chance may decide whether a run begins "
+            "to learn."
         )
 
 

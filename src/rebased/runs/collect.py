@@ -23,6 +23,7 @@ from rebased.runs.limits import MAX_LINES, MAX_NAMED, MAX_TEXT, OPENERS, TooLarg
 from rebased.runs.record import CHECKSUM, RECORD, end_checksum
 from rebased.runs.record_schema import check_run, is_of_language_model, is_whole, is_whole_epoch
 
+ENDED = ("done", "diverged")  # the statuses of runs that have a result
 CHANGED = "changed"  # the status of a record whose checksum does not fit
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
 TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, TooLarge)
@@ -79,14 +80,21 @@ def gather(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lamb
     return found
 
 
-def completeness(run: Run) -> tuple[bool, int, int]:
-    """A sort key: of several records of one run, the greatest is kept. Done comes first, then the number of lines."""
-    return run.status == "done", len(run.epochs), len(run.lines)
+def completeness(run: Run) -> tuple[bool, bool, int, int]:
+    """A sort key: of several records of one run, the greatest is kept. One that has ended comes first, then one that
+    lacks no epoch. The number of lines of a run that has ended does not count, because it depends on the result: a run
+    that solves its task stops early, and a compact record keeps the best epoch. A language model's does not depend."""
+    if run.status in ENDED and not is_of_language_model(run.lines[0]):
+        return True, not run.lacks_epochs, 0, 0
+    return run.status in ENDED, False, len(run.epochs), len(run.lines)
 
 
-def precedence(run: Run) -> tuple[tuple[bool, int, int], str]:
-    """A sort key of the records of one run: the greatest counts, in whichever order the files were given."""
-    return completeness(run), json.dumps(run.lines)
+def precedence(run: Run) -> tuple[tuple[bool, bool, int, int], str, str]:
+    """A sort key of the records of one run: the greatest counts, in whichever order the files were given. Between
+    equally complete ones settings, code and machine decide, so that runs of one sweep count together, and then a
+    checksum: never the result."""
+    first, whole = json.dumps(run.lines[0]), json.dumps(run.lines).encode()
+    return completeness(run), first, hashlib.sha256(whole).hexdigest()
 
 
 def nothing_found(paths: Sequence[Path], found: Collection, wanted: str) -> str:

@@ -36,6 +36,14 @@ def body(report: Report, heading: str) -> str:
     return text
 
 
+def test_holms_correction_is_over_what_was_tested() -> None:
+    compared = "Perplexity: paired comparisons"
+    assert "over the 6 comparisons of this table" in body(Report(Collection(lm_runs=nine())), compared)
+    runs = [run for run in nine() if not (run.model == "Attention" and run.seed > 42)]  # one seed: no test
+    text = body(Report(Collection(lm_runs=runs)), compared)
+    assert "over the 3 tested ones of 6 comparisons of this table" in text
+
+
 def test_the_page_is_whole() -> None:
     report = Report(Collection(lm_runs=nine()))
     assert headings(report) == [

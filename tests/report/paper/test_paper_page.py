@@ -95,6 +95,16 @@ def test_the_papers_protocol_is_preferred_and_the_weaker_named(tmp_path: Path) -
     assert both["Figure 3"].verdict == "partly"
 
 
+def test_a_rate_drawn_at_random_is_tested_on_the_held_out_split(tmp_path: Path) -> None:
+    """As the page says of all claims: the epoch was chosen on the test split."""
+    runs = table_1(64, RATES[:2])
+    for line in (line for run in runs for line in run.lines if line["type"] == "epoch"):
+        line["held_out"]["accuracy"] = 0.25
+    claims = [claim for claim in found_in(tmp_path, all=runs)["Figure 4"].claims if claim.found]
+    assert [claim.outcome for claim in claims] == ["undecided"] * 5
+    assert {claim.found.difference.mean for claim in claims if claim.found} == {0.0}
+
+
 def test_all_of_a_table_by_the_papers_protocol_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid is cut down to one width and length here; 960 runs would take long to invent."""
     from rebased.report.paper import kernels

@@ -46,6 +46,8 @@ def claim(outcome: Outcome) -> Claim:
         ([], ["undecided", "untested", "not run"], "paper", "undecided"),
         (["not run"], ["not run"], "paper", "not run"),
         ([], ["untested", "not run"], "departs", "not run"),  # one seed
+        (["untested"], ["untested"], "paper", "not run"),
+        (["agrees", "differs", "untested", "untested"], [], "paper", "partly"),  # half of what was tested
         (["agrees"], ["agrees"], "stand-in", "not run"),  # another experiment is not judged
         ([], [], "none", "not run"),
     ],
@@ -67,6 +69,7 @@ def test_a_number_agrees_within_two_standard_errors_and_the_error_of_reading() -
     bound = Reading(0.97, at_least=True)
     assert hold_number("cell", bound, describe([0.99, 1.0])).outcome == "agrees"
     assert hold_number("cell", bound, describe([0.9, 0.9])).outcome == "differs"
+    assert hold_number("cell", bound, describe([0.99])).outcome == "untested"
     assert hold_number("cell", bound, None) == Number("cell", "≥ 0.97", None, None, 0, "not run")
 
 

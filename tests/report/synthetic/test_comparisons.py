@@ -49,6 +49,15 @@ def test_missing_seeds_are_left_out_and_counted() -> None:
     assert single.contrasts[0].found.unpaired == 2
 
 
+def test_over_widths_all_runs_that_were_not_used_are_counted() -> None:
+    runs = [run for run in sweep() if not (run.model != "Mamba" and run.d_model == 48 and run.seed > 44)]
+    pooled, _ = compare_models(build_results(runs), "ReBased")
+    assert [(one.other, one.found.seeds, one.found.unpaired) for one in pooled.contrasts] == [
+        ("Based", (42, 43, 44), 4),  # two seeds of both models at D = 24
+        ("Mamba", (42, 43, 44), 6),
+    ]
+
+
 def test_different_code_is_told() -> None:
     runs = [fake_run(seed=1, commit="a" * 40), fake_run("based", seed=1, commit="b" * 40)]
     (single,) = compare_models(build_results(runs), "ReBased")

@@ -54,6 +54,8 @@ def test_agreement() -> None:
     ours = describe([0.50, 0.52, 0.48, 0.51, 0.49])  # a standard error of 0.007
     assert agrees(ours, Reading(0.53, 0.03, error=0.005))
     assert not agrees(ours, Reading(0.60, 0.03, error=0.005))
+    assert agrees(describe([0.50]), Reading(0.60, 0.06, error=0.005))  # one seed: as uncertain as one of the paper's
+    assert not agrees(describe([0.45]), Reading(0.60, 0.06, error=0.005))
     assert agrees(describe([0.96]), Reading(0.97, at_least=True))
     assert not agrees(describe([0.94]), Reading(0.97, at_least=True))
 

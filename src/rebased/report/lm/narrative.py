@@ -8,7 +8,7 @@ from rebased.analysis.paired import Verbs
 from rebased.config import plural
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
-from rebased.report.prose import shortened, warn_about_code, warn_about_open_runs
+from rebased.report.prose import shortened, tested_of, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
@@ -102,11 +102,10 @@ def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
     """How to read the table of comparisons."""
     yield (
         "Differences are paired by seed: runs of one seed read the same tokens in the same order. ± and sd are the "
-        "standard deviation of the differences; the 95% interval of their mean is bootstrapped (BCa) and somewhat too "
-        "narrow for few seeds. p* is p after Holm's correction over the "
-        f"{plural(len(differences), 'comparison')} of this table, for each test separately. Cohen's d is the mean "
-        "difference divided by its standard deviation. rank-biserial is -1 if the first model has the lower perplexity "
-        "with every seed."
+        "standard deviation of the differences; the 95% interval of their mean is Student's, and not corrected. p* is "
+        f"p after Holm's correction over the {tested_of([one.found for one in differences])} of this table, for each "
+        "test separately. Cohen's d is the mean difference divided by its standard deviation. rank-biserial is -1 if "
+        "the first model has the lower perplexity with every seed."
     )
     for pairs in sorted({one.found.difference.n for one in differences}):
         limit = wilcoxon_limit(pairs)

@@ -66,7 +66,8 @@ class Finding:
         if self.numbers:
             outcomes = Counter(number.outcome for number in self.numbers)
             some, every = len(self.numbers) - outcomes["not run"], plural(len(self.numbers), self.unit)
-            agreeing = f"{some:,} of {every} {self.done}, {outcomes['agrees']} of them agree"
+            alone = f", {outcomes['untested']} untested (one seed)" if outcomes["untested"] else ""
+            agreeing = f"{some:,} of {every} {self.done}, {outcomes['agrees']} of them agree{alone}"
             parts.append(agreeing if some else f"none of {every} {self.done}")
         return "; ".join([*parts, *([self.claim_counts] if self.claims else [])])
 

@@ -16,6 +16,7 @@ from rebased.report.paper.redrawn import papers_accuracy
 from rebased.report.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
 from rebased.report.synthetic import figures
 from rebased.report.synthetic.cells import Cell
+from rebased.runs.finished import Run
 
 LENGTHS = tuple(dict.fromkeys(place.seq_len for place in TABLE_1))
 OTHERS = [kernel for kernel in KERNEL_ORDER if kernel != "ReBased"]
@@ -153,10 +154,16 @@ def one_try(cells: Mapping[Place, Cell], place: Place, other: str) -> Pair:
     rates = [rate for rate in mqar.rates_of(ours) if rate in theirs.runs]
     if len(rates) < 2:
         return what, None, None
-    return f"{what} (of {len(rates)})", mean_over(ours, rates), mean_over(theirs, rates)
+    held_out = all(run.held_out is not None for cell in (ours, theirs) for run in cell.all_runs)
+    return f"{what} (of {len(rates)})", mean_over(ours, rates, held_out), mean_over(theirs, rates, held_out)
 
 
-def mean_over(cell: Cell, rates: list[float]) -> dict[int, float]:
-    """The mean test accuracy over learning rates, for the seeds that all of them have."""
+def mean_over(cell: Cell, rates: list[float], held_out: bool) -> dict[int, float]:
+    """The mean accuracy over learning rates, for the seeds that all of them have, on the test split, or with `held_out`
+    on the held-out split where a run has one."""
+
+    def accuracy(run: Run) -> float:
+        return run.held_out if held_out and run.held_out is not None else run.best.accuracy
+
     seeds = set.intersection(*(set(cell.runs[rate]) for rate in rates))
-    return {seed: fmean(cell.runs[rate][seed].best.accuracy for rate in rates) for seed in sorted(seeds)}
+    return {seed: fmean(accuracy(cell.runs[rate][seed]) for rate in rates) for seed in sorted(seeds)}

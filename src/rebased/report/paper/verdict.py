@@ -31,7 +31,8 @@ RULES: dict[Verdict, str] = {
 MEANINGS = (
     "A number agrees if the means differ by at most two standard errors of both plus the error of reading the paper's "
     "value (0.02 in a picture, half of the last digit in a table). Wide spreads agree with much; look at the "
-    "difference too. A parameter count must be equal.",
+    "difference too. Where the paper shows no spread, ours stands for it. One seed alone is untested. A parameter "
+    "count must be equal.",
     "A claim holds if our difference has the paper's sign and is significant: paired t test over the seeds that both "
     f"models have, p below {SIGNIFICANT:g} after Holm's correction over the claims of that table or figure. It is "
     "contradicted if the sign is the other one and significant. One seed alone is untested. All else is undecided.",
@@ -67,7 +68,7 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
         return "not run"
     if protocol == "paper" and all(outcome == "agrees" for outcome in outcomes):
         return "reproduced"
-    measured = [number for number in numbers if number.outcome != "not run"]
+    measured = [number for number in numbers if number.outcome not in ("not run", "untested")]
     agreeing = sum(number.outcome == "agrees" for number in measured)
     if any(claim.outcome == "agrees" for claim in claims) or (measured and 2 * agreeing >= len(measured)):
         return "partly"
@@ -75,13 +76,14 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
 
 
 def hold_number(what: str, paper: Reading, ours: Spread | None, digits: int = 3) -> Number:
-    """A mean of the paper beside our mean over seeds; None if it was not measured."""
+    """A mean of the paper beside our mean over seeds; None if it was not measured. One seed has no standard error."""
     shown = f"{'≥ ' if paper.at_least else ''}{paper.mean:.{2 if paper.error > 0.001 else 3}f}"
     shown += f" ± {paper.sd:.2f}" if paper.sd is not None else ""
     if ours is None:
         return Number(what, shown, None, None, 0, "not run")
     text = f"{ours.mean:.{digits}f}" + ("" if isnan(ours.sd) else f" ± {ours.sd:.{digits}f}")
-    return Number(what, shown, text, ours.mean - paper.mean, ours.n, "agrees" if agrees(ours, paper) else "differs")
+    outcome: Outcome = "untested" if ours.n < 2 else "agrees" if agrees(ours, paper) else "differs"
+    return Number(what, shown, text, ours.mean - paper.mean, ours.n, outcome)
 
 
 def hold_claim(what: str, found: Comparison | None) -> Claim:

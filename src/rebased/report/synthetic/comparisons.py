@@ -83,7 +83,7 @@ def compare_models(results: Results, reference: str | None = None) -> list[Famil
 
 
 def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
-    about, pairs = [], []
+    about, pairs, runs = [], [], []
     for group in groups:
         held_out = all(cell.held_out for pair in group for cell in pair)
         ours, theirs = (mean_by_seed([pair[side] for pair in group], held_out) for side in (0, 1))
@@ -94,7 +94,11 @@ def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
             split = "held out" if held_out else "test"
             about.append((first.task, widths, str(first.model), str(second.model), split, len(codes) == 1))
             pairs.append((ours, theirs))
-    return [Contrast(*what, found) for what, found in zip(about, compare_all(pairs), strict=True)]
+            runs.append([run for pair in group for cell in pair for run in cell.chosen.values()])
+    return [
+        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)))
+        for what, some, found in zip(about, runs, compare_all(pairs), strict=True)
+    ]
 
 
 def mean_by_seed(cells: Sequence[Cell], held_out: bool) -> Mapping[int, float]:

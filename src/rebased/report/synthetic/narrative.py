@@ -1,18 +1,18 @@
 """Sentences about runs on synthetic tasks: results, and what to know before believing them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
 
-from rebased.analysis import compare_all, in_words, wilcoxon_limit
+from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
-from rebased.report.prose import warn_about_code, warn_about_open_runs
+from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
-from rebased.report.synthetic.heads import HeadsByPlace, Nearness, nearness
+from rebased.report.synthetic.heads import HeadsByPlace, nearness
 from rebased.report.synthetic.paper import agrees, deviations, has_other_heads, source
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
@@ -163,8 +163,8 @@ def notes_on_tests(family: Family) -> Iterator[str]:
     """How to read the table of comparisons."""
     yield (
         "Differences are paired by seed; ± is their standard deviation. p* is p after Holm's correction over the "
-        f"{plural(len(family.contrasts), 'comparison')} of this table, for each test separately. Intervals are "
-        "bootstrapped (BCa) and somewhat too narrow for few seeds. Cohen's d is the mean difference divided by its "
+        f"{tested_of([contrast.found for contrast in family.contrasts])} of this table, for each test separately. "
+        "Intervals are Student's, of one mean each, and not corrected. Cohen's d is the mean difference divided by its "
         "standard deviation; it is biased upwards for few seeds. rank-biserial is 1 if every seed favours the first "
         "model."
     )
@@ -181,7 +181,7 @@ def notes_on_tests(family: Family) -> Iterator[str]:
 
 
 def heads_verdict(places: HeadsByPlace) -> str:
-    """The number of heads whose accuracies are nearest to the paper's, and how sure that is."""
+    """The number of heads whose accuracies are nearest to the paper's."""
     near = nearness(places)
     if not near:
         return "The paper has no value for any model that was run with every number of heads."
@@ -192,26 +192,8 @@ def heads_verdict(places: HeadsByPlace) -> str:
     )
     return (
         f"Nearest to the paper on average: {plural(nearest, 'head')}. Mean distance from the paper's values, and cells "
-        f"that agree with them: {listed}.{how_much_nearer(near, nearest)}"
-    )
-
-
-def how_much_nearer(near: Mapping[int, Nearness], nearest: int) -> str:
-    """How much nearer to the paper than each other number of heads, paired by cell; empty for a single cell."""
-    if len(near[nearest].distances) < 2:
-        return ""
-    others = [heads for heads in near if heads != nearest]
-    by_cell = {heads: dict(enumerate(one.distances)) for heads, one in near.items()}
-    found = compare_all([(by_cell[heads], by_cell[nearest]) for heads in others])
-    parts = [
-        f"than {plural(heads, 'head')} by {one.difference.mean:.3f} (Holm p {equals(one.t_holm)})"
-        for heads, one in zip(others, found, strict=True)
-    ]
-    decided = all(one.t_holm < SIGNIFICANT for one in found)
-    rest = "" if decided else f" Where p is not below {SIGNIFICANT:g}, the question is undecided."
-    return (
-        f" It is nearer {' and '.join(parts)} by paired t tests over cells. Cells are not independent, so p is too "
-        f"small.{rest}"
+        f"that agree with them: {listed}. This ranks numbers and is no test: the nearest was picked by them, and the "
+        "cells are not independent."
     )
 
 

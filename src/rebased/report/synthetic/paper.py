@@ -41,11 +41,11 @@ def source(run: Run) -> str:
 
 
 def agrees(ours: Spread, paper: Reading) -> bool:
-    """Whether the means differ by at most two standard errors plus the error of reading the paper's. If the paper shows
-    no spread, ours is taken for both."""
+    """Whether the means differ by at most two standard errors plus the error of reading the paper's. If one of the two
+    has no spread, that of the other is taken for both."""
     if paper.at_least:
         return ours.mean >= paper.mean - paper.error
-    sd = 0.0 if isnan(ours.sd) else ours.sd
+    sd = (paper.sd or 0.0) if isnan(ours.sd) else ours.sd
     error = sqrt(sd**2 / ours.n + (sd if paper.sd is None else paper.sd) ** 2 / SEEDS)
     return abs(ours.mean - paper.mean) <= 2 * error + paper.error
 
