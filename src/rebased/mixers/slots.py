@@ -90,7 +90,7 @@ class FixedSlots:
 
     def put(self, slot: int, state: Any, length: int) -> None:
         """Copy the state of one sequence into a slot."""
-        self._overwrite([mine[slot] for mine in tensors_of(self._state)], [given[0] for given in tensors_of(state)])
+        self._overwrite([mine[slot : slot + 1] for mine in tensors_of(self._state)], list(tensors_of(state)))
 
     def get(self, slot: int, length: int) -> Any:
         """Return a copy of the state in a slot, at B = 1."""

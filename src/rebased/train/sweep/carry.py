@@ -15,11 +15,12 @@ from typing import BinaryIO, NamedTuple
 
 from rebased.config import read_yaml
 from rebased.files import describe_file, replacing, sha256_bytes
+from rebased.runs.collect import ENDED
 from rebased.runs.configs import parse_run
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, lines_so_far
 from rebased.train.checkpoint import POINTER, Pointer, read_pointer
-from rebased.train.sweep.plan import ENDED, PlannedRun
+from rebased.train.sweep.plan import PlannedRun
 
 SUFFIX = ".tar"
 PART = "unfinished-"  # begins the names of the files in a folder

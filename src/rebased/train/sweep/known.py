@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rebased.config import plural
-from rebased.runs.collect import Collection, distinct, gather, write_bundle
+from rebased.runs.collect import ENDED, Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run, code_name
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.sweep.grid import Point
-from rebased.train.sweep.plan import ENDED
 
 
 class Known(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rebased.runs.collect import ENDED
 from rebased.runs.finished import Run
 from rebased.runs.own_code import changed_code
 from rebased.runs.record import RECORD, read_record
@@ -15,7 +16,6 @@ from rebased.train.checkpoint import POINTER
 from rebased.train.sweep.grid import Point
 
 Status = Literal["new", "begun", "done", "diverged", "failed"]
-ENDED: tuple[Status, ...] = ("done", "diverged")  # runs that have a result
 
 
 @dataclass(frozen=True)

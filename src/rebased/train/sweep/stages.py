@@ -7,11 +7,12 @@ from math import inf
 from typing import Any, Literal
 
 from rebased.analysis.selection import choose_lr
+from rebased.runs.collect import ENDED
 from rebased.runs.protocol import reported
 from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import flatten
 from rebased.train.sweep.grid import SEED, Select
-from rebased.train.sweep.plan import ENDED, PlannedRun
+from rebased.train.sweep.plan import PlannedRun
 
 Role = Literal["first", "waiting", "chosen", "other"]
 """What a run is for: to choose a value (first), with the chosen value (chosen), with another value (other). Runs with
