@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Everything happens inside .venv; a second run of any target finds it ready.
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 MINUTES ?= 5
 SEED ?= 0
 BIN := .venv/bin
@@ -10,7 +10,7 @@ DEMO := .venv/.ready-demo
 TEST := .venv/.ready-test
 TEST_ALL := .venv/.ready-test-all
 DOCS := .venv/.ready-docs
-# Three workers for two cores, because many tests wait for processes. One thread per worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
+# One thread per worker: workers that each take every core are slower together than one alone. Bytecode is kept for the
 # many processes that tests start. Stolen work keeps neighbours, and so what they share, in one worker.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -109,7 +109,7 @@ def test_in_a_terminal_each_run_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(epochs=30, stop_above=1)
+    write_config(epochs=15, stop_above=1)
     process = start_and_wait_for_an_epoch()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
@@ -122,7 +122,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     done = {model: epochs_of(lines) for model, lines in records().items()}
     assert rebased(*WORDS) == 0
     assert set(records()) == set(MODELS)
-    assert all(epochs_of(lines) == list(range(1, 31)) for lines in records().values())
+    assert all(epochs_of(lines) == list(range(1, 16)) for lines in records().values())
     repeated = re.findall(r"(\w+) seed 42 +epoch +(\d+)/", capsys.readouterr().out)
     assert not {(model, str(epoch)) for model, epochs in done.items() for epoch in epochs} & set(repeated)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from ops.cross_entropy_cases import assert_is_the_law, case
 from rebased.ops import linear_cross_entropy, use_backend
 from rebased.ops.inspection import compile_launch, record_launches
@@ -12,7 +13,7 @@ from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.cross_entropy import gpu

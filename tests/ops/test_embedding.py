@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
 from rebased.ops import embed, use_backend
 from rebased.ops.inspection import compile_launch, record_launches
@@ -24,7 +25,7 @@ def test_positions_of_another_length() -> None:
         embed(torch.zeros(2, 3, dtype=torch.int64), torch.randn(5, 4), torch.randn(1, 4))
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.embedding import gpu

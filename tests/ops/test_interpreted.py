@@ -9,9 +9,7 @@ from triton_interpreter import run_interpreted, why_not_interpreted
 HERE = Path(__file__).parent
 POLYNOMIAL = sorted(HERE.glob("interpreted_polynomial*.py"))
 OTHERS = sorted(set(HERE.glob("interpreted_*.py")) - set(POLYNOMIAL))
-# Some processes that take about as long as each other, so that workers can share them; each takes seconds to start.
-PROCESSES = {"polynomial": POLYNOMIAL[:1], "polynomial states and operators": POLYNOMIAL[1:]}
-PROCESSES |= {"others, first half": OTHERS[::2], "others, second half": OTHERS[1::2]}
+PROCESSES = {"polynomial": POLYNOMIAL, "others": OTHERS}  # each takes seconds to start
 
 
 @pytest.mark.slow

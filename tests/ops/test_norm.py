@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ops.builds import BUILDS
 from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
 from rebased.ops import layer_norm, linear_layer_norm, use_backend
 from rebased.ops.backend import matmul_dtype
@@ -39,7 +40,7 @@ def test_the_dtype_of_a_product_is_torchs(dtype: torch.dtype, autocast: torch.dt
             assert matmul_dtype(x, weight.float()) == functional.linear(x, weight.float()).dtype
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.norm import gpu

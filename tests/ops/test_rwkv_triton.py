@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
 from rebased.ops import wkv
 from rebased.ops.inspection import compile_launch, record_launches
@@ -13,10 +14,7 @@ from tolerances import assert_near
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
-)
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.rwkv import gpu

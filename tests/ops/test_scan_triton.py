@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
 from rebased.ops.inspection import compile_launch, read_resources, record_launches
 from tolerances import assert_near
@@ -13,11 +14,7 @@ KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
-)
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.scan import elementwise_gpu, gpu

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from rebased.ops import Backend, short_conv, short_conv_extend
 from rebased.ops.inspection import compile_launch, read_resources, record_launches
 from tolerances import assert_near, in_chunks
@@ -31,10 +32,7 @@ def assert_matches_torch(
         assert_near(actual, expected, *lengths, size=1.0, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
-)
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.convolution import gpu

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ops.builds import BUILDS
 from rebased.ops import token_shift
 from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near, in_chunks
@@ -29,10 +30,7 @@ def assert_matches_torch(shape: tuple[int, int, int], mixtures: int, dtype: torc
         assert_near(actual, expected, *terms, size=1.0)
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(80, torch.bfloat16), (90, torch.float32), pytest.param(90, torch.float16, marks=pytest.mark.release)],
-)
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
     from rebased.ops.shift import gpu

@@ -1,0 +1,16 @@
+"""The GPUs and dtypes that the tests build kernels for: one of them in every run of the tests, all before a release.
+
+A build takes seconds, and what differs between these is mostly in Triton. Kernels with products on tensor cores differ
+more, and their tests say themselves what they are built for.
+"""
+
+import pytest
+import torch
+
+BUILDS = [  # (compute capability, dtype)
+    (90, torch.bfloat16),
+    *(
+        pytest.param(capability, dtype, marks=pytest.mark.release)
+        for capability, dtype in ((80, torch.bfloat16), (90, torch.float32), (90, torch.float16))
+    ),
+]
