@@ -166,6 +166,23 @@ def test_strided_inputs_are_read_where_they_lie(
     assert_small_error((o, got_grad), (want, want_grad), ("o", "d fused"), torch.float32)
 
 
+@pytest.mark.parametrize(("chunk", "T"), [(None, 20), (64, 70)])
+def test_offsets_that_need_more_than_32_bits(cut: Cut, chunk: int | None, T: int) -> None:
+    """Tokens are so far apart that the last one is 2**31 numbers after the first. Only pages that are written take
+    memory."""
+    cut(chunk)
+    shape = Shape(B=1, T=T, H=2, K=5, V=3)
+    given, exact = tensors(shape, BASED, torch.float16)
+    token = 2**31 // (T - 1) + 1
+    far, begin, apart = torch.empty(T * token, dtype=torch.float16), 0, []
+    for x in given:
+        view = far.as_strided(x.shape, (0, token, x.shape[3], 1), storage_offset=begin)
+        apart.append(view.copy_(x.detach()).requires_grad_(x.requires_grad))
+        begin += x.shape[2] * x.shape[3]
+    assert (T - 1) * apart[0].stride(1) >= 2**31
+    assert_small_error(attend(apart, BASED), attend(exact, BASED), NAMES, torch.float16)
+
+
 def test_columns_that_are_not_neighbours(cut: Cut) -> None:
     cut(None)
     given, exact = tensors(Shape(B=1, T=20, H=2, K=4, V=3), REBASED, torch.float32)

@@ -129,18 +129,26 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def kernel_path(backend: Backend, x: Tensor) -> Backend:
+def kernel_path(backend: Backend, x: Tensor, offset: int = 0) -> Backend:
     """The path of an operator over x: "reference" (also for "recurrent"), "chunked" or "triton".
 
     Every operator but polynomial attention asks here. The kernels compute in fp32, so "auto" takes the chunked path for
-    fp64. An x without elements always takes a path in plain torch: there is nothing to launch a kernel for.
+    fp64, and for sequences whose offsets do not fit into 32 bits: `offset` is how far apart two numbers of one sequence
+    are at most. An x without elements always takes a path in plain torch: there is nothing to launch a kernel for.
 
-    Raises ValueError if the backend is unknown, or is "triton" and x is fp64 or not on a GPU.
+    Raises ValueError if the backend is unknown, or is "triton" and x is fp64, too large or not on a GPU.
     """
     path = choose_path(backend, x.device)
     if path == "triton" and x.dtype == torch.float64:
         if backend == "triton":
             raise ValueError("the Triton kernels compute in fp32; for float64 inputs use backend='chunked' or 'auto'")
+        return "chunked"
+    if path == "triton" and offset >= 2**31:
+        if backend == "triton":
+            raise ValueError(
+                f"the Triton kernels take sequences of fewer than 2**31 numbers; this one has {offset:,} (tokens times "
+                "channels): use backend='chunked' or 'auto'"
+            )
         return "chunked"
     if path == "triton" and not (x.is_cuda or triton_interpreted()):
         raise ValueError(f"the Triton kernels need CUDA tensors; these are on {x.device}: use backend='chunked'")

@@ -48,7 +48,7 @@ def short_conv_extend(
             f"x {list(x.shape)} with {width} taps needs weight {[x.shape[2], width]} and state "
             f"{[x.shape[0], width - 1, x.shape[2]]}; got {list(weight.shape)} and {list(state.shape)}"
         )
-    if kernel_path(backend, x) == "triton":
+    if kernel_path(backend, x, offset=x.shape[1] * max(x.shape[2], x.stride(1))) == "triton":
         from rebased.ops.convolution.gpu import convolve
 
         tail = torch.cat([state.to(x.dtype), x[:, max(0, x.shape[1] - width + 1) :]], dim=1)

@@ -51,7 +51,7 @@ def wkv_extend(
         ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
     """
     _check(k, v, w, u, state)
-    path = kernel_path(backend, k)
+    path = kernel_path(backend, k, offset=k.shape[1] * k.shape[2])
     dtype = accumulate_dtype(k.dtype)
     rate, u = torch.exp(w.to(dtype)), u.to(dtype)
     if path == "triton":
