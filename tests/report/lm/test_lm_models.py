@@ -10,7 +10,7 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
-from rebased.report.lm import compare_language_models, compare_tables, to_markdown
+from rebased.report.lm import LanguageModels, as_markdown, compare_language_models, compare_tables, remarks
 from rebased.report.lm.tables import NEOX_VOCABULARY, difference_table
 from rebased.report.paper.values import TABLE_2
 from rebased.runs.collect import write_bundle
@@ -28,6 +28,11 @@ def nine() -> list[Run]:
         for model, values in ALL.items()
         for i, value in enumerate(values)
     ]
+
+
+def to_markdown(found: LanguageModels) -> str:
+    """What `rebased lm compare` prints if its output is no terminal."""
+    return as_markdown(compare_tables(found), remarks(found))
 
 
 def cells(table: str, name: str) -> list[str]:

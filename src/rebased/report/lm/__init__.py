@@ -15,7 +15,6 @@ __all__ = [
     "compare_language_models",
     "compare_tables",
     "remarks",
-    "to_markdown",
 ]
 
 
@@ -30,11 +29,6 @@ def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, floa
     if (tasks := task_table(found, scores or {})) is not None:
         tables["tasks"] = tasks
     return tables
-
-
-def to_markdown(found: LanguageModels) -> str:
-    """The tables and remarks of `rebased lm compare` as Markdown."""
-    return as_markdown(compare_tables(found), remarks(found))
 
 
 def as_markdown(tables: Mapping[str, Table], sentences: Sequence[str]) -> str:
