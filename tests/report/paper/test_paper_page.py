@@ -284,7 +284,22 @@ def test_runs_without_weight_decay_are_apart(tmp_path: Path) -> None:
     assert without.alone == [1.0]
     rows = [row[0] for row in decay_table([plain, without]).rows]
     assert rows == ["T = 128, D = 64, rate 0.01", "T = 128, D = 64, rate 0.01, weight decay 0"]
-    assert describe_decays([plain, without]) == describe_decays([plain])
+    assert describe_decays([plain, without]) == describe_decays([plain])  # no seed in common
+    assert describe_decays([plain]).endswith("training without weight decay tests it (rebased sweep campaign-decay).")
+
+
+def test_gamma_without_weight_decay_is_compared_with_gamma_with_it(tmp_path: Path) -> None:
+    usual, without = (
+        [paper_run("rebased", 0.9, seq_len=128, d_model=64, seed=seed, gamma=at(seed)) for seed in (42, 43, 44)]
+        for at in (lambda seed: 0.2 + seed / 1e4, lambda seed: 0.9)
+    )
+    for number, run in enumerate(without):
+        run.settings["train"]["weight_decay"], run.lines[0]["digest"] = 0.0, f"{number:012x}"
+    write_bundle([*usual, *without], tmp_path / "runs.jsonl.gz")
+    assert describe_decays(decays_of(read_evidence([tmp_path]))).endswith(
+        "That was seen after the fact; without weight decay gamma ends at 0.90 instead of 0.20 (T = 128, D = 64, "
+        "rate 0.01; paired t test over 3 seeds, p < 0.001)."
+    )
 
 
 def test_half_of_a_figure_is_said_to_be_half(tmp_path: Path) -> None:

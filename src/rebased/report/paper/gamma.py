@@ -1,12 +1,14 @@
 """Figure 10: gamma and beta along training, and what weight decay alone leaves of gamma."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil, isnan
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis import describe
+from rebased.analysis import compare, describe
+from rebased.analysis.paired import equals
+from rebased.config import plural
 from rebased.report.page import details, figure
 from rebased.report.paper import mqar
 from rebased.report.paper.evidence import Evidence
@@ -31,9 +33,15 @@ class Decay(NamedTuple):
     place: Place
     lr: float
     weight_decay: float
+    budget: int  # epochs of a run that does not stop early
+    seeds: list[int]  # of each run
     epochs: list[int]  # of each run
     gamma: list[float]  # the mean of queries and keys, of each run
     alone: list[float]
+
+    def by_seed(self) -> dict[int, float]:
+        """Gamma by seed."""
+        return dict(zip(self.seeds, self.gamma, strict=True))
 
 
 def find_gamma(evidence: Evidence) -> Finding:
@@ -105,7 +113,8 @@ def decays_of(evidence: Evidence) -> list[Decay]:
             continue
         train = run.settings["train"]
         settings = (place, run.lr, train["weight_decay"], train["epochs"])
-        decay = found.setdefault(settings, Decay(*settings[:3], [], [], []))
+        decay = found.setdefault(settings, Decay(*settings, [], [], [], []))
+        decay.seeds.append(run.seed)
         decay.epochs.append(epoch)
         decay.gamma.append(fmean(means))
         decay.alone.append(alone)
@@ -113,7 +122,8 @@ def decays_of(evidence: Evidence) -> list[Decay]:
 
 
 def describe_decays(decays: Sequence[Decay]) -> str:
-    """How far the paper's weight decay alone gives the gamma that was measured, in a sentence."""
+    """How far the paper's weight decay alone gives the gamma that was measured, and what came of a test."""
+    tested = " ".join(compare_without_decay(decays))
     decays = [decay for decay in decays if decay.weight_decay == PAPERS.weight_decay]
     off = [abs(fmean(decay.gamma) - fmean(decay.alone)) for decay in decays]
     ours = [fmean(decay.gamma) for decay in decays]
@@ -125,9 +135,25 @@ def describe_decays(decays: Sequence[Decay]) -> str:
         f"{alone(1e-3):.2f} at 1e-3. Over {len(decays)} settings of length, width and rate our gamma lies "
         f"between {min(ours):.2f} and {max(ours):.2f}, and differs by {fmean(off):.2f} on average from what "
         f"weight decay alone would leave, by {max(off):.2f} at most. So weight decay may be all that brings gamma to "
-        "its value. That was seen after the fact; training without weight decay tests it (rebased sweep "
-        "campaign-decay). In runs that solve the task and end early gamma is still large."
+        "its value. In runs that solve the task and end early gamma is still large. That was seen after the fact; "
+        + (tested or "training without weight decay tests it (rebased sweep campaign-decay).")
     )
+
+
+def compare_without_decay(decays: Sequence[Decay]) -> Iterator[str]:
+    """Gamma without weight decay beside gamma with the paper's, in otherwise equal runs: one sentence per setting."""
+    for none in (decay for decay in decays if decay.weight_decay == 0):
+        papers = none._replace(weight_decay=PAPERS.weight_decay)[:4]
+        for usual in (decay for decay in decays if decay[:4] == papers and set(decay.seeds) & set(none.seeds)):
+            found = compare(
+                dict(zip(none.seeds, none.gamma, strict=True)), dict(zip(usual.seeds, usual.gamma, strict=True))
+            )
+            p = f", p {equals(found.t_p)}" if not isnan(found.t_p) else ""
+            yield (
+                f"without weight decay gamma ends at {fmean(none.gamma):.2f} instead of {fmean(usual.gamma):.2f} ("
+                f"T = {none.place.seq_len:,}, D = {none.place.d_model}, rate {none.lr:g}; paired t test over "
+                f"{plural(found.difference.n, 'seed')}{p})."
+            )
 
 
 def decay_table(decays: Sequence[Decay]) -> Table:
