@@ -157,12 +157,15 @@ def estimate(
     untimed: dict[str, list[str]] = {}  # models by the reason why they have no rate
     seconds = dict.fromkeys([run.digest for run in runs], 0.0)
     expected: dict[str, float] = {}
+    processors: dict[str, str] = {}  # by `train.device`; a call takes seconds on a GPU
     for pattern in dict.fromkeys(map(pattern_of, runs)):
         group = [run for run in runs if pattern_of(run) == pattern]
         try:
             records = [run for run in all_runs if pattern_of(run) == pattern and run.lines]
-            here = executor.call(processor_of, group[0].config.train.device) if records else ""
-            known = [rate for run in records if (rate := _recorded_rate(run, here))]
+            device = group[0].config.train.device
+            if records and device not in processors:
+                processors[device] = executor.call(processor_of, device)
+            known = [rate for run in records if (rate := _recorded_rate(run, processors[device]))]
             if not known and not any(rate.measured for rate in rates.values()):
                 executor.call(nothing)  # the first call is slow, so it is not timed
             rate = _mean_rate(known) if known else _timed_rate(group, executor)
