@@ -160,6 +160,19 @@ def test_a_bundle_that_grows_without_end_takes_little_memory(tmp_path: Path, suf
     assert peak < 2**23
 
 
+def test_a_bundle_of_countless_lines_is_read_no_further_than_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle of 229 kB with 76 million lines kept every command busy for minutes."""
+    monkeypatch.setattr(limits, "MIN_LINES", 1000)
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in fake_run().lines) + b"{}\n" * 10**5
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(content))
+    found = collect([tmp_path])
+    assert [run.status for run in found.runs] == ["done"]
+    assert found.damaged_lines < 2000
+    assert found.damaged_files == [f"{tmp_path.name}/bomb.jsonl.gz"]
+
+
 @pytest.mark.usefixtures("small_limits")
 def test_a_long_line_costs_itself_alone(tmp_path: Path) -> None:
     path = write_record(fake_run(), tmp_path)
