@@ -17,9 +17,11 @@ import pytest
 import yaml
 from rich.console import Console
 
+from fake_records import fake_run
 from rebased.cli import main
 from rebased.cli.sweep_board import LiveBoard, Tally
 from rebased.files import locked
+from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, TimeBudget, make_plan, read_sweep
@@ -509,6 +511,19 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
     Path("torn.jsonl.gz").write_bytes(b"no archive")
     assert rebased(*WORDS, "--dry-run", "--bundle", "torn.jsonl.gz") == 2
     assert "torn.jsonl.gz: this file is damaged; move it" in capsys.readouterr().err
+
+
+def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.seed": [1]}, epochs=1)
+    strange = fake_run()
+    del strange.lines[0]["parameters"]  # as of a version of the code to come
+    write_bundle([strange], Path("b.jsonl.gz"))
+    assert rebased(*WORDS, "--dry-run", "--bundle", "b.jsonl.gz") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "b.jsonl.gz: this file holds 1 record that cannot be read here" in error
+    assert "parameters: Field required" in error
+    assert rebased(*WORDS, "--dry-run", "--known", "b.jsonl.gz") == 0
+    assert "1 record left out, which no run can have: " in capsys.readouterr().out
 
 
 def test_the_time_begins_with_the_command_not_after_its_imports(

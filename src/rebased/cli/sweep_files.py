@@ -54,11 +54,19 @@ class SweepFiles:
                     ) from error
 
     def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
-        """Read what is known. Raises ValueError if the bundle that is to be written is there and damaged."""
+        """Read what is known. Raises ValueError if the bundle that is to be written is there and cannot be read whole:
+        what was left out would be lost."""
         paths = [*self._bundles, *([self._bundle] if self._bundle and self._bundle.exists() else [])]
         self.known = read_known(paths, points, on_gpu=on_gpu)
-        if self._bundle and self._bundle.exists() and read_known([self._bundle], [], on_gpu=on_gpu).found.damaged_files:
-            raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
+        if self._bundle and self._bundle.exists():
+            found = read_known([self._bundle], [], on_gpu=on_gpu).found
+            if found.damaged_files:
+                raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
+            if found.other:
+                raise ValueError(
+                    f"--bundle {self._bundle}: this file holds {plural(found.other, 'record')} that cannot be read "
+                    f"here ({found.other_names[0]}) and would be lost; move it, or choose another name"
+                )
 
     def unpack(self, plan: Plan) -> bool:
         """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
