@@ -180,6 +180,21 @@ def test_of_two_checkpoints_of_a_run_the_further_one_is_taken(tmp_path: Path, ha
         assert newest.step >= 40
 
 
+@pytest.mark.parametrize("here", [20, None])
+def test_a_further_checkpoint_replaces_the_one_in_the_folder(tmp_path: Path, half: Plan, here: int | None) -> None:
+    """A folder that was left behind hid what had been trained elsewhere since, and then replaced it in the file."""
+    run, there = half.runs[0], tmp_path / "there"
+    shutil.copytree(half.folder, there)
+    if here is None:
+        (there / run.digest / "checkpoint.json").unlink()  # as after kill -9 in the first epoch
+    train(run.config, run.folder, sinks=[AtStep(40, lambda: signal_self())], resume=True)
+    pack(half.runs, tmp_path / "new.tar", 2**24)
+    newest = read_pointer(run.folder)
+    assert unpack(tmp_path / "new.tar", elsewhere(half, there).runs, there).runs == 1
+    assert read_pointer(there / run.digest) == newest
+    assert unpack(tmp_path / "new.tar", elsewhere(half, there).runs, there)[:2] == (0, 1)  # not further
+
+
 def test_a_run_that_saves_while_it_is_packed_is_packed_whole(
     tmp_path: Path, half: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +262,9 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
             archive.getmembers()[0].name = name
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
+    with tarfile.open(tmp_path / "dot.tar", "w") as archive:
+        archive.add(half.folder, ".")  # as `tar cf dot.tar .` makes it
+    assert carry.digests_in(tmp_path / "dot.tar") == {half.runs[0].digest}
     for name in ("record.jsonl", "config.yaml", "checkpoint-*.pt"):
         (path,) = half.runs[0].folder.glob(name)
         whole = path.read_bytes()

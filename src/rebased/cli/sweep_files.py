@@ -86,7 +86,7 @@ class SweepFiles:
             runs = sum(source == path for source in self._taken.values())
             left = carried.runs + carried.left - runs
             others = (
-                f"; {left} more: here already, ended, further elsewhere, damaged or not of this sweep" if left else ""
+                f"; {left} more: as far here, ended, further elsewhere, damaged or not of this sweep" if left else ""
             )
             yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
         if not self._unpacked:  # a dry run
