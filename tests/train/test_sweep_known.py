@@ -41,14 +41,20 @@ def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
     begun, elsewhere = fake_run(seed=3, status=None), fake_run(seed=9)
     lying = fake_run(seed=4)
     lying.lines[0]["config"]["train"]["lr"] = 0.5  # but the digest of another rate
-    path = bundled(tmp_path, done, diverged, begun, elsewhere, lying)
-    wanted = points_of(*(fake_run(seed=seed).config for seed in (1, 2, 3, 4)))
+    empty = fake_run(seed=5)
+    empty.lines[1:-1] = []  # it says that it is done
+    path = bundled(tmp_path, done, diverged, begun, elsewhere, lying, empty)
+    wanted = points_of(*(fake_run(seed=seed).config for seed in (1, 2, 3, 4, 5)))
     known = read_known([path], wanted, on_gpu=False)
     assert known.runs.keys() == {done.digest, diverged.digest}
     assert known.rejected == Counter(
-        {"not finished": 1, "the settings in the record are not those that its digest names": 1}
+        {
+            "not finished": 1,
+            "the settings in the record are not those that its digest names": 1,
+            "lines of epochs are missing in the record, or damaged": 1,
+        }
     )
-    assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
+    assert next(describe_known(known, 5)) == "known: 2 of 5 runs; 1 of other sweeps"
 
 
 def test_known_runs_of_other_code_than_this_are_named(tmp_path: Path) -> None:

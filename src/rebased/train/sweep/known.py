@@ -56,7 +56,7 @@ def read_known(paths: Sequence[Path], points: Iterable[Point], *, on_gpu: bool) 
 
 def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
     """Why a run of the right digest does not count, in words after "N known runs do not count: "; None if it does."""
-    if run.status not in ENDED:
+    if run.status not in (*ENDED, "damaged"):
         return "not finished"
     if not is_complete(run):
         return "lines of epochs are missing in the record, or damaged"
