@@ -1,5 +1,6 @@
 """rebased sweep, as it is typed."""
 
+import errno
 import io
 import json
 import os
@@ -485,6 +486,22 @@ def test_pieces_of_a_sweep_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("c.jsonl.gz").read_bytes() == before
     assert rebased(*one, "-o", "c", "--bundle", "b.jsonl.gz") == 0  # what is written is read first
     assert Path("b.jsonl.gz").read_bytes() == before
+
+
+def test_a_full_disk_at_the_end_is_named_and_stops_nothing_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"train.seed": [1]}, epochs=1)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rebased.cli.sweep_files.write_union", full)
+    assert rebased(*WORDS, "--jobs", "1", "--bundle", "b.jsonl.gz", "--carry-unfinished", "rest") == 1
+    out = capsys.readouterr().out
+    assert "could not write b.jsonl.gz (No space left on device): make room there" in out
+    assert "wrote rest: 0 unfinished runs" in out
+    assert "1 of 1 run done; out" in out
 
 
 def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.CaptureFixture[str]) -> None:

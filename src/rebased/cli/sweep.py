@@ -98,8 +98,8 @@ def sweep(
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
-    The exit code is 1 if a run has failed, 75 if the time was up before all runs were done, and 130 if the sweep was
-    interrupted.
+    The exit code is 1 if a run has failed or a file could not be written, 75 if the time was up before all runs were
+    done, and 130 if the sweep was interrupted.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def sweep(
             raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
         code = conclude(console, plan, tally, queue, files, ending, command)
         to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
-        return code
+        return SOME_FAILED if files.unwritten else code
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
