@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 MAX_LINE_BYTES = 2**24  # of one line: a sweep's line about 100,000 runs has two million
 MAX_LINES = 10**6  # of one record: a line per ten steps of ten million
 MAX_RATIO = 1000  # of the size of a bundle to that of its file
-MIN_LINES = 10**6  # lines that a bundle may have in any case; else one per byte of its file
+MIN_LINES = 10**5  # lines that a bundle may have in any case; else one per byte of its file
 MIN_UNPACKED = 2**26  # bytes that a bundle may have in any case
 MAX_DEPTH = 32  # of lists and mappings in one another: configs have six
 MAX_DIGITS = 20  # of a whole number: 64 bits have up to 20
