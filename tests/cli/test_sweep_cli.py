@@ -10,17 +10,21 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from cyclopts import Token
 from rich.console import Console
 
 from fake_records import fake_run
 from rebased.cli import main
+from rebased.cli.sweep import Command, read_time
 from rebased.cli.sweep_board import LiveBoard, Tally
+from rebased.cli.sweep_files import SweepFiles
 from rebased.files import locked
 from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
@@ -541,6 +545,14 @@ def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytes
     assert "parameters: Field required" in error
     assert rebased(*WORDS, "--dry-run", "--known", "b.jsonl.gz") == 0
     assert "1 record left out, which no run can have: " in capsys.readouterr().out
+
+
+def test_the_command_that_goes_on_has_a_time_that_is_read() -> None:
+    for said in (timedelta(days=12), timedelta(seconds=123456789), timedelta(seconds=0.5)):
+        files = SweepFiles([], None, None, 16)
+        words = str(Command(Path("a.yaml"), (), None, "local", None, False, (), files, said)).split()
+        assert words[-2] == "--for"
+        assert read_time(timedelta, [Token(value=words[-1])]) == said
 
 
 def test_the_time_begins_with_the_command_not_after_its_imports(

@@ -289,7 +289,7 @@ class Command(NamedTuple):
         words += ["--mps"] if self.mps else []
         words += [word for name in self.imports for word in ("--import", name)]
         words += self.files.words()
-        words += ["--for", f"{self.time_limit.total_seconds():g}s"] if self.time_limit else []
+        words += ["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else []
         return shlex.join(words)
 
 
