@@ -262,10 +262,13 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
     with pytest.raises(ValueError, match=r"text.tar is not a file of unfinished runs, or is damaged"):
         unpack(tmp_path / "text.tar", plan.runs, there)
     (tmp_path / "evil").write_text("evil")
-    for name in ("../evil", f"{half.runs[0].digest}/model.py", "/evil"):
+    digest = half.runs[0].digest
+    long, nul = f"{digest}/checkpoint-{'x' * 300}", f"{digest}/checkpoint-\0"
+    for name in ("../evil", f"{digest}/model.py", "/evil", long, nul):
         with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-            archive.add(tmp_path / "evil", name)
-            archive.getmembers()[0].name = name
+            member = tarfile.TarInfo(name)
+            member.pax_headers = {"path": name}
+            archive.addfile(member)
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
     with tarfile.open(tmp_path / "dot.tar", "w") as archive:

@@ -6,6 +6,7 @@ new folders of runs that the sweep has planned; and a run reads its checkpoint w
 """
 
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ PART = "unfinished-"  # begins the names of the files in a folder
 MOST = 4  # files in a folder
 MIB = 2**20
 TRIES = 3  # to open a checkpoint that a run replaces meanwhile
+_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # of a file that every file system can hold
 LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
 
 
@@ -178,7 +180,7 @@ def _is_expected(own: PurePosixPath) -> bool:
     parts = own.parts
     if len(parts) == 1 and parts[0] in (CONFIG, RECORD, POINTER):
         return True
-    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-")
+    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-") and all(map(_NAME.fullmatch, parts))
 
 
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
