@@ -1,5 +1,6 @@
 """rebased sweep, as it is typed."""
 
+import errno
 import io
 import json
 import os
@@ -9,17 +10,23 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from cyclopts import Token
 from rich.console import Console
 
+from fake_records import fake_run
 from rebased.cli import main
+from rebased.cli.sweep import Command, read_time
 from rebased.cli.sweep_board import LiveBoard, Tally
+from rebased.cli.sweep_files import SweepFiles
 from rebased.files import locked
+from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
 from rebased.train.sweep import Estimate, TimeBudget, make_plan, read_sweep
@@ -485,6 +492,22 @@ def test_pieces_of_a_sweep_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("b.jsonl.gz").read_bytes() == before
 
 
+def test_a_full_disk_at_the_end_is_named_and_stops_nothing_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"train.seed": [1]}, epochs=1)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rebased.cli.sweep_files.write_union", full)
+    assert rebased(*WORDS, "--jobs", "1", "--bundle", "b.jsonl.gz", "--carry-unfinished", "rest") == 1
+    out = capsys.readouterr().out
+    assert "could not write b.jsonl.gz (No space left on device): make room there" in out
+    assert "wrote rest: 0 unfinished runs" in out
+    assert "1 of 1 run done; out" in out
+
+
 def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.CaptureFixture[str]) -> None:
     write({"train.seed": [1, 2]}, epochs=100_000)
     assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 2
@@ -509,6 +532,27 @@ def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.Ca
     Path("torn.jsonl.gz").write_bytes(b"no archive")
     assert rebased(*WORDS, "--dry-run", "--bundle", "torn.jsonl.gz") == 2
     assert "torn.jsonl.gz: this file is damaged; move it" in capsys.readouterr().err
+
+
+def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"train.seed": [1]}, epochs=1)
+    strange = fake_run()
+    del strange.lines[0]["parameters"]  # as of a version of the code to come
+    write_bundle([strange], Path("b.jsonl.gz"))
+    assert rebased(*WORDS, "--dry-run", "--bundle", "b.jsonl.gz") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "b.jsonl.gz: this file holds 1 record that cannot be read here" in error
+    assert "parameters: Field required" in error
+    assert rebased(*WORDS, "--dry-run", "--known", "b.jsonl.gz") == 0
+    assert "1 record left out, which no run can have: " in capsys.readouterr().out
+
+
+def test_the_command_that_goes_on_has_a_time_that_is_read() -> None:
+    for said in (timedelta(days=12), timedelta(seconds=123456789), timedelta(seconds=0.5)):
+        files = SweepFiles([], None, None, 16)
+        words = str(Command(Path("a.yaml"), (), None, "local", None, False, (), files, said)).split()
+        assert words[-2] == "--for"
+        assert read_time(timedelta, [Token(value=words[-1])]) == said
 
 
 def test_the_time_begins_with_the_command_not_after_its_imports(

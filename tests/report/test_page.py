@@ -15,6 +15,7 @@ from page_reader import Reader, assert_self_contained
 from rebased.report import Page, Section, demo_page, epochs_until, learning_curves, state_growth, write_page
 from rebased.report.demo import Pair, compare, findings
 from rebased.report.drawing import GRID, INK, SERIES, VARIABLES
+from rebased.report.page import describe_origin
 from rebased.runs.finished import Run, by_model
 
 RUNS = [
@@ -132,6 +133,13 @@ def test_figures(draw: Any) -> None:
     assert {"ReBased", "Based", "ConvAttention"} <= words
     assert "var(--series-0)" in svg
     assert [colour for colour in VARIABLES if colour in svg] == []  # the page's stand in their place
+
+
+def test_a_machine_that_does_not_tell_its_cores_is_described_without_them() -> None:
+    run = fake_run(commit="0123456789ab")
+    run.lines[0]["machine"] |= {"cpu": "A CPU", "cores": None, "threads": None, "gpu": None}
+    run.lines[0]["code"]["dirty"] = None
+    assert describe_origin([run]).endswith("; A CPU.")
 
 
 def test_files_have_the_light_colours_of_the_page() -> None:

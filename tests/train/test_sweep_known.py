@@ -41,14 +41,20 @@ def test_what_has_ended_counts_and_the_rest_does_not(tmp_path: Path) -> None:
     begun, elsewhere = fake_run(seed=3, status=None), fake_run(seed=9)
     lying = fake_run(seed=4)
     lying.lines[0]["config"]["train"]["lr"] = 0.5  # but the digest of another rate
-    path = bundled(tmp_path, done, diverged, begun, elsewhere, lying)
-    wanted = points_of(*(fake_run(seed=seed).config for seed in (1, 2, 3, 4)))
+    empty = fake_run(seed=5)
+    empty.lines[1:-1] = []  # it says that it is done
+    path = bundled(tmp_path, done, diverged, begun, elsewhere, lying, empty)
+    wanted = points_of(*(fake_run(seed=seed).config for seed in (1, 2, 3, 4, 5)))
     known = read_known([path], wanted, on_gpu=False)
     assert known.runs.keys() == {done.digest, diverged.digest}
     assert known.rejected == Counter(
-        {"not finished": 1, "the settings in the record are not those that its digest names": 1}
+        {
+            "not finished": 1,
+            "the settings in the record are not those that its digest names": 1,
+            "lines of epochs are missing in the record, or damaged": 1,
+        }
     )
-    assert next(describe_known(known, 4)) == "known: 2 of 4 runs; 1 of other sweeps"
+    assert next(describe_known(known, 5)) == "known: 2 of 5 runs; 1 of other sweeps"
 
 
 def test_known_runs_of_other_code_than_this_are_named(tmp_path: Path) -> None:
@@ -180,6 +186,21 @@ def test_of_two_checkpoints_of_a_run_the_further_one_is_taken(tmp_path: Path, ha
         assert newest.step >= 40
 
 
+@pytest.mark.parametrize("here", [20, None])
+def test_a_further_checkpoint_replaces_the_one_in_the_folder(tmp_path: Path, half: Plan, here: int | None) -> None:
+    """A folder that was left behind hid what had been trained elsewhere since, and then replaced it in the file."""
+    run, there = half.runs[0], tmp_path / "there"
+    shutil.copytree(half.folder, there)
+    if here is None:
+        (there / run.digest / "checkpoint.json").unlink()  # as after kill -9 in the first epoch
+    train(run.config, run.folder, sinks=[AtStep(40, lambda: signal_self())], resume=True)
+    pack(half.runs, tmp_path / "new.tar", 2**24)
+    newest = read_pointer(run.folder)
+    assert unpack(tmp_path / "new.tar", elsewhere(half, there).runs, there).runs == 1
+    assert read_pointer(there / run.digest) == newest
+    assert unpack(tmp_path / "new.tar", elsewhere(half, there).runs, there)[:2] == (0, 1)  # not further
+
+
 def test_a_run_that_saves_while_it_is_packed_is_packed_whole(
     tmp_path: Path, half: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,12 +262,18 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
     with pytest.raises(ValueError, match=r"text.tar is not a file of unfinished runs, or is damaged"):
         unpack(tmp_path / "text.tar", plan.runs, there)
     (tmp_path / "evil").write_text("evil")
-    for name in ("../evil", f"{half.runs[0].digest}/model.py", "/evil"):
+    digest = half.runs[0].digest
+    long, nul = f"{digest}/checkpoint-{'x' * 300}", f"{digest}/checkpoint-\0"
+    for name in ("../evil", f"{digest}/model.py", "/evil", long, nul):
         with tarfile.open(tmp_path / "evil.tar", "w") as archive:
-            archive.add(tmp_path / "evil", name)
-            archive.getmembers()[0].name = name
+            member = tarfile.TarInfo(name)
+            member.pax_headers = {"path": name}
+            archive.addfile(member)
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
+    with tarfile.open(tmp_path / "dot.tar", "w") as archive:
+        archive.add(half.folder, ".")  # as `tar cf dot.tar .` makes it
+    assert carry.digests_in(tmp_path / "dot.tar") == {half.runs[0].digest}
     for name in ("record.jsonl", "config.yaml", "checkpoint-*.pt"):
         (path,) = half.runs[0].folder.glob(name)
         whole = path.read_bytes()

@@ -98,8 +98,8 @@ def sweep(
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
 
-    The exit code is 1 if a run has failed, 75 if the time was up before all runs were done, and 130 if the sweep was
-    interrupted.
+    The exit code is 1 if a run has failed or a file could not be written, 75 if the time was up before all runs were
+    done, and 130 if the sweep was interrupted.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def sweep(
             raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
         code = conclude(console, plan, tally, queue, files, ending, command)
         to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
-        return code
+        return SOME_FAILED if files.unwritten else code
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
@@ -289,7 +289,7 @@ class Command(NamedTuple):
         words += ["--mps"] if self.mps else []
         words += [word for name in self.imports for word in ("--import", name)]
         words += self.files.words()
-        words += ["--for", f"{self.time_limit.total_seconds():g}s"] if self.time_limit else []
+        words += ["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else []
         return shlex.join(words)
 
 

@@ -37,6 +37,7 @@ class SweepFiles:
         self._unpacked: list[tuple[Path, Carried]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
         self._written = self._carried = time.monotonic()
+        self.unwritten: list[Path] = []
 
     def check(self) -> None:
         """Make the folders of what is to be written. Raises ValueError if nothing can be written there: better before
@@ -54,11 +55,19 @@ class SweepFiles:
                     ) from error
 
     def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
-        """Read what is known. Raises ValueError if the bundle that is to be written is there and damaged."""
+        """Read what is known. Raises ValueError if the bundle that is to be written is there and cannot be read whole:
+        what was left out would be lost."""
         paths = [*self._bundles, *([self._bundle] if self._bundle and self._bundle.exists() else [])]
         self.known = read_known(paths, points, on_gpu=on_gpu)
-        if self._bundle and self._bundle.exists() and read_known([self._bundle], [], on_gpu=on_gpu).found.damaged_files:
-            raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
+        if self._bundle and self._bundle.exists():
+            found = read_known([self._bundle], [], on_gpu=on_gpu).found
+            if found.damaged_files:
+                raise ValueError(f"--bundle {self._bundle}: this file is damaged; move it, or choose another name")
+            if found.other:
+                raise ValueError(
+                    f"--bundle {self._bundle}: this file holds {plural(found.other, 'record')} that cannot be read "
+                    f"here ({found.other_names[0]}) and would be lost; move it, or choose another name"
+                )
 
     def unpack(self, plan: Plan) -> bool:
         """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
@@ -78,7 +87,7 @@ class SweepFiles:
             runs = sum(source == path for source in self._taken.values())
             left = carried.runs + carried.left - runs
             others = (
-                f"; {left} more: here already, ended, further elsewhere, damaged or not of this sweep" if left else ""
+                f"; {left} more: as far here, ended, further elsewhere, damaged or not of this sweep" if left else ""
             )
             yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
         if not self._unpacked:  # a dry run
@@ -103,14 +112,24 @@ class SweepFiles:
         return write
 
     def write(self, plan: Plan) -> Iterator[str]:
-        """Write the bundle and the unfinished runs. Yields a sentence about each."""
-        if self._bundle:
-            runs = write_union(self._bundle, self.known, plan.folder)
-            yield f"wrote {self._bundle}: {plural(runs, 'run')}, {self._bundle.stat().st_size / 1000:,.0f} kB"
-        if self._carry:
-            carried = pack(plan.runs, self._carry, self._limit)
-            left = f"; no room for {carried.left} more (--carry-mib)" if carried.left else ""
-            yield f"wrote {self._carry}: {plural(carried.runs, 'unfinished run')}, {carried.bytes / 1e6:,.1f} MB{left}"
+        """Write the bundle and the unfinished runs. Yields a sentence about each; `unwritten` has those that failed."""
+        for path, written in ((self._bundle, self._write_bundle), (self._carry, self._write_unfinished)):
+            if path:
+                try:
+                    yield f"wrote {path}: {written(path, plan)}"
+                except OSError as error:
+                    self.unwritten.append(path)
+                    reason = error.strerror or error
+                    yield f"could not write {path} ({reason}): make room there, or choose another place; then continue"
+
+    def _write_bundle(self, path: Path, plan: Plan) -> str:
+        runs = write_union(path, self.known, plan.folder)
+        return f"{plural(runs, 'run')}, {path.stat().st_size / 1000:,.0f} kB"
+
+    def _write_unfinished(self, path: Path, plan: Plan) -> str:
+        carried = pack(plan.runs, path, self._limit)
+        left = f"; no room for {carried.left} more (--carry-mib)" if carried.left else ""
+        return f"{plural(carried.runs, 'unfinished run')}, {carried.bytes / 1e6:,.1f} MB{left}"
 
     def words(self) -> list[str]:
         """The options that go on with what was written."""

@@ -87,11 +87,10 @@ def describe_origin(runs: Sequence[Run]) -> str:
     origins: dict[tuple[str, str], dict[str, None]] = {}
     for line in (line for run in runs for line in run.lines if line["type"] in ("run", "resume")):
         code, machine = line["code"], line["machine"]
-        commit = f"{code['commit'][:10]}{' with local changes' * code['dirty']}" if code["commit"] else ""
-        hardware = (
-            machine["gpu"]
-            or f"{machine['cpu']}, {plural(machine['cores'], 'core')}, threads per run: {machine['threads']}"
-        )
+        commit = f"{code['commit'][:10]}{' with local changes' * bool(code['dirty'])}" if code["commit"] else ""
+        cores = f", {plural(machine['cores'], 'core')}" if machine["cores"] else ""
+        threads = f", threads per run: {machine['threads']}" if machine["threads"] else ""
+        hardware = machine["gpu"] or f"{machine['cpu']}{cores}{threads}"
         where = f"torch {machine['torch']}, Python {machine['python']}, {machine['system']}; {hardware}"
         origins.setdefault((code["version"], where), {})[commit] = None
     clauses = []

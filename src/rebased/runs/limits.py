@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 MAX_LINE_BYTES = 2**24  # of one line: a sweep's line about 100,000 runs has two million
 MAX_LINES = 10**6  # of one record: a line per ten steps of ten million
 MAX_RATIO = 1000  # of the size of a bundle to that of its file
+MIN_LINES = 10**5  # lines that a bundle may have in any case; else one per byte of its file
 MIN_UNPACKED = 2**26  # bytes that a bundle may have in any case
 MAX_DEPTH = 32  # of lists and mappings in one another: configs have six
 MAX_DIGITS = 20  # of a whole number: 64 bits have up to 20
@@ -31,7 +32,7 @@ _SKIPPED = 2**20  # bytes at a time of a line that is too long
 
 
 class TooLarge(ValueError):
-    """A compressed file holds more than MAX_RATIO times its size."""
+    """A compressed file holds more than MAX_RATIO times its size, or more than one line per byte."""
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -39,11 +40,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
     The last one has no line break if it is still being written. Raises TooLarge, and what gzip and lzma raise.
     """
-    most = None if path.suffix == ".jsonl" else max(MIN_UNPACKED, MAX_RATIO * path.stat().st_size)
-    read = 0
+    size = path.stat().st_size
+    most = None if path.suffix == ".jsonl" else max(MIN_UNPACKED, MAX_RATIO * size)
+    read, lines_left = 0, max(MIN_LINES, size)
     with OPENERS[path.suffix](path, "rb") as file:
         while line := file.readline(MAX_LINE_BYTES):
             read += len(line)
+            lines_left -= 1
+            if lines_left < 0 and most is not None:
+                raise TooLarge(f"it holds more than {max(MIN_LINES, size):,} lines")
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
                 for size in _skip_line(file):
                     read += size

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rebased.config import short
-from rebased.runs.limits import MAX_COUNT, MAX_LAYERS, MAX_SIZE, MAX_TEXT, check_leaves
+from rebased.runs.limits import MAX_COUNT, MAX_LAYERS, MAX_LINES, MAX_SIZE, MAX_TEXT, check_leaves
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
@@ -153,7 +153,7 @@ class _Norm(_Part):
 
 
 class _Epoch(_Part):
-    epoch: Count
+    epoch: Annotated[int, Field(ge=0, le=MAX_LINES)]
     seconds: Seconds
     test_seconds: Seconds
     test: _Split

@@ -61,3 +61,12 @@ def test_weight_decay_alone_is_what_adamw_leaves_without_gradients() -> None:
         schedule.step()
     assert decayed(run, 3) == pytest.approx(parameter.item(), rel=1e-12)
     assert math.isnan(decayed(fake_run(), 2))  # an old record does not have the number of steps
+
+
+@pytest.mark.parametrize("change", [{"lr": 1e300}, {"lr": 1000.0}, {"epochs": 0}])
+def test_numbers_of_a_stranger_do_not_end_a_report(change: dict[str, Any]) -> None:
+    """They are too large, give a complex number, or divide by zero."""
+    run = fake_run(accuracies=(0.1, 0.2, 0.3))
+    run.epochs[-1] |= {"step": 400}
+    run.lines[0]["config"]["train"] |= change
+    assert math.isnan(decayed(run, 3))

@@ -84,9 +84,10 @@ def decayed(run: Run, epoch: int) -> float:
     """What weight decay alone would leave of gamma after this many epochs; nan if the record does not tell."""
     train, line = run.settings["train"], run.epochs[-1]
     try:
-        return decay_alone(train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"], epoch)
-    except (KeyError, TypeError):
+        left = decay_alone(train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"], epoch)
+    except (KeyError, TypeError, ArithmeticError):  # a stranger's numbers may be too large
         return nan
+    return left if isinstance(left, float) else nan  # complex where lr times decay is above 1
 
 
 def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch: int) -> float:

@@ -6,6 +6,7 @@ new folders of runs that the sweep has planned; and a run reads its checkpoint w
 """
 
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ PART = "unfinished-"  # begins the names of the files in a folder
 MOST = 4  # files in a folder
 MIB = 2**20
 TRIES = 3  # to open a checkpoint that a run replaces meanwhile
+_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # of a file that every file system can hold
 LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
 
 
@@ -34,7 +36,7 @@ class Carried(NamedTuple):
     """What was packed, or unpacked."""
 
     runs: int
-    left: int  # runs that were not: no room, not wanted by the sweep, damaged, or another file has them further
+    left: int  # runs that were not: no room, not wanted by the sweep, damaged, or further in the folder
     bytes: int
 
 
@@ -119,13 +121,13 @@ def _write_archive(path: Path, files: Mapping[str, BinaryIO]) -> None:
 
 
 def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Carried:
-    """Unpack the runs of a tar file that the sweep has planned and not begun. Raises ValueError if it is damaged.
+    """Unpack the runs of a tar file that the sweep is to train. Raises ValueError if it is damaged.
 
-    `taken` has the files that runs were unpacked from before, by digest; of two checkpoints of one run the further one
-    stays. It is updated.
+    Of two checkpoints of one run the further one stays, be it from another file or in the folder before. `taken` has
+    the files that runs were unpacked from, by digest. It is updated.
     """
     taken = {} if taken is None else taken
-    wanted = {run.digest for run in runs if run.status == "new" and (run.digest in taken or not run.folder.exists())}
+    wanted = {run.digest for run in runs if run.status in ("new", "begun")}
     unpacked, others, size = set[str](), set[str](), 0
     try:
         for digest, files in _by_run(path):
@@ -139,7 +141,7 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str
             else:
                 others.add(digest)
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); leave it out") from error
+        raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); move it away") from error
     return Carried(len(unpacked), len(others), size)
 
 
@@ -147,7 +149,7 @@ def digests_in(path: Path) -> set[str]:
     """The digests of the runs in a tar file; empty if it cannot be read."""
     try:
         with tarfile.open(path, mode="r:") as archive:
-            return {PurePosixPath(member.name).parts[0] for member in archive}
+            return {part for member in archive for part in PurePosixPath(member.name).parts[:1]}  # "." has none
     except (tarfile.TarError, EOFError):
         return set()
 
@@ -178,7 +180,7 @@ def _is_expected(own: PurePosixPath) -> bool:
     parts = own.parts
     if len(parts) == 1 and parts[0] in (CONFIG, RECORD, POINTER):
         return True
-    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-")
+    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-") and all(map(_NAME.fullmatch, parts))
 
 
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:

@@ -20,6 +20,8 @@ from rebased.runs.run_config import RunConfig
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.sweep.grid import Point
 
+MAX_LISTED = 3  # records that are named because they are left out
+
 
 class Known(NamedTuple):
     """What bundles hold of a sweep's runs."""
@@ -54,7 +56,7 @@ def read_known(paths: Sequence[Path], points: Iterable[Point], *, on_gpu: bool) 
 
 def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
     """Why a run of the right digest does not count, in words after "N known runs do not count: "; None if it does."""
-    if run.status not in ENDED:
+    if run.status not in (*ENDED, "damaged"):
         return "not finished"
     if not is_complete(run):
         return "lines of epochs are missing in the record, or damaged"
@@ -84,6 +86,10 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
     if codes.keys() - {here}:
         listed = "; ".join(f"{code}: {count}" for code, count in codes.most_common())
         yield f"known runs were made with other versions of the code than {here} ({listed}); all of them count"
+    if known.found.other:
+        records = plural(known.found.other, "record")
+        more = ", ..." if known.found.other > MAX_LISTED else ""
+        yield f"{records} left out, which no run can have: {', '.join(known.found.other_names[:MAX_LISTED])}{more}"
     if known.found.damaged_files:
         yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
 
