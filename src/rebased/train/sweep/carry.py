@@ -186,8 +186,11 @@ def _is_expected(own: PurePosixPath) -> bool:
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
     """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
     A folder that is there is replaced if its checkpoint is not as far; else False."""
-    beside = folder.with_name(f".{folder.name}.carried")
-    shutil.rmtree(beside, ignore_errors=True)
+    beside, former = (folder.with_name(f".{folder.name}.{what}") for what in ("carried", "former"))
+    if former.exists() and not folder.exists():  # a process was killed between the two renames below
+        former.rename(folder)
+    for path in (beside, former):
+        shutil.rmtree(path, ignore_errors=True)
     try:
         for own, content in files.items():
             path = beside / own
@@ -195,10 +198,13 @@ def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
             path.write_bytes(content)
         if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            folder.rename(former)
         beside.rename(folder)
         return True
     finally:
+        if folder.exists():
+            shutil.rmtree(former, ignore_errors=True)
         shutil.rmtree(beside, ignore_errors=True)
 
 
