@@ -107,7 +107,7 @@ def test_in_a_terminal_each_run_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsy
         assert re.search(rf"{model} seed 42 +━+ +done: best accuracy \d\.\d+", shown)
 
 
-@pytest.mark.slow
+@pytest.mark.release  # the demo trains as a sweep does, which test_sweep_cli.py interrupts
 def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     write_config(epochs=15, stop_above=1)
     process = start_and_wait_for_an_epoch()
