@@ -36,11 +36,11 @@ def links(text: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site both make them."""
+    """The anchors of a page's headings that GitHub and the site both make: the site leaves out letters beyond ASCII."""
     headings = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL), flags=re.MULTILINE
     )
-    return {slug(heading) for heading in headings}
+    return {slug(heading) for heading in headings if slug(heading).isascii()}
 
 
 def slug(heading: str) -> str:
