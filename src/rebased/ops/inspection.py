@@ -122,7 +122,7 @@ class Resources(NamedTuple):
 
 
 def read_resources(cubin: bytes) -> Resources:
-    """The resources of a compiled kernel: in a hundredth of the time of `read_cubin`, which disassembles it."""
+    """The resources of a compiled kernel, without disassembling it as `read_cubin` does, which takes long."""
     usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "-res-usage", cubin=cubin)))
     return Resources(int(usage["REG"]), int(usage["STACK"]))
 

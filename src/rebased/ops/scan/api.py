@@ -15,6 +15,8 @@ from torch.nn import functional
 from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.scan import chunked, reference
 
+INTERVAL = 16  # tokens between two checkpoints of the kernels: these take no more memory than one [B, T, D] at N = 16
+
 
 def selective_scan(
     x: Tensor,
@@ -78,8 +80,8 @@ def selective_scan_extend(
         ValueError: if shapes or dtypes do not match, or the backend is unknown or cannot take these tensors.
     """
     _check(x, dt, A, B, C, skip, state, dt_bias, gate)
-    widest = max(x.shape[2], state.shape[1] * state.shape[2] // 16)  # checkpoints: a state every 16 tokens
-    path = kernel_path(backend, x, offset=x.shape[1] * widest)
+    (_, T, D), N = x.shape, state.shape[2]
+    path = kernel_path(backend, x, offset=max(T * D, -(-T // INTERVAL) * D * N))  # of tokens, and of checkpoints
     if path == "triton":
         from rebased.ops.scan import gpu
 

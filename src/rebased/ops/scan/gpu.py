@@ -22,10 +22,10 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
+from rebased.ops.scan.api import INTERVAL
 from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
 
 CHANNELS = 16  # per program, at most
-INTERVAL = 16  # tokens between two checkpoints: these take no more memory than one [B, T, D] at N = 16
 GROUP = 4  # tokens that are loaded at once, at most; a power of two, at most INTERVAL
 PROGRAMS = 1024  # eight warps on each of 132 multiprocessors
 SHORTEST_CHUNK = 128  # tokens

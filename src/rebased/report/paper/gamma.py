@@ -145,9 +145,7 @@ def compare_without_decay(decays: Sequence[Decay]) -> Iterator[str]:
     for none in (decay for decay in decays if decay.weight_decay == 0):
         papers = none._replace(weight_decay=PAPERS.weight_decay)[:4]
         for usual in (decay for decay in decays if decay[:4] == papers and set(decay.seeds) & set(none.seeds)):
-            found = compare(
-                dict(zip(none.seeds, none.gamma, strict=True)), dict(zip(usual.seeds, usual.gamma, strict=True))
-            )
+            found = compare(none.by_seed(), usual.by_seed())
             p = f", p {equals(found.t_p)}" if not isnan(found.t_p) else ""
             yield (
                 f"without weight decay gamma ends at {fmean(none.gamma):.2f} instead of {fmean(usual.gamma):.2f} ("
