@@ -57,7 +57,7 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
         )
     if found.repeated:
         repeat = f"{plural(found.repeated, 'record')} {'repeats' if found.repeated == 1 else 'repeat'}"
-        yield f"{repeat} a run that was found already. The most complete record of each run counts."
+        yield f"{repeat} a run that was found already. One record of each run counts, a whole one if there is one."
     every = (*ended, *found.others)
     if changed := [run.digest for run in every if run.digest_of_settings not in (None, run.digest)]:
         yield (

@@ -60,6 +60,7 @@ def test_weight_decay_alone_is_what_adamw_leaves_without_gradients() -> None:
             optimiser.step()
         schedule.step()
     assert decayed(run, 3) == pytest.approx(parameter.item(), rel=1e-12)
+    assert decayed(run, 0) == 1
     assert math.isnan(decayed(fake_run(), 2))  # an old record does not have the number of steps
 
 

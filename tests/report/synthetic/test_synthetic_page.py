@@ -178,7 +178,7 @@ def test_every_warning() -> None:
         "1 record left out: the first line is not readable.",
         "2 records left out, which no run on a synthetic task or of a language model can have: b (its lr), "
         "c (its seed).",
-        "4 records repeat a run that was found already. The most complete record of each run counts.",
+        "4 records repeat a run that was found already. One record of each run counts, a whole one if there is one.",
         "The runs were made with 2 versions of the code, which may cause differences between them. "
         "0.1.0 0123456789: 5 runs; 0.1.0 ffffffffff: 1 run.",
         "1 run unfinished: in no result, but in the list of all runs.",

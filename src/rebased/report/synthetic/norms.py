@@ -87,7 +87,7 @@ def decayed(run: Run, epoch: int) -> float:
         left = decay_alone(train["lr"], train["weight_decay"], line["step"] / line["epoch"], train["epochs"], epoch)
     except (KeyError, TypeError, ArithmeticError):  # a stranger's numbers may be too large
         return nan
-    return left if isinstance(left, float) else nan  # complex where lr times decay is above 1
+    return nan if isinstance(left, complex) else left  # complex where lr times decay is above 1
 
 
 def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch: int) -> float:
