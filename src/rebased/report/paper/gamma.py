@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rebased.analysis import compare, describe
-from rebased.analysis.paired import equals
+from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
 from rebased.report.page import details, figure
 from rebased.report.paper import mqar
@@ -22,6 +22,7 @@ from rebased.report.synthetic import norms
 from rebased.report.synthetic.cells import COUNTED, Cell
 from rebased.report.synthetic.paper import place_of
 from rebased.report.tables import Table, number
+from rebased.runs.finished import Run
 from rebased.runs.synthetic_config import SyntheticTrainConfig
 
 PAPERS = SyntheticTrainConfig()  # its defaults are the paper's settings
@@ -34,14 +35,14 @@ class Decay(NamedTuple):
     lr: float
     weight_decay: float
     budget: int  # epochs of a run that does not stop early
-    seeds: list[int]  # of each run
+    runs: list[Run]
     epochs: list[int]  # of each run
     gamma: list[float]  # the mean of queries and keys, of each run
     alone: list[float]
 
     def by_seed(self) -> dict[int, float]:
         """Gamma by seed."""
-        return dict(zip(self.seeds, self.gamma, strict=True))
+        return {run.seed: gamma for run, gamma in zip(self.runs, self.gamma, strict=True)}
 
 
 def find_gamma(evidence: Evidence) -> Finding:
@@ -75,7 +76,7 @@ def find_gamma(evidence: Evidence) -> Finding:
         draw=partial(draw, group, decays),
         remarks=remarks,
         seeds=group.seeds,
-        sources=mqar.sources(group.runs),
+        sources=mqar.sources([*group.runs, *(run for decay in decays for run in decay.runs)]),
         cost=mqar.cost_of(evidence.speeds, places, group),
     )
 
@@ -114,7 +115,7 @@ def decays_of(evidence: Evidence) -> list[Decay]:
         train = run.settings["train"]
         settings = (place, run.lr, train["weight_decay"], train["epochs"])
         decay = found.setdefault(settings, Decay(*settings, [], [], [], []))
-        decay.seeds.append(run.seed)
+        decay.runs.append(run)
         decay.epochs.append(epoch)
         decay.gamma.append(fmean(means))
         decay.alone.append(alone)
@@ -124,6 +125,7 @@ def decays_of(evidence: Evidence) -> list[Decay]:
 def describe_decays(decays: Sequence[Decay]) -> str:
     """How far the paper's weight decay alone gives the gamma that was measured, and what came of a test."""
     tested = " ".join(compare_without_decay(decays))
+    untested = "Training without weight decay tests it (rebased sweep campaign-decay)."
     decays = [decay for decay in decays if decay.weight_decay == PAPERS.weight_decay]
     off = [abs(fmean(decay.gamma) - fmean(decay.alone)) for decay in decays]
     ours = [fmean(decay.gamma) for decay in decays]
@@ -135,8 +137,8 @@ def describe_decays(decays: Sequence[Decay]) -> str:
         f"{alone(1e-3):.2f} at 1e-3. Over {len(decays)} settings of length, width and rate our gamma lies "
         f"between {min(ours):.2f} and {max(ours):.2f}, and differs by {fmean(off):.2f} on average from what "
         f"weight decay alone would leave, by {max(off):.2f} at most. So weight decay may be all that brings gamma to "
-        "its value. In runs that solve the task and end early gamma is still large. That was seen after the fact; "
-        + (tested or "training without weight decay tests it (rebased sweep campaign-decay).")
+        "its value. In runs that solve the task and end early gamma is still large. That was seen after the fact. "
+        + (tested or untested)
     )
 
 
@@ -144,13 +146,17 @@ def compare_without_decay(decays: Sequence[Decay]) -> Iterator[str]:
     """Gamma without weight decay beside gamma with the paper's, in otherwise equal runs: one sentence per setting."""
     for none in (decay for decay in decays if decay.weight_decay == 0):
         papers = none._replace(weight_decay=PAPERS.weight_decay)[:4]
-        for usual in (decay for decay in decays if decay[:4] == papers and set(decay.seeds) & set(none.seeds)):
+        for usual in (
+            decay for decay in decays if decay[:4] == papers and decay.by_seed().keys() & none.by_seed().keys()
+        ):
             found = compare(none.by_seed(), usual.by_seed())
             p = f", p {equals(found.t_p)}" if not isnan(found.t_p) else ""
+            share = (fmean(none.gamma) - fmean(usual.gamma)) / (1 - fmean(usual.gamma))
+            so = f" So weight decay makes up {100 * share:.0f} % of its fall from 1." if found.t_p < SIGNIFICANT else ""
             yield (
-                f"without weight decay gamma ends at {fmean(none.gamma):.2f} instead of {fmean(usual.gamma):.2f} ("
+                f"Without weight decay gamma ends at {fmean(none.gamma):.2f} instead of {fmean(usual.gamma):.2f} ("
                 f"T = {none.place.seq_len:,}, D = {none.place.d_model}, rate {none.lr:g}; paired t test over "
-                f"{plural(found.difference.n, 'seed')}{p})."
+                f"{plural(found.difference.n, 'seed')}{p}).{so}"
             )
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rebased.analysis import compare_all
+from rebased.analysis.paired import equals
 from rebased.config import plural
 from rebased.models.presets import preset_to_change
 from rebased.report.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
@@ -79,9 +80,7 @@ def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Grou
     groups = []
     for settings, alike in by_settings.items():
         results = build_results(alike)
-        paper_last = sorted(results.cells, key=lambda cell: not has_own_start(cell.any_run))
-        cells = {place: cell for cell in paper_last if (place := place_of(cell.any_run))}
-        groups.append(Group(settings, results, cells))
+        groups.append(Group(settings, results, choose_cells(results)))
     return sorted(groups, key=rank)
 
 
@@ -141,22 +140,55 @@ def has_own_start(run: Run) -> bool:
     )
 
 
+def choose_cells(results: Results) -> dict[Place, Cell]:
+    """The cells that are held against the paper, by place. Of two initializations of Mamba a length has one, so that no
+    mean over widths mixes them: the paper's if it was run at every width, else Mamba's own."""
+    own, papers = cells_by_start(results)
+    mixed = {place.seq_len for place in own if place not in papers}
+    return own | {place: cell for place, cell in papers.items() if place not in own or place.seq_len not in mixed}
+
+
+def cells_by_start(results: Results) -> tuple[dict[Place, Cell], dict[Place, Cell]]:
+    """The cells of Mamba with its own initialization, and all others, by place."""
+    starts: tuple[dict[Place, Cell], dict[Place, Cell]] = ({}, {})
+    for cell in results.cells:
+        if place := place_of(cell.any_run):
+            starts[not has_own_start(cell.any_run)][place] = cell
+    return starts
+
+
 def remark_on_mamba(group: Group) -> list[str]:
-    """Remarks on Mamba's initialization, where runs have its own."""
-    own = [cell for cell in group.results.cells if has_own_start(cell.any_run)]
-    held = list(map(id, group.cells.values()))
-    beside = [cell for cell in own if id(cell) not in held]
-    words = (
-        "In the authors' code a hook sets the bias of Mamba's step size to zero, so that it forgets within a few "
-        "tokens (dt_init: paper)."
+    """A remark on Mamba's initialization, where runs have its own, with a test at places that have both."""
+    own, papers = cells_by_start(group.results)
+    if not own:
+        return []
+    kept = sorted({place.seq_len for place, cell in own.items() if group.cells[place] is cell})
+    where = (
+        f"its own initialization at T = {', '.join(f'{n:,}' for n in kept)}" if kept else "the paper's initialization"
     )
-    remarks = []
-    if len(beside) < len(own):
-        remarks.append(f"Mamba has its own initialization here. {words} Our values may be higher than the paper's.")
-    if beside:
-        values = [f"{cell.test.mean:.3f} at T = {cell.any_run.seq_len:,}, D = {cell.d_model}" for cell in beside]
-        remarks.append(f"{words} With its own initialization Mamba recalls {', '.join(values)}.")
-    return remarks
+    both = [(place, own[place], papers[place]) for place in sorted(own) if place in papers]
+    held_out = all(one.held_out and other.held_out for _, one, other in both)
+    tests = hold_claims(
+        (name_of(place), one.accuracies(held_out), other.accuracies(held_out)) for place, one, other in both
+    )
+    sentences = [
+        f"Mamba has {where} here. In the authors' code a hook sets the bias of Mamba's step size to zero, so that it "
+        "forgets within a few tokens (dt_init: paper).",
+        *(
+            f"At T = {place.seq_len:,}, D = {place.d_model} Mamba recalls {other.test.mean:.3f} with the paper's "
+            f"initialization (best of {plural(len(other.runs), 'rate')}) and {one.test.mean:.3f} with its own (best of "
+            f"{plural(len(one.runs), 'rate')}); {words_of_test(test)}."
+            for (place, one, other), test in zip(both, tests, strict=True)
+        ),
+    ]
+    return [" ".join(sentences)]
+
+
+def words_of_test(claim: Claim) -> str:
+    """'paired t test over 3 seeds, Holm p < 0.001'"""
+    if claim.found is None or claim.found.difference.n < 2:
+        return "untested: fewer than two seeds are in both"
+    return f"paired t test over {claim.found.difference.n} seeds, Holm p {equals(claim.found.t_holm)}"
 
 
 def rates_of(cell: Cell) -> list[float]:

@@ -68,7 +68,7 @@ def find_figure(name: str, group: Group | None, contests: Sequence[tuple[str, st
         remarks=mqar.remark_on_mamba(group),
         unit="cell",
         seeds=group.seeds,
-        sources=mqar.sources(group.runs),
+        sources=mqar.sources(run for cell in group.results.cells for run in cell.all_runs),
     )
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import nan, prod
-from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
 from rebased.report.paper.values import FIGURE_10
@@ -14,9 +13,9 @@ from rebased.runs.synthetic_config import cosine_lr
 NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
 NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
 CAPTION = (
-    "Mean over features and seeds at the chosen learning rate; the band is one standard deviation over features. The "
-    "dotted line is the value that the paper names: γ about 0.13 and β 0. The fine lines of dots, in the "
-    "colours of the others, are what weight decay alone leaves of γ."
+    "One line per seed at the chosen learning rate: the mean over features, as long as the run lasts; the band is one "
+    "standard deviation over features. The dotted line is the value that the paper names: γ about 0.13 and β 0. The "
+    "fine lines of dots, in the colours of the others, are what weight decay alone leaves of γ."
 )
 BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
 
@@ -30,21 +29,25 @@ def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
     return groups
 
 
+class Curve(NamedTuple):
+    """A parameter along one training."""
+
+    run: Run
+    epochs: list[int]
+    means: list[float]  # over features
+    sds: list[float]
+
+
 def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
-    """One panel per parameter, one line per task. `name` is a prefix for ids, unique on the page."""
-    drawn, runs = {cell.task: curves(cell) for cell in cells}, {cell.task: cell.any_run for cell in cells}
+    """One panel per parameter, lines of one look per task. `name` is a prefix for ids, unique on the page."""
+    drawn = {cell.task: curves(cell) for cell in cells}
     keys = dict.fromkeys(key for found in drawn.values() for key in found)
 
     def panel(key: str) -> Draw:
         def draw(axes: Axes) -> None:
             for look, (task, found) in zip(looks(), drawn.items(), strict=False):
                 if key in found:
-                    epochs, means, sds = found[key]
-                    axes.plot(epochs, means, **look, label=task)
-                    low, high = ([m + sign * sd for m, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
-                    axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12, lw=0)
-                    alone = [decayed(runs[task], epoch) for epoch in epochs] if key.endswith("gamma") else []
-                    axes.plot(epochs[: len(alone)], alone, color=look["color"], lw=1.5, ls=(0, (1, 2)))
+                    draw_curves(axes, found[key], look, task, decays=key.endswith("gamma"))
             axes.axhline(FIGURE_10[key.split(".")[1]].mean, color=INK, lw=1, ls=":", label="the paper's value")
             axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -55,22 +58,32 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
     return draw_panels(panels, name, "Gamma and beta along training", columns=2)
 
 
-def curves(cell: Cell) -> dict[str, tuple[list[int], list[float], list[float]]]:
-    """By parameter of the last layer that has some: epochs, means and standard deviations, over the chosen runs.
+def draw_curves(axes: Axes, found: Sequence[Curve], look: Mapping[str, Any], task: str, decays: bool) -> None:
+    """The lines of one task, and what weight decay alone leaves in the longest run if the parameter `decays`."""
+    for n, (_, epochs, means, sds) in enumerate(found):
+        axes.plot(epochs, means, **{**look, "lw": 1.5}, label="" if n else task)
+        low, high = ([mean + sign * sd for mean, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
+        axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12 / len(found), lw=0)
+    if decays:
+        longest = max(found, key=lambda curve: curve.epochs[-1])
+        alone = [decayed(longest.run, epoch) for epoch in longest.epochs]
+        axes.plot(longest.epochs, alone, color=look["color"], lw=1.5, ls=(0, (1, 2)))
 
-    Runs stop when they have solved the task: an epoch counts as long as one run had it.
-    """
-    by_key: dict[str, dict[int, list[dict[str, Any]]]] = {}
+
+def curves(cell: Cell) -> dict[str, list[Curve]]:
+    """By parameter of the last layer that has some: one curve for each chosen run, from before its first step."""
+    found: dict[str, list[Curve]] = {}
     for run in cell.chosen.values():
+        by_key: dict[str, Curve] = {}
         for line in run.epochs:
             for key, entry in last_layer(line).items():
                 if key in NAMES and entry["mean"] is not None and entry["sd"] is not None:
-                    by_key.setdefault(key, {}).setdefault(line["epoch"], []).append(entry)
-    found = {}
-    for key, epochs in by_key.items():
-        means = [fmean(entry["mean"] for entry in entries) for entries in epochs.values()]
-        sds = [fmean(entry["sd"] for entry in entries) for entries in epochs.values()]
-        found[key] = ([0, *epochs], [BEFORE[key.split(".")[1]], *means], [0.0, *sds])
+                    curve = by_key.setdefault(key, Curve(run, [0], [BEFORE[key.split(".")[1]]], [0.0]))
+                    curve.epochs.append(line["epoch"])
+                    curve.means.append(entry["mean"])
+                    curve.sds.append(entry["sd"])
+        for key, curve in by_key.items():
+            found.setdefault(key, []).append(curve)
     return found
 
 
