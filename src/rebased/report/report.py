@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rebased.config import did_you_mean, plural
+from rebased.config import did_you_mean
 from rebased.report.drawing import Panels
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
@@ -14,6 +14,7 @@ from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
+from rebased.runs.finished import no_result
 
 BOTH = "Synthetic tasks and language models"
 
@@ -28,8 +29,8 @@ class Report:
         synthetic = any(run.status in COUNTED for run in found.runs)
         lm = any(map(is_finished, found.lm_runs))
         if not synthetic and not lm:
-            count = len(found.runs) + len(found.lm_runs)
-            raise ValueError(f"of {plural(count, 'run')} none has ended yet; continue with --resume, then report")
+            warnings = "".join(f"\n{warning}" for warning in warn_about_records(found, []))
+            raise ValueError(no_result([*found.runs, *found.lm_runs]) + warnings)
         self.found = found
         self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference)] if synthetic else []
         self.parts += [LMReport(found, reference)] if lm else []
@@ -46,7 +47,7 @@ class Report:
             ("of language models", found.lm_runs, lm),
         ):
             if runs and not shown:
-                self.warnings.append(f"{plural(len(runs), 'run')} {kind} not shown: none of them has ended yet.")
+                self.warnings.append(f"Runs {kind} are not shown: {no_result(runs)}.")
         self.repeats = find_repeats(found)
         self.warnings += warn_about_repeats(self.repeats)
         self.summary = [sentence for part in self.parts for sentence in part.summary]

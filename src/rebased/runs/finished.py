@@ -1,6 +1,7 @@
 """A run as its record describes it. Tables and figures are computed from this."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from rebased.config import plural
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.configs import parse_run
@@ -224,3 +226,11 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         groups.setdefault(run.model, []).append(run)
     return groups
+
+
+def no_result(runs: Sequence[Run]) -> str:
+    """The message for runs of which none has a result."""
+    states = Counter("done, but not measured" if run.status == "done" else run.status for run in runs)
+    said = ", ".join(f"{count} {status}" for status, count in states.items())
+    how = "; continue with --resume, then report" if "unfinished" in states else ""
+    return f"of {plural(len(runs), 'run')} none has a result ({said}){how}"

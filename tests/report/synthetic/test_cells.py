@@ -1,11 +1,14 @@
 """From runs to results: the rate that stands for a model, both ways of reporting, and runs that went wrong."""
 
+import re
 from math import isnan
 
 import pytest
 
 from fake_records import fake_run
+from rebased.report import Report
 from rebased.report.synthetic.cells import build_results
+from rebased.runs.collect import Collection
 
 
 def test_the_rate_is_chosen_by_the_mean_over_seeds_on_the_test_split() -> None:
@@ -43,8 +46,17 @@ def test_a_diverged_run_counts_with_its_best_or_with_nothing() -> None:
 @pytest.mark.parametrize("status", [None, "failed"])
 def test_a_run_without_a_result_counts_nowhere(status: str | None) -> None:
     assert [len(cell.chosen) for cell in build_results([fake_run(), fake_run(seed=43, status=status)]).cells] == [1]
-    with pytest.raises(ValueError, match="of 1 run none has ended yet"):
+    message = re.escape(f"of 1 run none has a result (1 {status or 'unfinished'})")
+    with pytest.raises(ValueError, match=message):
         build_results([fake_run(status=status)])
+
+
+def test_runs_without_a_readable_epoch_are_said_to_be_damaged() -> None:
+    found = Collection(runs=[fake_run(accuracies=[])], damaged_lines=2, damaged_files=["runs/a.jsonl.gz"])
+    with pytest.raises(
+        ValueError, match=r"of 1 run none has a result \(1 damaged\)\n2 damaged lines skipped, in runs/a"
+    ):
+        Report(found)
 
 
 def test_a_run_on_two_devices_is_one_result() -> None:

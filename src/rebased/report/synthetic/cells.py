@@ -8,10 +8,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
-from rebased.config import plural
 from rebased.report.paper.values import KERNEL_ORDER, Reading
 from rebased.report.synthetic.paper import paper_reading
-from rebased.runs.finished import Run
+from rebased.runs.finished import Run, no_result
 from rebased.runs.run_names import ModelName, model_names, task_names
 
 SliceKind = Literal["by_pairs", "by_length", "slices"]
@@ -160,7 +159,7 @@ def build_results(runs: Sequence[Run]) -> Results:
     """Group the runs that have ended into cells. ValueError if none has."""
     counted = [run for run in runs if run.status in COUNTED]
     if not counted:
-        raise ValueError(f"of {plural(len(runs), 'run')} none has ended yet; continue with --resume, then report")
+        raise ValueError(no_result(runs))
     settings = [run.settings for run in counted]
     tasks = task_names(settings)
     models = model_names(settings, tasks)
