@@ -155,6 +155,14 @@ def test_the_summary_names_the_most_accurate_on_the_frontier() -> None:
     assert "Mamba" not in sentence
 
 
+def test_a_mixer_is_named_by_what_differs_on_its_own_task() -> None:
+    two, twelve = (fake_run(changes={"model": {"mixers": {1: {"n_heads": n}}}}) for n in (2, 12))
+    board = Leaderboard(Collection(runs=[two, twelve, fake_run(seq_len=64)]))
+    names = {task: {row[0] for row in table.rows} for task, table in board.tables().items()}
+    assert names["T = 32, 4 pairs"] == {"ReBased (n_heads 2)", "ReBased (n_heads 12)"}
+    assert names["T = 64, 4 pairs"] == {"ReBased"}
+
+
 def test_no_two_mixers_look_alike_and_each_point_says_what_it_is() -> None:
     found = [fake_run(kind, (0.0, 0.5), d_model=width) for kind in ("rebased", "based", "mamba") for width in (24, 48)]
     for n in range(9):  # more mixers than there are colours

@@ -55,6 +55,11 @@ def is_for_probes(run: Run) -> bool:
     return any(mixer["name"] == FIRST_LAYER for mixer in run.settings["model"]["mixers"])
 
 
+def name_within(cells: Sequence[Cell]) -> Sequence[Cell]:
+    """The cells of one task, named by the settings in which they differ there and not on other tasks."""
+    return build_results([run for cell in cells for run in cell.all_runs]).cells
+
+
 def rank(cells: Sequence[Cell], learned: bool = True) -> list[Entry]:
     """The entries of one task: those on the frontier, then the others; within each the best first.
 
@@ -85,7 +90,8 @@ class Leaderboard:
             raise ValueError(f"all of these runs have a fixed first layer ({FIRST_LAYER}), for probes; none is ranked")
         self.found, self.results = found, build_results(runs)
         self.boards = {
-            task: rank(self.results.of_task(task), self.results.learned(task)) for task in self.results.tasks
+            task: rank(name_within(self.results.of_task(task)), self.results.learned(task))
+            for task in self.results.tasks
         }
         self.repeats = find_repeats(found)
         ended = [run for cell in self.results.cells for run in cell.all_runs]
