@@ -23,7 +23,7 @@ from rich.console import Console
 from fake_records import fake_run
 from rebased.cli import main
 from rebased.cli.sweep import Command, read_time
-from rebased.cli.sweep_board import LiveBoard, Tally
+from rebased.cli.sweep_board import LineBoard, LiveBoard, Tally
 from rebased.cli.sweep_files import SweepFiles
 from rebased.files import locked
 from rebased.runs.collect import write_bundle
@@ -267,6 +267,18 @@ def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
     board.ended(replace(plan.runs[0], status="done"), 0.5)
     assert name not in shown()
     assert re.search(r"ReBased +1/2 +- +- +0\.500 +lr 0\.01, D = 12 ", shown())
+
+
+def test_a_log_names_the_runs_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rebased.cli.sweep_board.SILENCE", 0.0)
+    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as log:
+        start = RunStart(plan.runs[0].config, 1000, "cpu", processes=1, step=0, steps=12, lines=[])
+        LineBoard(console, tally).sink(plan.runs[0]).start(start)
+    progress = "  ReBased, seed 1: epoch 1/3  starting\n"
+    assert log.get() == "0 of 4 runs done, 1 running, about 3 min left:\n" + progress
 
 
 def test_stopping_stands_below_the_table_until_it_is_over(tmp_path: Path) -> None:

@@ -187,6 +187,13 @@ class SweepBoard(Watcher):
     def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
         """`keep` is called after each run that has ended."""
         self._console, self._tally, self._keep = console, tally, keep
+        self._names = short_names(list(tally.runs.values()))
+
+    def in_progress(self) -> list[str]:
+        """One line per run in progress, the first few of them."""
+        progress = self._tally.progress
+        lines = [f"{self._names[digest]}: {words}" for digest, words in list(progress.items())[:SHOWN]]
+        return [*lines, f"and {len(progress) - SHOWN} more"] if len(progress) > SHOWN else lines
 
     def sink(self, run: PlannedRun) -> Sink:
         return _Follower(self._tally, run, self.noted)
@@ -259,9 +266,9 @@ class LineBoard(SweepBoard):
             return
         self._printed = time.monotonic()
         tally = self._tally
-        words = "; ".join(list(tally.progress.values())[:SHOWN])
         left = duration(tally.seconds_left())
-        text = f"{tally.summary()}, {len(tally.progress)} running, about {left} left: {words}"
+        head = f"{tally.summary()}, {len(tally.progress)} running, about {left} left:"
+        text = "\n  ".join([head, *self.in_progress()])
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
@@ -279,7 +286,7 @@ class LiveBoard(SweepBoard):
 
     def __init__(self, console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> None:
         super().__init__(console, tally, keep)
-        self._stopping, self._names = Text(), short_names(list(tally.runs.values()))
+        self._stopping = Text()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
@@ -322,13 +329,12 @@ class LiveBoard(SweepBoard):
                 if best
                 else "",
             )
-        running_lines = [f"{self._names[digest]}: {words}" for digest, words in list(tally.progress.items())[:SHOWN]]
-        more = len(tally.progress) - len(running_lines)
-        if more > 0:
-            running_lines.append(f"and {more} more")
         head = tally.summary()
         if tally.progress:
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
         return Group(
-            table, Text("\n".join(["", *running_lines]), no_wrap=True, overflow="ellipsis"), Text(head), self._stopping
+            table,
+            Text("\n".join(["", *self.in_progress()]), no_wrap=True, overflow="ellipsis"),
+            Text(head),
+            self._stopping,
         )
