@@ -151,10 +151,12 @@ def compare_without_decay(decays: Sequence[Decay]) -> Iterator[str]:
         ):
             found = compare(none.by_seed(), usual.by_seed())
             p = f", p {equals(found.t_p)}" if not isnan(found.t_p) else ""
-            share = (fmean(none.gamma) - fmean(usual.gamma)) / (1 - fmean(usual.gamma))
-            so = f" So weight decay makes up {100 * share:.0f} % of its fall from 1." if found.t_p < SIGNIFICANT else ""
+            without, beside = fmean(none.gamma), fmean(usual.gamma)
+            so = ""
+            if found.t_p < SIGNIFICANT and beside < min(without, 1):
+                so = f" So weight decay makes up {100 * (without - beside) / (1 - beside):.0f} % of its fall from 1."
             yield (
-                f"Without weight decay gamma ends at {fmean(none.gamma):.2f} instead of {fmean(usual.gamma):.2f} ("
+                f"Without weight decay gamma ends at {without:.2f} instead of {beside:.2f} ("
                 f"T = {none.place.seq_len:,}, D = {none.place.d_model}, rate {none.lr:g}; paired t test over "
                 f"{plural(found.difference.n, 'seed')}{p}).{so}"
             )
