@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rebased.cli.output import TO_TERMINAL, Output
-from rebased.cli.rich_table import rich_table
+from rebased.cli.rich_table import TerminalTable
 from rebased.cli.terminal import plain
 from rebased.config import plural
 from rebased.report.lm import as_markdown, compare_language_models, compare_tables, remarks
@@ -34,7 +34,7 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
         )
     if console.is_terminal:
         for table in tables.values():
-            console.print(rich_table(table), "")
+            console.print(TerminalTable(table), "")
         for remark in notes:
             console.print(f"- {remark}", markup=False, highlight=False)
     else:

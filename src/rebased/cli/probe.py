@@ -13,7 +13,7 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.results import progress_bars
-from rebased.cli.rich_table import rich_table
+from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
@@ -104,7 +104,7 @@ def probe(
     report.warnings += [f"left out: {error}" for error in refused]
     for name, table in report.tables().items():
         results.print(name, style="bold")
-        results.print(rich_table(table))
+        results.print(TerminalTable(table), "")
     for sentence in report.summary:
         say(results, sentence)
     for warning in report.warnings:

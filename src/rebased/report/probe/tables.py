@@ -13,9 +13,9 @@ from rebased.report.tables import NONE, Table
 def iou_table(cells: Sequence[ProbeCell]) -> Table:
     """As the paper's Table 3: soft IoU over heads, of the best head and of the mean matrix, accuracy, and the paper's
     values with a verdict."""
-    head = ["model", "D", "seeds", "IoU", "best head", "mean matrix", "accuracy"]
+    head = ["model", "D", "seeds", "IoU", "IoU, best head", "IoU, mean matrix", "accuracy"]
     with_paper = any(cell.paper for cell in cells)
-    head += ["paper: IoU", "accuracy ", "IoU agrees"] if with_paper else []
+    head += ["paper: IoU", "paper: accuracy", "IoU agrees"] if with_paper else []
     rows = []
     for cell in cells:
         row = [str(cell.model), str(cell.d_model), str(len(cell.records))]
@@ -37,7 +37,7 @@ def verdict(cell: ProbeCell) -> list[str]:
 
 def look_table(cells: Sequence[ProbeCell]) -> Table:
     """Mass on the answer, entropy and noisy tokens, as means over heads and of the best head."""
-    head = ("model", "D", "mass", "best head", "entropy", "best head ", "noisy tokens", "best head  ")
+    heads = [head for what in ("mass", "entropy", "noisy tokens") for head in (what, f"{what}, best head")]
     rows = [
         (
             str(cell.model),
@@ -50,7 +50,7 @@ def look_table(cells: Sequence[ProbeCell]) -> Table:
         )
         for cell in cells
     ]
-    return Table(head, rows)
+    return Table(("model", "D", *heads), rows)
 
 
 def examples_table(cells: Sequence[ProbeCell]) -> Table:
