@@ -2,11 +2,11 @@
 
 import multiprocessing
 import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -73,7 +73,10 @@ def _script(path: str, words: tuple[str, ...], patch: str) -> None:
     sys.argv = [path, *words]
     sys.path.insert(0, str(Path(path).parent))
     exec(patch, {})
-    runpy.run_path(path, run_name="__main__")
+    main = ModuleType("__main__")
+    main.__file__ = path
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second is its name in processes that it spawns
+    exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)
 
 
 def _pytest(arguments: tuple[str, ...]) -> None:
