@@ -271,6 +271,13 @@ def test_a_bad_file_is_refused_and_a_damaged_run_is_trained_anew(tmp_path: Path,
             archive.addfile(member)
         with pytest.raises(ValueError, match="which is no file of a run"):
             unpack(tmp_path / "evil.tar", plan.runs, there)
+    names = [f"{digest}/checkpoint-1", f"{digest}/checkpoint-1/part"]
+    for order in (names, names[::-1]):
+        with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+            for name in order:
+                archive.addfile(tarfile.TarInfo(name))
+        with pytest.raises(ValueError, match=r"evil.tar is not .* as a file and as a folder"):
+            unpack(tmp_path / "evil.tar", plan.runs, there)
     with tarfile.open(tmp_path / "dot.tar", "w") as archive:
         archive.add(half.folder, ".")  # as `tar cf dot.tar .` makes it
     assert carry.digests_in(tmp_path / "dot.tar") == {half.runs[0].digest}

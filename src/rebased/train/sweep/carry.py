@@ -169,6 +169,8 @@ def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
             if name.parts[0] != digest and files:
                 yield digest, files
                 files = {}
+            if own.parent in files or any(own in file.parents for file in files):
+                raise tarfile.TarError(f"it holds {member.name!r} as a file and as a folder")
             digest, content = name.parts[0], archive.extractfile(member)
             files[own] = content.read() if content else b""
         if files:
