@@ -39,7 +39,14 @@ TABLE_1_AGAIN = (
 FIGURE_1_AGAIN = (
     "rebased sweep figure1            # all of it: 2,000 runs",
     "rebased sweep campaign-figures   # T = 128 and 256, D = 64 and 128, two rates, three seeds: 120 runs",
+    "rebased sweep campaign-rwkv      # RWKV at T = 128 with the other two rates: 12 runs",
+    "rebased sweep campaign-mamba     # Mamba with the paper's initialization: 24 runs",
     "rebased sweep figure1-small      # T = 128 and 512, D = 64 and 128, 16 epochs, one seed: 40 runs",
+    PAGE,
+)
+FIGURE_10_AGAIN = (
+    *FIGURE_1_AGAIN[:2],
+    "rebased sweep campaign-decay     # without weight decay, T = 256, D = 32, five seeds: 5 runs",
     PAGE,
 )
 TABLE_3_AGAIN = (
@@ -172,7 +179,7 @@ EXHIBITS = (
         "gamma and beta along training",
         "At every length the mean of gamma tends to about 0.13 and that of beta to 0.",
         "Figure 10, its caption, and Appendix C",
-        FIGURE_1_AGAIN,
+        FIGURE_10_AGAIN,
         "The width, the number of pairs, and whether queries or keys are meant. Here: both, at every width that was "
         "run.",
     ),
