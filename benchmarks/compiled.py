@@ -6,7 +6,7 @@
 
 One line per kernel: registers per thread, bytes spilled, shared memory, instructions. The command fails where a
 product of the tensor cores reads shared memory through a descriptor that ptxas has built wrong (docs/ptxas.md).
-`rebased ptxas` does the same for any Triton kernel.
+`rebased kernels ptxas` does the same for any Triton kernel.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from itertools import product
 
 import torch
 
+from rebased.kernels.machine_code import compile_launch, read_cubin
+from rebased.kernels.polynomial import Call, launches_of
 from rebased.ops import BASED, REBASED
-from rebased.ops.inspection import compile_launch, read_cubin
-from rebased.ops.polynomial.gpu.inspection import Call, launches_of
 
 
 def calls(dtype: torch.dtype, keys: Sequence[int], values: Sequence[int], lengths: Sequence[int]) -> Iterator[Call]:

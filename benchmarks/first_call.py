@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import write_record
 
+from rebased.kernels.machine_code import compile_launch
+from rebased.kernels.polynomial import REGIMES, Call, launches_of
 from rebased.ops import REBASED, poly_attention
-from rebased.ops.inspection import compile_launch
-from rebased.ops.polynomial.gpu.inspection import REGIMES, Call, launches_of
 
 
 def compile_timed(launch: dict[str, Any]) -> dict[str, float]:

@@ -40,10 +40,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 from benchmarks.machine import machine
 from benchmarks.ops_report import draw, show
 
+from rebased.kernels.polynomial import REGIMES, Regime, forced
 from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from rebased.ops.backend import has_gpu
 from rebased.ops.polynomial.api import EPS
-from rebased.ops.polynomial.gpu.inspection import REGIMES, Regime, forced
 
 SECTIONS = ("lengths", "decode", "regimes")
 K, V = 16, 64

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from rebased.ops.ptxas import check_kernel, newer_ptxas, ptxas_version, using_ptxas
+from rebased.kernels.ptxas import check_kernel, newer_ptxas, ptxas_version, using_ptxas
 
 
 @triton.jit

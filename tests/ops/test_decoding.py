@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ops import decoding_cases as cases
+from rebased.kernels.machine_code import compile_launch, record_launches
 from rebased.ops import use_backend
-from rebased.ops.inspection import compile_launch, record_launches
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by compute capability
 SIZES: list[tuple[str, Any]] = [

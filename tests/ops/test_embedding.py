@@ -9,8 +9,8 @@ import torch
 
 from ops.builds import BUILDS
 from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
+from rebased.kernels.machine_code import compile_launch, record_launches
 from rebased.ops import embed, use_backend
-from rebased.ops.inspection import compile_launch, record_launches
 
 
 def test_on_a_cpu() -> None:

@@ -5,11 +5,8 @@ import pytest
 import torch
 
 from benchmark_command import benchmark, succeed
-from rebased.ops import BASED, REBASED
-from rebased.ops.inspection import compile_launch, false_descriptors, instructions
-from rebased.ops.kernel_launch import planned
-from rebased.ops.polynomial.api import EPS
-from rebased.ops.polynomial.gpu.inspection import (
+from rebased.kernels.machine_code import compile_launch, false_descriptors, instructions
+from rebased.kernels.polynomial import (
     REGIMES,
     Call,
     Regime,
@@ -18,6 +15,9 @@ from rebased.ops.polynomial.gpu.inspection import (
     kernels_of,
     launches_of,
 )
+from rebased.ops import BASED, REBASED
+from rebased.ops.kernel_launch import planned
+from rebased.ops.polynomial.api import EPS
 from rebased.ops.polynomial.gpu.launch import ForwardInputs, plan_forward
 from rebased.ops.polynomial.gpu.layout import tiled
 from rebased.ops.polynomial.state import init_poly_state
@@ -120,7 +120,7 @@ def test_the_command_reads_what_it_compiles() -> None:
 
 
 def test_a_wrong_descriptor_fails_the_command() -> None:
-    broken = "import rebased.ops.inspection as module\nmodule.false_descriptors = lambda _: ['a wrong one']\n"
+    broken = "import rebased.kernels.machine_code as module\nmodule.false_descriptors = lambda _: ['a wrong one']\n"
     answer = benchmark("compiled", *FEW, "--workers", "1", patch=broken)
     assert answer.returncode == 1
     assert "WRONG: a wrong one" in answer.stdout

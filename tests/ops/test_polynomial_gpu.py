@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ops.polynomial_cases import check_packed_extend
 from polynomial_inputs import Shape
+from rebased.kernels.polynomial import REGIMES, Regime, forced
 from rebased.mixers import mixer_class
 from rebased.ops import (
     BASED,
@@ -19,7 +20,6 @@ from rebased.ops import (
     poly_attention,
     poly_attention_extend,
 )
-from rebased.ops.polynomial.gpu.inspection import REGIMES, Regime, forced
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,8 @@ import torch
 
 from ops.builds import BUILDS
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
+from rebased.kernels.machine_code import compile_launch, record_launches
 from rebased.ops import wkv
-from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")

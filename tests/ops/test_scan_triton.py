@@ -7,7 +7,7 @@ import torch
 
 from ops.builds import BUILDS
 from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
-from rebased.ops.inspection import compile_launch, read_resources, record_launches
+from rebased.kernels.machine_code import compile_launch, read_resources, record_launches
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")

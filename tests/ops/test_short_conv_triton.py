@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ops.builds import BUILDS
+from rebased.kernels.machine_code import compile_launch, read_resources, record_launches
 from rebased.ops import Backend, short_conv, short_conv_extend
-from rebased.ops.inspection import compile_launch, read_resources, record_launches
 from tolerances import assert_near, in_chunks
 
 

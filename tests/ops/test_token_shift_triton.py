@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ops.builds import BUILDS
+from rebased.kernels.machine_code import compile_launch, record_launches
 from rebased.ops import token_shift
-from rebased.ops.inspection import compile_launch, record_launches
 from tolerances import assert_near, in_chunks
 
 

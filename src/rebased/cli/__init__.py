@@ -45,7 +45,10 @@ COMMANDS = {
     "lm serve": ("rebased.cli.lm_serve:lm_serve", "Serve a model over HTTP: OpenAI's endpoints and a page."),
     "data prepare": ("rebased.cli.data:prepare", "Turn text into tokens on disk, once, for training and evaluation."),
     "data verify": ("rebased.cli.data:verify", "Describe a prepared folder and verify every checksum."),
-    "ptxas": ("rebased.cli.ptxas:ptxas", "Compile a Triton kernel without a GPU and find what ptxas miscompiled."),
+    "kernels ptxas": (
+        "rebased.cli.kernels_ptxas:ptxas",
+        "Find what ptxas miscompiled in a Triton kernel.",
+    ),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 
@@ -53,6 +56,7 @@ COMMANDS = {
 GROUPS: dict[str, str] = {
     "lm": "Language models: train them, measure them, let them write.",
     "data": "Text for language models.",
+    "kernels": "GPU kernels, ours and yours: are they right?",
     "list": "What there is by name: mixers, tasks, presets and configs.",
 }
 

@@ -1,4 +1,4 @@
-"""rebased ptxas: compile a Triton kernel without a GPU, and find products that ptxas has miscompiled."""
+"""rebased kernels ptxas: compile a Triton kernel without a GPU, and find products that ptxas has miscompiled."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from rich.text import Text
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.config import did_you_mean
-from rebased.ops.ptxas import (
+from rebased.kernels.ptxas import (
     KernelReport,
     check_cubins,
     check_kernel,

@@ -1,11 +1,11 @@
 """Compile any Triton kernel for a GPU that need not be there, and find products that ptxas has miscompiled.
 
-    from rebased.ops.ptxas import check_kernel
+    from rebased.kernels.ptxas import check_kernel
 
     reports = check_kernel(my_kernel, {"x": "*bf16", "n": "i32", "BLOCK": 64}, arch="sm_90")
     assert not any(report.wrong for report in reports)
 
-`rebased ptxas` is the same as a command; docs/ptxas.md says what is wrong with such products.
+`rebased kernels ptxas` is the same as a command; docs/ptxas.md says what is wrong with such products.
 """
 
 import json
@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rebased.kernels.machine_code import compile_launch, read_cubin
 from rebased.ops.backend import has_triton
-from rebased.ops.inspection import compile_launch, read_cubin
 
 LARGEST_CUBIN = 64 * 2**20
 _INTEGERS = ("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64")

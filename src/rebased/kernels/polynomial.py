@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from rebased.ops.inspection import record_launches
+from rebased.kernels.machine_code import record_launches
 from rebased.ops.polynomial.api import poly_attention, poly_attention_at, poly_attention_extend
 from rebased.ops.polynomial.gpu import plan
 from rebased.ops.polynomial.gpu.call import make_call

@@ -1,4 +1,4 @@
-"""Triton kernels that are none of ours, for the tests of ops/ptxas.py: compiled in a second, never launched."""
+"""Triton kernels that are none of ours, for the tests of kernels/ptxas.py: compiled in a second, never launched."""
 
 import triton
 import triton.language as tl

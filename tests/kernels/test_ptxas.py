@@ -14,9 +14,9 @@ import small_kernels
 from small_kernels import copy_kernel, general_kernel, not_a_kernel, scale_kernel
 
 from rebased.cli import main
-from rebased.ops import ptxas
-from rebased.ops.inspection import compile_launch, false_descriptors
-from rebased.ops.ptxas import check_cubins, check_kernel, newer_ptxas, parse_arch, parse_value, using_ptxas
+from rebased.kernels import ptxas
+from rebased.kernels.machine_code import compile_launch, false_descriptors
+from rebased.kernels.ptxas import check_cubins, check_kernel, newer_ptxas, parse_arch, parse_value, using_ptxas
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "miscompiled_kernel.py")
@@ -26,7 +26,7 @@ SCALE: dict[str, Any] = {"x": "*fp32", "y": "*fp32", "n": "i32", "factor": "fp32
 
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
-        main(["ptxas", *words])
+        main(["kernels", "ptxas", *words])
     return int(left.value.code or 0)
 
 
@@ -176,7 +176,7 @@ def test_compiled_kernels_of_a_folder(
     (tmp_path / "a" / "scale.json").write_text("[not json")
     found = [(path.parent.name, report.shared, report.constants) for path, report in check_cubins(tmp_path)]
     assert found == [("a", None, {}), ("b", 12, {"num_warps": 1})]
-    monkeypatch.setattr("rebased.ops.inspection.false_descriptors", lambda _: ["a wrong one"])
+    monkeypatch.setattr("rebased.kernels.machine_code.false_descriptors", lambda _: ["a wrong one"])
     assert run(str(tmp_path / "b" / "scale.cubin")) == 1
     said = capsys.readouterr().out
     assert "WRONG: a wrong one" in said
