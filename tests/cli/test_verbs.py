@@ -203,7 +203,7 @@ def test_former_names_work_and_are_not_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rebased.cli, "COMMANDS", ALL_COMMANDS)
-    monkeypatch.setattr(rebased.cli, "GROUPS", dict.fromkeys(rebased.cli.GROUPS, ""))
+    monkeypatch.setattr(rebased.cli, "GROUPS", dict.fromkeys(GROUPS, ""))
     assert set(ALIASES.values()) <= set(ALL_COMMANDS)
     assert run("--help") == 0
     listed = capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_lists_say_every_name_whole(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(rebased.cli, "COMMANDS", ALL_COMMANDS)
-    monkeypatch.setattr(rebased.cli, "GROUPS", {"list": "", "lm": "", "data": ""})
+    monkeypatch.setattr(rebased.cli, "GROUPS", dict.fromkeys(GROUPS, ""))
     monkeypatch.setenv("COLUMNS", "40")
     assert run("list", what, "--json") == 0
     found = json.loads(capsys.readouterr().out)
