@@ -1,5 +1,6 @@
 """rebased.ops.kernel_launch: a kernel is looked for once, found again, and never taken for another."""
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,10 +16,22 @@ from rebased.ops.backend import Backend
 from tolerances import assert_small_error
 
 pytest.importorskip("triton")
+import triton
+from triton import language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.compiler import ASTSource
 from triton.runtime import _async_compile
 
 from rebased.ops import kernel_launch
 from rebased.ops.kernel_launch import Launch, compile_together, launch
+
+CALLBACKS = len(inspect.signature(_async_compile.AsyncCompileMode.submit).parameters) - 3  # 3.9 has another
+
+
+@triton.jit
+def add_one(x):
+    tl.store(x, tl.load(x) + 1)
 
 
 class Memory:
@@ -61,9 +74,9 @@ class Kernel:
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args: self.kernel.again.append((grid, args))
 
-        def run(self, x: int, y: int, z: int, stream: str, function: str, metadata: str, *others: Any) -> None:
-            assert (stream, function, metadata, *others[:3]) == ("stream 0", "function", "metadata", None, None, None)
-            self[x, y, z](*others[3:])
+        def run(self, gridX: int, gridY: int, gridZ: int, stream: str, function: str, *args: Any) -> None:
+            assert (stream, function, *args[:4]) == ("stream 0", "function", "metadata", None, None, None)
+            self[gridX, gridY, gridZ](*args[4:])
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +85,7 @@ def _one_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.node.get_closest_marker("gpu"):
         return
     monkeypatch.setattr(kernel_launch, "_remembered", {})
+    monkeypatch.setattr(kernel_launch, "_known", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     streams = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream {}".format))
     monkeypatch.setattr(kernel_launch, "driver", streams)
@@ -92,7 +106,11 @@ def test_the_second_launch_goes_straight_to_the_compiled_kernel() -> None:
 def test_a_profiler_hears_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only Triton's own way calls its hooks."""
     kernel = Kernel()
-    monkeypatch.setattr(Kernel.Compiled, "run", None)
+
+    def run(self: Any, gridX: int, gridY: int, gridZ: int, stream: str, function: str, *args: Any) -> None:
+        pytest.fail("launched without hooks")
+
+    monkeypatch.setattr(Kernel.Compiled, "run", run)
     for hook in ("launch_enter_hook", "launch_exit_hook"):
         with monkeypatch.context() as patch:
             patch.setattr(getattr(kernel_launch.knobs.runtime, hook), "calls", [print])
@@ -179,6 +197,66 @@ def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(map(len, kernel_launch._remembered.values())) <= 3
 
 
+def changed_triton(change: str) -> Kernel:
+    """A kernel whose compiled ones differ from what this package knows."""
+    kernel = Kernel()
+
+    class Changed(Kernel.Compiled):
+        if change == "no metadata":
+            packed_metadata = property()
+        elif change == "another argument":
+
+            def run(self, gridX: int, gridY: int, gridZ: int, stream: str, cluster: int, *args: Any) -> None: ...
+
+        elif change == "written in C":
+            run = getattr
+
+    kernel.Compiled = Changed
+    return kernel
+
+
+@pytest.mark.parametrize("change", ["no metadata", "another argument", "written in C"])
+def test_a_changed_triton_launches_in_its_own_way(change: str, caplog: pytest.LogCaptureFixture) -> None:
+    kernel = changed_triton(change)
+    kept = Launch(kernel, (7,), 64, 0.5, BLOCK=16, WIDE=False)
+    assert kept.is_new
+    for _ in range(3):
+        kept(X, Y)
+    assert (kernel.searches, kernel.again, kept.is_new) == (3, [], False)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_without_knobs_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_launch, "knobs", None)
+    kernel = Kernel()
+    for _ in range(2):
+        launch(kernel, (7,), X, Y, 64, 0.5, BLOCK=16, WIDE=False)
+    assert (kernel.searches, kernel.again) == (2, [])
+
+
+def test_the_installed_triton_is_known() -> None:
+    """Its own class of compiled kernels, and its own launcher; only a GPU could make the latter ready."""
+    source = ASTSource(add_one, signature={"x": "*fp32"}, constexprs={})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    compiled._run = CudaLauncher.__new__(CudaLauncher)
+    assert kernel_launch._has_known_parts(compiled)
+
+
+class OneThread:
+    """AsyncCompileMode of Triton 3.5: an error of one kernel ends all."""
+
+    def __init__(self, executor: Any) -> None:
+        raise AssertionError("not to be used")
+
+
+@pytest.mark.parametrize("mode", [None, OneThread])
+def test_without_the_mode_for_threads_each_launch_compiles(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "AsyncCompileMode", mode)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    compile_together(lambda: pytest.fail("nothing to plan for"), torch.device("cuda"))
+
+
+@pytest.mark.skipif(not kernel_launch._compiles_in_threads(), reason="Triton 3.5 compiles one kernel after the other")
 def test_kernels_are_compiled_together_and_errors_wait_for_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are under way at once; what cannot be compiled does not stop the others, nor the call."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -194,7 +272,7 @@ def test_kernels_are_compiled_together_and_errors_wait_for_the_launch(monkeypatc
             assert args == (torch.float32, None, 64)
             mode = _async_compile.active_mode.get()
             assert mode is not None
-            return mode.submit(self.name, self.compile, lambda compiled: None)
+            return mode.submit(self.name, self.compile, *[lambda kernel: None] * CALLBACKS)
 
         def compile(self) -> Any:
             all_here.wait()

@@ -6,13 +6,12 @@ test_polynomial_aot.py, and are held against fp64 on one in test_polynomial_gpu.
 
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
 from polynomial_inputs import Shape, inputs
-from rebased.ops import REBASED, backend, init_poly_state, poly_attention, poly_attention_extend, use_backend
+from rebased.ops import REBASED, init_poly_state, poly_attention, poly_attention_extend, use_backend
 from rebased.ops.polynomial import api
 
 SHAPE = Shape(B=1, T=6, H=2, K=4, V=3)
@@ -31,29 +30,6 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, _ = inputs(SHAPE, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"needs Triton 3\.5 or newer: install it, or use 'auto' or 'chunked'"):
         poly_attention(q, k, v, coefficients=REBASED, backend="triton")
-
-
-@pytest.mark.parametrize(("installed", "taken"), [("3.4.0", False), ("3.5.0", True), ("3.10.1", True), (None, True)])
-def test_an_old_triton_is_as_none(
-    installed: str | None, taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """torch 2.7 and 2.8 bring Triton 3.3 and 3.4; then torch computes without kernels, and says so once."""
-
-    def version(name: str) -> str:
-        if installed is None:
-            raise PackageNotFoundError(name)
-        return installed
-
-    monkeypatch.setattr(backend, "version", version)
-    backend._is_new_enough.cache_clear()
-    try:
-        path = backend.choose_path("auto", torch.device("cuda"))
-        assert path == backend.choose_path("auto", torch.device("cuda")) == ("triton" if taken else "chunked")
-    finally:
-        backend._is_new_enough.cache_clear()
-    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    old = "Triton 3.4.0 is older than 3.5, which the GPU kernels need: torch computes without"
-    assert warned == ([] if taken else [old])
 
 
 @pytest.mark.parametrize(("K", "dtype"), [(4, torch.float64), (129, torch.float32)])

@@ -61,6 +61,7 @@ def splits_matmuls() -> bool:
 
 
 TRITON = (3, 5)  # the oldest that the kernels take; torch 2.9 brings it
+CAPABILITY = (8, 0)  # of the oldest NVIDIA GPUs that the kernels are compiled for: Ampere
 
 
 def has_triton() -> bool:
@@ -94,24 +95,44 @@ def in_torch_func() -> bool:
 
 
 @cache
-def _log_once(path: str, device_type: str) -> None:
-    _log.info("backend 'auto' on %s takes the %r path", device_type, path)
+def _log_once(path: str, device_type: str, reason: str | None) -> None:
+    _log.info("backend 'auto' on %s takes the %r path%s", device_type, path, f": {reason}" if reason else "")
+
+
+@cache
+def _why_no_kernels(device: torch.device) -> str | None:
+    """Why the Triton kernels do not run on this device; None if they do."""
+    if device.type != "cuda":
+        return "the kernels need an NVIDIA GPU"
+    if torch.version.hip is not None:  # a GPU of AMD is called cuda, too
+        return "the kernels are for NVIDIA GPUs, and this one is of AMD"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        return "the kernels need compute capability {}.{}, and this GPU has {}.{}".format(*CAPABILITY, *capability)
+    return None
 
 
 def choose_path(backend: Backend, device: torch.device) -> Backend:
     """The path that a call with this backend takes on this device: never "auto".
 
-    Raises ValueError if the backend, or the one in REBASED_BACKEND, is unknown.
+    Raises ValueError if the backend, or the one in REBASED_BACKEND, is unknown, or if it is "triton" and the GPU is not
+    one that the kernels run on.
     """
     _check_backend(backend)
-    if backend != "auto":
-        return backend
-    chosen = _override.get() or os.environ.get("REBASED_BACKEND", "auto")
-    _check_backend(chosen)
-    if chosen == "auto":
-        chosen = "triton" if device.type == "cuda" and has_triton() else "chunked"
-    _log_once(chosen, device.type)
-    return chosen  # type: ignore[return-value]
+    if backend == "auto":
+        chosen = _override.get() or os.environ.get("REBASED_BACKEND", "auto")
+        _check_backend(chosen)
+        reason = None
+        if chosen == "auto":
+            reason = _why_no_kernels(device)
+            if reason is None and not has_triton():
+                reason = "the kernels need Triton {}.{} or newer".format(*TRITON)
+            chosen = "chunked" if reason else "triton"
+        _log_once(chosen, device.type, reason)
+        backend = chosen  # type: ignore[assignment]
+    if backend == "triton" and device.type == "cuda" and (reason := _why_no_kernels(device)):
+        raise ValueError(f"backend 'triton' on {device}: {reason}; use backend='auto' or 'chunked'")
+    return backend
 
 
 # torch.compile cannot trace a ContextVar, a logger or an import, and need not: it asks once and keeps the answer. The

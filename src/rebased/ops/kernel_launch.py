@@ -4,22 +4,35 @@ At every launch Triton inspects every argument, to find the kernel that it compi
 of microseconds, more than a short sequence takes on the GPU. Here a compiled kernel is found by all that could require
 another one: the constants, the values of integers, and of a tensor its dtype, its device and whether its address is
 aligned.
+
+Both this and compiling in threads need parts of Triton that are private and change. Where they are not as known here,
+every launch is plainly kernel[grid](...), and kernels are compiled one after the other.
 """
 
+import inspect
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
-from triton import AsyncCompileMode, knobs
 from triton.runtime import driver
 
+knobs = getattr(triton, "knobs", None)
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
 ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
+LAUNCHER = (
+    "gridX", "gridY", "gridZ", "stream", "function",
+    "kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args",
+)  # fmt: skip
+"""Parameters of the function that launches a compiled kernel. Until Triton 3.6 the second row is part of `args`."""
 
-_remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]]]] = {}
+_log = logging.getLogger("rebased")
+_remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]] | None]] = {}
+_known: dict[type, bool] = {}
 _planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
 
 
@@ -78,8 +91,9 @@ class Launch:
         known = tuple(key)
         found = self._compiled.get(known)
         if found is None:
+            compiled = self._search(args)
             constants = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
-            _keep(self._compiled, known, (self._search(args), [*self.numbers, *constants]))
+            _keep(self._compiled, known, (compiled, [*self.numbers, *constants]) if _is_known(compiled) else None)
             return
         compiled, bound = found
         if _hooked():
@@ -106,15 +120,15 @@ def compile_together(run: Callable[[], Any], device: torch.device) -> None:
     Only a sixth of the time of a compilation is Python, which threads would share. A kernel that cannot be compiled is
     an error when it is launched, and not before: a backward pass may never come.
     """
-    if torch.cuda.is_current_stream_capturing():
+    if not _compiles_in_threads() or torch.cuda.is_current_stream_capturing():
         return
     launches = planned(run)
     threads = ThreadPoolExecutor(2 * len(launches))
-    with torch.cuda.device(device), threads as pool, AsyncCompileMode(pool, ignore_errors=True):
+    with torch.cuda.device(device), threads as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
         kernels = [launch.compile(args) for launch, args in reversed(launches)]  # gradients take longest
         for kernel in kernels:
-            if hasattr(kernel, "future"):  # else it was compiled before
-                pool.submit(_load, kernel.future, device)
+            if future := getattr(kernel, "future", None):  # else it was compiled before
+                pool.submit(_load, future, device)
 
 
 def planned(run: Callable[[], Any]) -> list[tuple[Launch, tuple[Any, ...]]]:
@@ -134,9 +148,36 @@ def _load(compiled: "Future[Any]", device: torch.device) -> None:
         compiled.result().run  # noqa: B018
 
 
+def _compiles_in_threads() -> bool:
+    """True if Triton can compile in threads and leave the errors to the launches: 3.6 and newer can."""
+    mode = getattr(triton, "AsyncCompileMode", None)
+    return mode is not None and "ignore_errors" in inspect.signature(mode).parameters
+
+
+def _is_known(compiled: Any) -> bool:
+    """True if a compiled kernel can be launched as `Launch` does it. Asked once per type: there is one."""
+    if type(compiled) not in _known:
+        _known[type(compiled)] = _has_known_parts(compiled)
+        if not _known[type(compiled)]:
+            _log.info(
+                "how Triton %s launches kernels is not known here: every launch goes the slower way, by kernel[grid]",
+                triton.__version__,
+            )
+    return _known[type(compiled)]
+
+
+def _has_known_parts(compiled: Any) -> bool:
+    try:
+        _ = compiled.function, compiled.packed_metadata, driver.active.get_current_stream, _hooked()
+        parameters = tuple(inspect.signature(compiled.run).parameters)
+    except (AttributeError, TypeError, ValueError):  # the last: a function in C
+        return False
+    return parameters in (LAUNCHER, (*LAUNCHER[:5], "args"))
+
+
 def _hooked() -> bool:
     """True if a profiler wants to hear of every launch."""
-    runtime = knobs.runtime
+    runtime = knobs.runtime  # type: ignore[union-attr]
     return any(getattr(hook, "calls", hook) for hook in (runtime.launch_enter_hook, runtime.launch_exit_hook))
 
 
