@@ -50,6 +50,28 @@ def _faster_interpreter() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _every_call_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter, each operator compares each of its results with plain torch, and a wrong one is an error."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from rebased.ops import self_check
+    from rebased.ops.kernel_launch import Launch
+
+    launch = Launch.__call__
+
+    def note(self: Any, *args: Any, overwrites: Any = ()) -> None:
+        before = {x.data_ptr(): x.clone() for x in overwrites}
+        launch(self, *args)
+        if not args[0].is_meta:
+            self_check.note_first_launch(getattr(self.kernel, "__name__", "?"), None, lambda: None, before)
+
+    monkeypatch.setattr(Launch, "__call__", note)
+    monkeypatch.setattr(self_check, "_find_verdict", lambda key: None)
+    monkeypatch.setattr(self_check, "_keep_verdict", lambda *_: None)
+    monkeypatch.setenv("REBASED_SELF_CHECK", "strict")
+
+
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Deterministic mode fills whatever torch.empty hands out with NaN: a number no kernel wrote is seen."""

@@ -55,6 +55,20 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+@cache
+def shared_memory() -> int:
+    """Bytes of shared memory that a program of a kernel may have, on every GPU here; a Hopper's if there is none."""
+    found = [
+        getattr(torch.cuda.get_device_properties(index), "shared_memory_per_block_optin", SMALLEST_SHARED_MEMORY)
+        for index in range(gpu_count() if has_gpu() else 0)
+    ]
+    return min(found, default=227 * 1024)
+
+
+SMALLEST_SHARED_MEMORY = 99 * 1024
+"""Of GPUs from Ampere on."""
+
+
 def splits_matmuls() -> bool:
     """True if bmm on a CPU splits each matmul of a batch among the threads; MKL gives each thread whole matmuls."""
     return not torch.backends.mkl.is_available()

@@ -21,6 +21,8 @@ import triton
 from torch import Tensor
 from triton.runtime import driver
 
+from rebased.ops import self_check
+
 knobs = getattr(triton, "knobs", None)
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
 ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
@@ -36,13 +38,14 @@ _known: dict[type, bool] = {}
 _planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, overwrites: Any = (), **constants: Any) -> None:
     """Runs kernel[grid](*args, **constants) on the device of args[0], which is a tensor.
 
-    args: the arguments of the kernel that are not constants, in order: tensors, None, int or float. constants: its
-    constexpr arguments by name, and options of the compiler (num_warps, num_stages, maxnreg).
+    args: the arguments of the kernel that are not constants, in order: tensors, None, int or float. overwrites: those
+    tensors that the kernel both reads and writes. constants: its constexpr arguments by name, and options of the
+    compiler (num_warps, num_stages, maxnreg).
     """
-    Launch(kernel, grid, **constants)(*args)
+    Launch(kernel, grid, **constants)(*args, overwrites=overwrites)
 
 
 def strided_rows(x: Tensor) -> tuple[Tensor, int]:
@@ -71,7 +74,7 @@ class Launch:
         """True if no kernel with these numbers and constants has been compiled."""
         return not self._compiled
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, overwrites: tuple[Tensor, ...] = ()) -> None:
         if not args[0].is_cuda:
             if args[0].is_meta:
                 _planned.get().append((self, args))
@@ -81,7 +84,7 @@ class Launch:
         device = args[0].get_device()
         if device != torch.cuda.current_device():  # Triton launches on the current device, not on that of the data
             with torch.cuda.device(device):
-                self(*args)
+                self(*args, overwrites=overwrites)
             return
         key, passed = [], []
         for x in args:
@@ -91,9 +94,7 @@ class Launch:
         known = tuple(key)
         found = self._compiled.get(known)
         if found is None:
-            compiled = self._search(args)
-            constants = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
-            _keep(self._compiled, known, (compiled, [*self.numbers, *constants]) if _is_known(compiled) else None)
+            self._first(known, args, overwrites)
             return
         compiled, bound = found
         if _hooked():
@@ -103,6 +104,19 @@ class Launch:
             compiled.run(
                 *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *bound
             )  # fmt: skip
+
+    def _first(self, known: tuple[Any, ...], args: tuple[Any, ...], overwrites: tuple[Tensor, ...]) -> None:
+        """Launches a kernel that has not been launched before, or one that only Triton can launch."""
+        name = getattr(self.kernel, "__name__", "a kernel")
+        when = self_check.when_to_check(name) if known not in self._compiled else "never"
+        before = {x.data_ptr(): x.clone() for x in overwrites} if when == "now" else {}
+        compiled = self._search(args)
+        if when == "later":
+            return
+        constants = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
+        _keep(self._compiled, known, (compiled, [*self.numbers, *constants]) if _is_known(compiled) else None)
+        if when == "now":
+            self_check.note_first_launch(name, compiled, lambda: self._compiled.pop(known, None), before)
 
     def compile(self, args: tuple[Any, ...]) -> Any:
         """Starts to compile the kernel for such arguments; within AsyncCompileMode."""

@@ -9,13 +9,17 @@ share in registers.
 Widths and strides are constants of the kernels, so that rows of 24 or 48 numbers, too, are read four numbers at once.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.convolution.chunked import shifted_sum
 from rebased.ops.kernel_launch import launch, strided_rows
+from rebased.ops.self_check import checked, differentiate, some_channels
 
 TILE, CHANNELS, WARPS = 2048, 64, 4  # per program: tokens times channels; channels at most
 RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a power of 2; warps per program
@@ -156,7 +160,15 @@ def _grid(inputs: int, batch: int, constants: dict[str, int]) -> tuple[int, int,
     return triton.cdiv(inputs, constants["TOKENS"]), triton.cdiv(constants["D"], constants["CHANNELS"]), batch
 
 
+def _in_torch(x, state, weight, bias, silu):
+    """As _forward."""
+    seen = torch.cat([state, x], dim=1).to(weight.dtype)
+    y = shifted_sum(seen, weight.T) + bias
+    return (functional.silu(y) if silu else y).to(x.dtype)
+
+
 @torch.library.custom_op("rebased::short_conv", mutates_args=())
+@checked(_in_torch, sample=some_channels)
 def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
     """y [B, T, D] in the dtype of x; weight [W, D] and bias [D] in fp32."""
     (batch, T, D), (rows, stride) = x.shape, strided_rows(x)
@@ -172,7 +184,13 @@ def _(x, state, weight, bias, silu):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _backward_in_torch(x, state, weight, bias, dy, silu):
+    """As _backward."""
+    return tuple(differentiate(partial(_in_torch, silu=silu), (x, state, weight, bias), dy))
+
+
 @torch.library.custom_op("rebased::short_conv_backward", mutates_args=())
+@checked(_backward_in_torch, sample=some_channels)
 def _backward(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, dy: Tensor, silu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

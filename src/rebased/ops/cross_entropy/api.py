@@ -89,7 +89,7 @@ def _forward(
     scale = HALF_SCALE if dtype == torch.float16 else 1.0
     with torch.autocast(hidden.device.type, enabled=False):
         head = weight.to(dtype)
-        losses = hidden.new_empty(len(hidden), dtype=accumulate_dtype(dtype))
+        losses = hidden.new_zeros(len(hidden), dtype=accumulate_dtype(dtype))
         d_hidden = torch.empty_like(hidden) if for_hidden else hidden.new_empty(0)
         d_weight = torch.zeros_like(weight, dtype=losses.dtype) if for_weight else losses.new_empty(0)
         size = _chunk_rows(hidden, weight)

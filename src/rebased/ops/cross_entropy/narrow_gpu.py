@@ -7,6 +7,9 @@ gradient of hidden at the end. A second one walks over the rows for the gradient
 less work than to write and read the logits, of which there are far more than of anything else.
 """
 
+import math
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from rebased.ops.cross_entropy.reference import IGNORE
 from rebased.ops.kernel_launch import launch
+from rebased.ops.self_check import ROUNDOFF, checked, compare_calls, some
 
 MAX_WIDTH = 128
 """The largest D. A wider head computes more in a tile than it would read and write."""
@@ -69,7 +73,7 @@ def rows_kernel(
     norm = top - SHIFT + tl.log2(everything)
     loss = tl.where(valid, (norm - at_target) * LN2, float("nan"))  # raising an error would wait for the device
     tl.store(losses + row, tl.where(counts, loss, 0.0), mask=in_row)
-    tl.store(norms + row, tl.where(counts, norm, float("inf")), mask=in_row)  # 2^(x - inf): nothing
+    tl.store(norms + row, tl.where(counts, norm, -LEAST), mask=in_row)  # 2^(x - 3e38): nothing
     if GRADIENT:
         gradient = (mean - total[:, None] * w_target) / everything[:, None]
         gradient = tl.where(counts[:, None], gradient, 0.0).to(d_hidden.dtype.element_ty)
@@ -102,33 +106,109 @@ def tokens_kernel(
     tl.store(place, total / (1 << SHIFT), mask=in_vocab[:, None] & in_d)
 
 
-def loss_and_gradients(
-    hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, for_hidden: bool, for_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss [] and its gradients, as api._forward does. dtype, of products: fp16 or bf16. D <= MAX_WIDTH."""
-    (rows, D), vocab = hidden.shape, len(weight)
-    x, head, targets = hidden.to(dtype).contiguous(), weight.to(dtype).contiguous(), targets.contiguous()
-    losses, norms = hidden.new_empty(2, rows, dtype=torch.float32)
-    d_hidden = hidden.new_empty(hidden.shape) if for_hidden else hidden.new_empty(0)
-    shape = {
+def _shape(x: Tensor) -> dict[str, int]:
+    """The constants of both kernels."""
+    D = x.shape[1]
+    return {
         "D": D,
         "BLOCK_D": max(16, triton.next_power_of_2(D)),
         "ROWS": ROWS,
         "TOKENS": TOKENS,
-        "SHIFT": 14 if dtype == torch.float16 else 0,
+        "SHIFT": 14 if x.dtype == torch.float16 else 0,
         "num_warps": 4,
         "num_stages": 3,
     }
+
+
+def _roundoff(x, *_):
+    return ROUNDOFF[x.dtype]
+
+
+def _rows_in_torch(x, head, targets, dtype, gradient):
+    """As _rows."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = x.to(wide) @ head.to(wide).T
+    counts, valid = targets != IGNORE, (targets >= 0) & (targets < len(head))
+    at = torch.where(valid, targets, 0).unsqueeze(1)
+    norms = logits.logsumexp(1)
+    losses = torch.where(valid, norms - logits.gather(1, at).squeeze(1), float("nan"))
+    p = logits.softmax(1).scatter_add(1, at, -torch.ones_like(at, dtype=wide))
+    d_hidden = torch.where(counts[:, None], p @ head.to(wide), 0).to(dtype) if gradient else x.new_empty(0, dtype=dtype)
+    return torch.where(counts, losses, 0), torch.where(counts, norms / math.log(2), 3e38), d_hidden
+
+
+def _compare_rows(args, result):
+    """Errors of some rows that count."""
+    x, head, targets, _, gradient = args
+    losses, norms, d_hidden = result
+    counting = ((targets >= 0) & (targets < len(head))).nonzero().flatten()
+    chosen = counting[some(len(counting), max(4, min(128, 2**22 // len(head))), every=ROWS)]
+    parts = [losses[chosen], norms[chosen], *([d_hidden[chosen]] if gradient else [])]
+
+    def law(x, head, targets):
+        return _rows_in_torch(x, head, targets, x.dtype, gradient)[: len(parts)]
+
+    size = 1 + norms[chosen].abs().double()  # a logarithm of what is near 1 has an absolute error
+    return compare_calls(law, [((x[chosen], head, targets[chosen]), parts)], parts, _roundoff(x), (size, size))
+
+
+@checked(_rows_in_torch, compare=_compare_rows)
+def _rows(
+    x: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """losses [rows], norms [rows], and the gradient of hidden in `dtype` (empty unless wanted)."""
+    rows, vocab = len(x), len(head)
+    losses, norms = x.new_empty(2, rows, dtype=torch.float32)
+    d_hidden = x.new_empty(x.shape if gradient else 0, dtype=dtype)
     launch(
         rows_kernel, (triton.cdiv(rows, ROWS),),
         x, head, targets, losses, norms, d_hidden, rows, vocab,
-        EVEN=vocab % TOKENS == 0, GRADIENT=for_hidden, **shape,
+        EVEN=vocab % TOKENS == 0, GRADIENT=gradient, **_shape(x),
     )  # fmt: skip
-    if not for_weight:
-        return losses.sum(), d_hidden, losses.new_empty(0)
+    return losses, norms, d_hidden
+
+
+def _some_tokens_in_torch(x, head, targets, norms, tokens):
+    """The gradient of weight at some tokens."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    p = torch.exp2(x.to(wide) @ head[tokens].to(wide).T / math.log(2) - norms.to(wide)[:, None])
+    return (p - (targets[:, None] == tokens).to(wide)).T @ x.to(wide)
+
+
+def _tokens_in_torch(x, head, targets, norms):
+    """As _tokens."""
+    every = torch.arange(len(head), device=x.device)
+    return torch.cat([_some_tokens_in_torch(x, head, targets, norms, part) for part in every.split(1024)])
+
+
+def _compare_tokens(args, d_weight):
+    """Errors at some tokens."""
+    x, head, targets, norms = args
+    chosen = torch.tensor(some(len(head), max(4, min(64, 2**24 // len(x))), every=ROWS), device=x.device)
+    parts = [d_weight[chosen]]
+    law = partial(_some_tokens_in_torch, tokens=torch.arange(len(chosen), device=x.device))
+    renamed = torch.full_like(targets, IGNORE)
+    for number, token in enumerate(chosen.tolist()):
+        renamed[targets == token] = number
+    return compare_calls(law, [((x, head[chosen], renamed, norms), parts)], parts, _roundoff(x))
+
+
+@checked(_tokens_in_torch, compare=_compare_tokens)
+def _tokens(x: Tensor, head: Tensor, targets: Tensor, norms: Tensor) -> Tensor:
+    """The gradient of weight [vocab, D] in fp32."""
+    rows, (vocab, D) = len(x), head.shape
     blocks = triton.cdiv(vocab, TOKENS)
     splits = min(triton.cdiv(SPLITS_FOR, blocks), triton.cdiv(rows, ROWS))
     per_split = triton.cdiv(triton.cdiv(rows, splits), ROWS) * ROWS
-    shares = losses.new_empty(splits, vocab, D)
-    launch(tokens_kernel, (blocks, splits), x, head, targets, norms, shares, rows, vocab, per_split, **shape)
-    return losses.sum(), d_hidden, shares[0] if splits == 1 else shares.sum(0)
+    shares = norms.new_empty(splits, vocab, D)
+    launch(tokens_kernel, (blocks, splits), x, head, targets, norms, shares, rows, vocab, per_split, **_shape(x))
+    return shares[0] if splits == 1 else shares.sum(0)
+
+
+def loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, for_hidden: bool, for_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss [] and its gradients, as api._forward does. dtype, of products: fp16 or bf16. D <= MAX_WIDTH."""
+    x, head, targets = hidden.to(dtype).contiguous(), weight.to(dtype).contiguous(), targets.contiguous()
+    losses, norms, d_hidden = _rows(x, head, targets, hidden.dtype, for_hidden)
+    return losses.sum(), d_hidden, _tokens(x, head, targets, norms) if for_weight else losses.new_empty(0)

@@ -25,5 +25,7 @@ def losses_and_gradient_(logits: Tensor, targets: Tensor, losses: Tensor, scale:
         softmax = torch.exp(logs, out=logits if logits.dtype == logs.dtype else logs)
         softmax.scatter_add_(1, at, torch.full_like(at, -1, dtype=softmax.dtype))
         softmax[~counts] = 0
+        if scale != 1:
+            softmax.mul_(scale)
         if softmax is not logits:
-            logits.copy_(softmax.mul_(scale))
+            logits.copy_(softmax)

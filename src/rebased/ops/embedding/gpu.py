@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from rebased.ops.kernel_launch import launch
+from rebased.ops.self_check import checked, pick, some
 
 CHUNK = 256  # positions that a program sums
 TILE = 2048  # numbers that it reads at once
@@ -77,7 +79,23 @@ def _sizes(D: int) -> dict[str, int]:
     return {"D": D, "ROWS": max(1, TILE // width), "WIDTH": width, "num_warps": 4}
 
 
+def _in_torch(weight, tokens, positions):
+    """As gather."""
+    rows = functional.embedding(tokens, weight)
+    return rows if positions is None else rows + positions
+
+
+def _some_rows(args, results):
+    weight, tokens, positions = args
+    numbers = torch.tensor(some(tokens.numel(), 256, every=64), device=tokens.device)
+    places = None if positions is None else positions[numbers % len(positions)]
+    flat = results[0].reshape(-1, weight.shape[1])
+    chosen, tokens = tokens.flatten()[numbers].unique(return_inverse=True)
+    return (weight[chosen], tokens, places), flat[numbers]
+
+
 @torch.library.custom_op("rebased::embed", mutates_args=())
+@checked(_in_torch, sample=_some_rows)
 def gather(weight: Tensor, tokens: Tensor, positions: Tensor | None) -> Tensor:
     """weight[tokens] + positions: weight [vocab, D], tokens [..., T], positions [T, D] or None -> [..., T, D].
 
@@ -98,7 +116,21 @@ def _(weight, tokens, positions):
     return weight.new_empty(*tokens.shape, weight.shape[1])
 
 
+def _backward_in_torch(dy, tokens, vocab, dtype):
+    """As _backward."""
+    wide = torch.promote_types(dy.dtype, torch.float32)
+    total = dy.new_zeros(vocab, dy.shape[-1], dtype=wide)
+    return total.index_add_(0, tokens.flatten(), dy.reshape(-1, dy.shape[-1]).to(wide)).to(dtype)
+
+
+def _some_columns(args, results):
+    dy, tokens, vocab, dtype = args
+    numbers = some(dy.shape[-1], 16)
+    return (pick(dy, dy.ndim - 1, numbers), tokens, vocab, dtype), pick(results[0], 1, numbers)
+
+
 @torch.library.custom_op("rebased::embed_backward", mutates_args=())
+@checked(_backward_in_torch, sample=_some_columns)
 def _backward(dy: Tensor, tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     D, device = dy.shape[-1], dy.device
     keys, order = tokens.flatten().to(torch.int32).sort(stable=True)

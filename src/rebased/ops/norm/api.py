@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rebased.ops.backend import accumulate_dtype, kernel_path, matmul_dtype
+from rebased.ops.backend import kernel_path, matmul_dtype
+from rebased.ops.norm import reference
 
 MAX_FEATURES = 8192  # of a row, that a kernel takes
 
@@ -95,10 +96,4 @@ def _norm(
         from rebased.ops.norm.gpu import norm
 
         return norm(x, weight, bias, eps, dtype, centre, residual)
-    wide = accumulate_dtype(x.dtype)
-    weight, bias = (None if each is None else each.to(wide) for each in (weight, bias))
-    if centre:
-        y = functional.layer_norm(x.to(wide), x.shape[-1:], weight, bias, eps)
-    else:
-        y = functional.rms_norm(x.to(wide), x.shape[-1:], weight, eps)
-    return (x + y if residual else y).to(dtype)
+    return reference.norm(x, weight, bias, eps, dtype, centre, residual)

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
+from rebased.ops.norm import reference
+from rebased.ops.self_check import checked, differentiate, pick, row_slices, some
 
 TILE = 4096  # numbers of each tensor that a program holds
 PROGRAMS = 1024  # of the backward, at most
@@ -94,7 +96,15 @@ def _sizes(x: Tensor) -> tuple[int, dict[str, int]]:
     return x.numel() // N, {"N": N, "ROWS": rows, "WIDTH": width, "num_warps": warps}
 
 
+def _some_rows(args, results):
+    x, *others = args
+    x, y = (each.reshape(-1, x.shape[-1]) for each in (x, results[0]))
+    numbers = some(len(x), 256, every=64)
+    return (pick(x, 0, numbers), *others), pick(y, 0, numbers)
+
+
 @torch.library.custom_op("rebased::norm", mutates_args=())
+@checked(reference.norm, sample=_some_rows)
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
@@ -113,7 +123,27 @@ def _(x, weight, bias, eps, dtype, centre, residual):
     return torch.empty_like(x, dtype=dtype)
 
 
+def _backward_in_torch(dy, x, weight, eps, centre, residual):
+    """As _backward."""
+    ones = x.new_ones(x.shape[-1], dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def forward(x, weight, bias):
+        y = reference.norm(x, weight, bias if centre else None, eps, dy.dtype, centre, residual)
+        return y if centre else y + bias
+
+    dx, dweight, dbias = differentiate(forward, (x, ones if weight is None else weight, torch.zeros_like(ones)), dy)
+    return dx, torch.stack([dweight.to(ones.dtype), dbias])
+
+
+def _all_rows(args, results):
+    dy, x, *others = args
+    dy, x, dx = (each.reshape(-1, x.shape[-1]) for each in (dy, x, results[0]))
+    for rows in row_slices(*x.shape):
+        yield (dy[rows], x[rows], *others), dx[rows]
+
+
 @torch.library.custom_op("rebased::norm_backward", mutates_args=())
+@checked(_backward_in_torch, slices=_all_rows)
 def _backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, centre: bool, residual: bool
 ) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 from rebased.ops.norm.gpu import locate, standardise
+from rebased.ops.self_check import ROUNDOFF, checked, differentiate, pick, row_slices, some
 
 MAX_FEATURES = 64
 """The largest D: the gradient of the projection, [D, N], stays in registers."""
@@ -214,7 +215,31 @@ def _sizes(x: Tensor, projection: Tensor) -> tuple[int, dict[str, int]]:
     return x.numel() // D, {"D": D, "N": N, "BLOCK_D": max(16, triton.next_power_of_2(D))}
 
 
+def _in_torch(x, projection, weight, bias, eps):
+    """As _forward."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    projected = x.to(wide) @ projection.to(wide).T
+    projected = projected - projected.mean(-1, keepdim=True)
+    scales = (projected.square().mean(-1, keepdim=True) + eps).rsqrt()
+    y = projected * scales * (1 if weight is None else weight.to(wide)) + (0 if bias is None else bias.to(wide))
+    return y.to(x.dtype), scales.flatten()
+
+
+def _some_rows(args, results):
+    x, *others = args
+    y, scales = results
+    numbers = some(len(scales), 256, every=64)
+    rows = (each.reshape(len(scales), -1) for each in (x, y))
+    x, y = (pick(each, 0, numbers) for each in rows)
+    return (x, *others), [y, pick(scales, 0, numbers)]
+
+
+def _roundoff(x, *_):
+    return ROUNDOFF[x.dtype]
+
+
 @torch.library.custom_op("rebased::linear_norm", mutates_args=())
+@checked(_in_torch, sample=_some_rows, roundoff=_roundoff)
 def _forward(
     x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -236,7 +261,33 @@ def _(x, projection, weight, bias, eps):
     return x.new_empty(*rows, projection.shape[0]), x.new_empty(rows.numel(), dtype=torch.float32)
 
 
+def _backward_in_torch(dy, x, projection, weight, scales):
+    """As _backward. The scales are as they were computed, and eps with them."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    ones = projection.new_ones(len(projection), dtype=wide)
+    projected = (x.to(wide) @ projection.to(wide).T).flatten(0, -2)
+    eps = (scales.double() ** -2 - projected.double().var(-1, correction=0)).to(wide).unsqueeze(-1)
+
+    def forward(x, projection, weight, bias):
+        y = x.to(wide) @ projection.to(wide).T
+        y = y - y.mean(-1, keepdim=True)
+        y = y * (y.square().mean(-1, keepdim=True) + eps.view(*y.shape[:-1], 1)).rsqrt()
+        return (y * weight.to(wide) + bias).to(dy.dtype)
+
+    inputs = (x, projection, ones if weight is None else weight, torch.zeros_like(ones))
+    dx, *sums = differentiate(forward, inputs, dy)
+    return dx, *(each.to(wide) for each in sums)
+
+
+def _all_rows(args, results):
+    dy, x, projection, weight, scales = args
+    dy, x, dx = (each.reshape(len(scales), -1) for each in (dy, x, results[0]))
+    for rows in row_slices(len(x), 4 * dy.shape[1]):
+        yield (dy[rows], x[rows], projection, weight, scales[rows]), dx[rows]
+
+
 @torch.library.custom_op("rebased::linear_norm_backward", mutates_args=())
+@checked(_backward_in_torch, slices=_all_rows, roundoff=lambda dy, x, *_: _roundoff(x))
 def _backward(
     dy: Tensor, x: Tensor, projection: Tensor, weight: Tensor | None, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

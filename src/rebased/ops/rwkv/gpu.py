@@ -18,13 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
+from rebased.ops.rwkv import chunked
 from rebased.ops.rwkv.chunked import running_sums
 from rebased.ops.rwkv.state import NOTHING, WKVState
 from rebased.ops.scan.gpu import count_chunks
+from rebased.ops.self_check import RECURRENT, ROUNDOFF, checked, compare_calls, differentiate, some_channels
 
 NOTHING_ = tl.constexpr(NOTHING)
 CHANNELS = 32  # per program: one warp
 GROUP = 8  # tokens that are loaded at once
+LARGEST_EXPONENT = 64.0  # up to which results are checked: beyond, fp32 has too few digits of exponents
 OPTIONS = {"CHANNELS": CHANNELS, "GROUP": GROUP, "num_warps": 1}
 
 
@@ -191,7 +194,76 @@ def _join(sums: Tensor, edge: Tensor, rates: Tensor, T: int, length: int, back: 
     return order(torch.cat([edge.unsqueeze(0), inner])).transpose(0, 1).contiguous()
 
 
+def _scan_in_torch(k, v, rates, u, num, den, top):
+    """y, and num and den at the end."""
+    y, end = chunked.scan(k.to(rates.dtype), v.to(rates.dtype), rates, u, WKVState(num, den, top))
+    return y.to(v.dtype), *end
+
+
+def _in_torch(k, v, rates, u, start, chunks):
+    """As _forward, with as many starts as it is asked for."""
+    length = triton.cdiv(k.shape[1], chunks)
+    ys, starts, state = [], [], start.unbind(1)
+    for t in range(0, k.shape[1], length):
+        starts.append(torch.stack(state, dim=1))
+        y, *state = _scan_in_torch(k[:, t : t + length], v[:, t : t + length], rates, u, *state)
+        ys.append(y)
+    starts += [starts[-1]] * (chunks - len(starts))
+    y = torch.cat(ys, dim=1)
+    return y, torch.stack(state, dim=1), _log_sums(k, rates, u, start), torch.stack(starts, dim=1)
+
+
+def _log_sums(k, rates, u, start):
+    """ln of the denominator of each output: [B, T, D]."""
+    keys, state = k.to(rates.dtype).transpose(0, 1), WKVState(*start.unbind(1))
+    ones = torch.ones(*keys.shape, 2, dtype=keys.dtype, device=keys.device)
+    m, sums = running_sums(keys, ones, rates.expand(len(keys), 1, -1), state)
+    den = torch.cat([state.den.unsqueeze(0), sums[..., 1]])[:-1]
+    largest = torch.maximum(m[:-1], u + keys)
+    return (largest + ((m[:-1] - largest).exp() * den + (u + keys - largest).exp()).log()).transpose(0, 1)
+
+
+def _compare(args, result):
+    """Errors of y, ln of the denominators and the state at the end, in some channels; None as _compare_backward."""
+    if args[0].abs().max() > LARGEST_EXPONENT:
+        return None
+    k, v, rates, u, start, _ = args
+    y, end, lse, _ = result
+    (k, v, rates, u, start), (y, end, lse) = some_channels((k, v, rates, u, start), (y, end, lse))
+    ends = end[:, :2] * (end[:, 2:]).exp()
+
+    def law(k, v, rates, u, start):
+        y, num, den, top = _scan_in_torch(k, v, rates, u, *start.unbind(1))
+        return y, torch.stack([num, den], dim=1) * top.unsqueeze(1).exp(), _log_sums(k, rates, u, start)
+
+    parts = [y, ends, lse]
+    return compare_calls(law, [((k, v, rates, u, start), parts)], parts, RECURRENT)
+
+
+def _backward_in_torch(k, v, rates, u, y, lse, starts, dy, edge, chunks):
+    """As _backward."""
+    num, den, top = starts[:, 0].unbind(1)
+    da, db, _ = edge.unbind(1)
+
+    def scan(k, v, rates, u, num, den):
+        y, a, b, _ = _scan_in_torch(k, v, rates, u, num, den, top)
+        return y, a, b
+
+    dk, dv, drates, du, dnum, dden = differentiate(scan, (k, v, rates, u, num, den), dy, da, db)
+    return dk, dv, drates, du, torch.stack([dnum, dden, torch.zeros_like(dnum)], dim=1)
+
+
+def _compare_backward(args, result):
+    """Errors in some channels; None if exponents are too large."""
+    if args[0].abs().max() > LARGEST_EXPONENT:
+        return None
+    small, parts = some_channels(args, result)
+    wide = args[1].dtype == torch.float32
+    return compare_calls(_backward_in_torch, [(small, parts)], parts, RECURRENT if wide else ROUNDOFF[args[1].dtype])
+
+
 @torch.library.custom_op("rebased::wkv", mutates_args=())
+@checked(_in_torch, compare=_compare)
 def _forward(
     k: Tensor, v: Tensor, rates: Tensor, u: Tensor, start: Tensor, chunks: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -219,6 +291,7 @@ def _(k, v, rates, u, start, chunks):
 
 
 @torch.library.custom_op("rebased::wkv_backward", mutates_args=())
+@checked(_backward_in_torch, compare=_compare_backward)
 def _backward(
     k: Tensor, v: Tensor, rates: Tensor, u: Tensor, y: Tensor, lse: Tensor, starts: Tensor, dy: Tensor, edge: Tensor,
     chunks: int,

@@ -13,8 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from rebased.ops.kernel_launch import launch, strided_rows
+from rebased.ops.self_check import checked, differentiate, some_channels
 
 ROWS, CHANNELS, WARPS = 32, 64, 4  # per program; a row is one token of one sequence
 
@@ -95,7 +97,29 @@ def _launch(kernel, tensors: list[Tensor], *numbers: int) -> None:
     launch(kernel, grid, *tensors, batch * T, D, *numbers, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS)
 
 
+def _step_in_torch(dt, bias):
+    """As _step."""
+    return functional.softplus(dt.to(bias.dtype) + bias)
+
+
+def _step_backward_in_torch(dt, bias, dstep):
+    """As _step_backward."""
+    return tuple(differentiate(_step_in_torch, (dt, bias), dstep))
+
+
+def _gate_in_torch(y, gate):
+    """As _gate."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    return (y.to(wide) * functional.silu(gate.to(wide))).to(y.dtype)
+
+
+def _gate_backward_in_torch(y, gate, dout):
+    """As _gate_backward."""
+    return tuple(differentiate(_gate_in_torch, (y, gate), dout))
+
+
 @torch.library.custom_op("rebased::step_size", mutates_args=())
+@checked(_step_in_torch, sample=some_channels)
 def _step(dt: Tensor, bias: Tensor) -> Tensor:
     """softplus(dt + bias) in fp32: dt [B, T, D], bias [D] in fp32."""
     step = torch.empty_like(dt, dtype=torch.float32)
@@ -109,6 +133,7 @@ def _(dt, bias):
 
 
 @torch.library.custom_op("rebased::step_size_backward", mutates_args=())
+@checked(_step_backward_in_torch, sample=some_channels)
 def _step_backward(dt: Tensor, bias: Tensor, dstep: Tensor) -> tuple[Tensor, Tensor]:
     ddt = torch.empty_like(dt)
     sums = bias.new_empty(triton.cdiv(dt.shape[0] * dt.shape[1], ROWS), len(bias))
@@ -133,6 +158,7 @@ _step.register_autograd(_step_autograd, setup_context=_step_setup)
 
 
 @torch.library.custom_op("rebased::gate", mutates_args=())
+@checked(_gate_in_torch, sample=some_channels)
 def _gate(y: Tensor, gate: Tensor) -> Tensor:
     """y silu(gate) in the dtype of y: both [B, T, D]."""
     out = torch.empty_like(y)
@@ -147,6 +173,7 @@ def _(y, gate):
 
 
 @torch.library.custom_op("rebased::gate_backward", mutates_args=())
+@checked(_gate_backward_in_torch, sample=some_channels)
 def _gate_backward(y: Tensor, gate: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
     dy, dgate = torch.empty_like(y), torch.empty_like(gate, memory_format=torch.contiguous_format)
     rows, stride = strided_rows(gate)

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
+from rebased.ops.scan import chunked
 from rebased.ops.scan.api import INTERVAL
 from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
+from rebased.ops.self_check import RECURRENT, checked, compare_calls, differentiate, pick, some
 
 CHANNELS = 16  # per program, at most
 GROUP = 4  # tokens that are loaded at once, at most; a power of two, at most INTERVAL
@@ -265,7 +267,74 @@ def _join(inputs: Tensor, weights: Tensor, dt: Tensor, A: Tensor, edge: Tensor, 
     return order(torch.cat([edge.unsqueeze(0), joined[:-1]])).transpose(0, 1).contiguous()
 
 
+def _scan_in_torch(x, dt, A, B, C, skip, start):
+    """y and the state at the end."""
+    wide = A.dtype
+    y, end = chunked.scan(x.to(wide), dt.to(wide), A, B.to(wide), C.to(wide), start)
+    return (y + skip * x).to(x.dtype), end
+
+
+def _in_torch(x, dt, A, B, C, skip, start, chunks):
+    """As _forward."""
+    parts, checkpoints, h = [], [], start
+    for t in range(0, x.shape[1], INTERVAL):
+        checkpoints.append(h)
+        tokens = slice(t, t + INTERVAL)
+        y, h = _scan_in_torch(x[:, tokens], dt[:, tokens], A, B[:, tokens], C[:, tokens], skip, h)
+        parts.append(y)
+    return torch.cat(parts, dim=1), h, torch.stack(checkpoints, dim=1)
+
+
+def _some_channels(given, numbers):
+    """The arguments of _scan_in_torch at some channels."""
+    x, dt, A, B, C, skip, start = given
+    x, dt = (pick(each, 2, numbers) for each in (x, dt))
+    return x, dt, pick(A, 0, numbers), B, C, pick(skip, 0, numbers), pick(start, 1, numbers)
+
+
+def _compare(args, result):
+    """Errors of y and the state at the end, in some channels."""
+    numbers = some(args[0].shape[2], 16)
+    parts = [pick(result[0], 2, numbers), pick(result[1], 1, numbers)]
+    return compare_calls(_scan_in_torch, [(_some_channels(args[:7], numbers), parts)], parts, RECURRENT)
+
+
+def _scan_backward_in_torch(x, dt, A, B, C, skip, start, dy, dend):
+    return differentiate(_scan_in_torch, (x, dt, A, B, C, skip, start), dy, dend)
+
+
+def _backward_in_torch(x, dt, A, B, C, skip, dy, dend, checkpoints, chunks):
+    """As _backward."""
+    return tuple(_scan_backward_in_torch(x, dt, A, B, C, skip, checkpoints[:, 0], dy, dend))
+
+
+def _compare_backward(args, result):
+    """Errors of what belongs to one channel, in some; of dB and dC, which sum over channels, at the last tokens."""
+    x, dt, A, B, C, skip, dy, dend, checkpoints, _ = args
+    numbers = some(x.shape[2], 16)
+    small = _some_channels((x, dt, A, B, C, skip, checkpoints[:, 0]), numbers)
+    small += (pick(dy, 2, numbers), pick(dend, 1, numbers))
+    dx, ddt, dA, dB, dC, dskip, dstart = result
+    parts = [pick(dx, 2, numbers), pick(ddt, 2, numbers), pick(dA, 0, numbers), pick(dskip, 0, numbers)]
+    parts.append(pick(dstart, 1, numbers))
+
+    def own(*given):
+        dx, ddt, dA, _, _, dskip, dstart = _scan_backward_in_torch(*given)
+        return dx, ddt, dA, dskip, dstart
+
+    errors = compare_calls(own, [(small, parts)], parts, RECURRENT)
+    t = max(0, (x.shape[1] - 1) // INTERVAL - 1) * INTERVAL
+    last, row = slice(t, None), slice(-1, None)
+    x, dt, B, C, dy = (each[row, last] for each in (x, dt, B, C, dy))
+    start = checkpoints[row, t // INTERVAL]
+    parts = [dB[row, last], dC[row, last]]
+    small = (x, dt, A, B, C, skip, start, dy, dend[row])
+    shared = compare_calls(lambda *given: _scan_backward_in_torch(*given)[3:5], [(small, parts)], parts, RECURRENT)
+    return errors | {f"{name} of a token": error for name, error in shared.items()}
+
+
 @torch.library.custom_op("rebased::selective_scan", mutates_args=())
+@checked(_in_torch, compare=_compare)
 def _forward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor, start: Tensor, chunks: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,6 +359,7 @@ def _(x, dt, A, B, C, skip, start, chunks):
 
 
 @torch.library.custom_op("rebased::selective_scan_backward", mutates_args=())
+@checked(_backward_in_torch, compare=_compare_backward)
 def _backward(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor, dy: Tensor, dend: Tensor,
     checkpoints: Tensor, chunks: int,

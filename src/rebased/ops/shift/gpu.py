@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
+from rebased.ops.self_check import checked, differentiate, some_channels
 
 TOKENS, CHANNELS, WARPS = 32, 64, 4  # per program
 MOST = 3  # mixtures per kernel: each is a tensor of its own, and so an argument
@@ -90,7 +91,14 @@ def _arguments(tensors: list[Tensor]) -> list[Tensor | None]:
     return [*tensors, *[None] * (MOST - len(tensors))]
 
 
+def _in_torch(x, last, mixes):
+    """As _forward."""
+    before = torch.cat([last.unsqueeze(1), x[:, :-1]], dim=1).to(mixes.dtype)
+    return [torch.lerp(before, x.to(mixes.dtype), each).to(x.dtype) for each in mixes]
+
+
 @torch.library.custom_op("rebased::token_shift", mutates_args=())
+@checked(_in_torch, sample=some_channels)
 def _forward(x: Tensor, last: Tensor, mixes: Tensor) -> list[Tensor]:
     """At most MOST mixtures [B, T, D] in the dtype of x; mixes [M, D] in fp32."""
     ys = [torch.empty_like(x) for _ in mixes]
@@ -103,7 +111,13 @@ def _(x, last, mixes):
     return [torch.empty_like(x) for _ in range(mixes.shape[0])]
 
 
+def _backward_in_torch(x, last, mixes, dys):
+    """As _backward."""
+    return tuple(differentiate(_in_torch, (x, last, mixes), *dys))
+
+
 @torch.library.custom_op("rebased::token_shift_backward", mutates_args=())
+@checked(_backward_in_torch, sample=some_channels)
 def _backward(x: Tensor, last: Tensor, mixes: Tensor, dys: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, last and mixes."""
     batch, T, _ = x.shape

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.decoding import reference
 from rebased.ops.decoding.gpu.linear import (
     choose_tile,
     constants_of,
@@ -15,9 +16,11 @@ from rebased.ops.decoding.gpu.linear import (
     normalise_and_shift_,
     product,
     read_normalised,
+    roundoff_of,
     row_statistics,
 )
 from rebased.ops.kernel_launch import launch
+from rebased.ops.self_check import checked
 
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
@@ -92,6 +95,7 @@ def gate_kernel(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
+@checked(reference.gated_conv_, roundoff=roundoff_of)
 def gated_conv_(
     x: Tensor, norm: "Norm", weight: Tensor, bias: Tensor | None, taps: Tensor, taps_bias: Tensor | None, state: Tensor
 ) -> Tensor:
@@ -104,12 +108,13 @@ def gated_conv_(
             gated_kernel, grid_of(M, K, tile),
             x, weight.contiguous(), bias, norm.weight, norm.bias, taps, taps_bias, state, out, M, norm.eps,
             W=W, HAS_BIAS=bias is not None, HAS_TAPS_BIAS=taps_bias is not None, **constants_of(x, norm, tile),
+            overwrites=(state,),
         )  # fmt: skip
         return out
     y = normalise_and_shift_(x, norm, None)
     launch(
         gate_kernel, (triton.cdiv(K, CHANNELS), triton.cdiv(M, ROWS)),
         x, y, functional.linear(y, weight, bias), taps, taps_bias, state, out, M, K,
-        W=W, HAS_TAPS_BIAS=taps_bias is not None, BM=ROWS, BN=CHANNELS, num_warps=4,
+        W=W, HAS_TAPS_BIAS=taps_bias is not None, BM=ROWS, BN=CHANNELS, num_warps=4, overwrites=(state,),
     )  # fmt: skip
     return out

@@ -13,9 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.decoding import reference
 from rebased.ops.decoding.reference import normalise
 from rebased.ops.kernel_launch import launch
 from rebased.ops.norm.api import MAX_FEATURES
+from rebased.ops.self_check import FP32, ROUNDOFF, checked, pick, some
 
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
@@ -163,6 +165,15 @@ def norm_kernel(
     tl.store(y + at, given.to(y.dtype.element_ty), mask=mask)
 
 
+def _shift_in_torch(x, norm, shift):
+    """As normalise_and_shift_."""
+    y = normalise(x, norm)
+    if shift is not None:
+        x.add_(shift)
+    return y
+
+
+@checked(_shift_in_torch)
 def normalise_and_shift_(x: Tensor, norm: "Norm", shift: Tensor | None) -> Tensor:
     """norm(x) of x [M, K] contiguous; then x becomes x + shift, where `shift` [K] is what a later product will add."""
     if norm.kind == "none" or x.shape[1] > MAX_FEATURES:
@@ -176,6 +187,7 @@ def normalise_and_shift_(x: Tensor, norm: "Norm", shift: Tensor | None) -> Tenso
         x, norm.weight, norm.bias, shift, y, norm.eps,
         K=x.shape[1], WIDTH=width, CENTRE=norm.kind == "layer", HAS_GAMMA=norm.weight is not None,
         HAS_BETA=norm.bias is not None, HAS_SHIFT=shift is not None, num_warps=max(1, min(8, width // 256)),
+        overwrites=() if shift is None else (x,),
     )  # fmt: skip
     return y
 
@@ -211,6 +223,19 @@ def fits(rows: int, columns: int) -> bool:
     return rows == 1 or (rows <= MAX_ROWS and columns <= MAX_COLUMNS)
 
 
+def _some_columns(args, results):
+    x, weight, bias, norm, gelu, residual, _ = args
+    numbers = some(len(weight), 256, every=64)
+    small = (x, pick(weight, 0, numbers), pick(bias, 0, numbers), norm, gelu, pick(residual, 1, numbers), None)
+    return small, pick(results[0], 1, numbers)
+
+
+def roundoff_of(x, *_):
+    """Of a product with x: half precision is rounded after the norm, fp32 is multiplied as it is."""
+    return FP32 if x.dtype == torch.float32 else ROUNDOFF[x.dtype]
+
+
+@checked(reference.linear, sample=_some_columns, roundoff=roundoff_of)
 def linear(
     x: Tensor,
     weight: Tensor,

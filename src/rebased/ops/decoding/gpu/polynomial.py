@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.decoding import reference
 from rebased.ops.decoding.gpu.linear import row_statistics, scaled
 from rebased.ops.kernel_launch import launch
 from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.state import Coefficients, PolyState
+from rebased.ops.self_check import checked, pick, some
 
 if TYPE_CHECKING:
     from rebased.ops.decoding.api import Norm
@@ -97,6 +99,14 @@ def poly_kernel(
     tl.store(o + pid.to(tl.int64) * V + columns, out.to(o.dtype.element_ty), mask=inside)
 
 
+def _some_sequences(args, results):
+    qkv, state, *others = args
+    numbers = some(len(qkv), max(2, 2**20 // (state.kv.numel() // len(qkv))))
+    small = (pick(qkv, 0, numbers), PolyState(*(pick(x, 0, numbers) for x in state)), *others)
+    return small, [pick(each, 0, numbers) for each in results]
+
+
+@checked(reference.poly_, sample=_some_sequences)
 def poly_(
     qkv: Tensor,
     state: PolyState,
@@ -126,7 +136,7 @@ def poly_(
         HEADS=heads, F=F, K=key_width, KP=KP, V=V, VP=VP,
         N=normalised, BN=min(1024, triton.next_power_of_2(normalised)),
         SHARED=widths == {key_width},
-        **_flags("Q", q_norm), **_flags("K", k_norm), **LOOP,
+        **_flags("Q", q_norm), **_flags("K", k_norm), **LOOP, overwrites=(*state,),
     )  # fmt: skip
     return o
 

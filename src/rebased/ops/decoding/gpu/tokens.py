@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.decoding import reference
 from rebased.ops.kernel_launch import launch
+from rebased.ops.self_check import Errors, checked, compare_calls
 
 TILE = 4096  # logits that a program reads at a time
 PROGRAMS = 1056  # that share the logits, at least: eight per multiprocessor
@@ -100,6 +102,17 @@ def advance_kernel(
     tl.store(seen + at, tl.full([ROWS], 1, tl.uint8), mask=on)
 
 
+def _some_rows(args, results):
+    """The same rows from tables without those that nobody asks for."""
+    tokens, table, positions, lengths = args
+    chosen, tokens = tokens.unique(return_inverse=True)
+    if positions is not None:
+        places, lengths = lengths.clamp(max=len(positions) - 1).unique(return_inverse=True)
+        positions = positions[places]
+    return (tokens, table[chosen], positions, lengths), results
+
+
+@checked(reference.embed, sample=_some_rows)
 def embed(tokens: Tensor, table: Tensor, positions: Tensor | None, lengths: Tensor) -> Tensor:
     """See api.embed_step."""
     D = table.shape[1]
@@ -113,6 +126,28 @@ def embed(tokens: Tensor, table: Tensor, positions: Tensor | None, lengths: Tens
     return y
 
 
+def _compare_best(args, result) -> Errors:
+    """Errors of log-sums, and of the chosen logits: of near ones another may be chosen."""
+    chosen, log_sums = result
+
+    def law(logits, seen, penalty):
+        best, log_sums = reference.best(logits, seen, penalty)
+        return log_sums, _penalised(logits, seen, penalty, best)
+
+    logits, seen, penalty = args
+    parts = [log_sums, _penalised(logits, seen, penalty, chosen)]
+    return compare_calls(law, [(args, parts)], parts)
+
+
+def _penalised(logits, seen, penalty, tokens):
+    """Logits at these tokens [S] after the penalty, in fp32 or fp64."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    at = tokens.unsqueeze(1)
+    logit, known = logits.to(wide).gather(1, at).squeeze(1), seen.gather(1, at).squeeze(1)
+    return torch.where(known, torch.where(logit > 0, logit / penalty, logit * penalty), logit)
+
+
+@checked(reference.best, compare=_compare_best)
 def best(logits: Tensor, seen: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
     """See api.best_tokens."""
     S, vocab = logits.shape
@@ -135,6 +170,7 @@ def best(logits: Tensor, seen: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]
     return chosen, log_sums
 
 
+@checked(reference.advance_)
 def advance_(
     chosen: Tensor,
     logits: Tensor,
@@ -152,6 +188,6 @@ def advance_(
     launch(
         advance_kernel, (triton.cdiv(S, rows),),
         chosen, logits, log_sums, active.view(torch.uint8), tokens, lengths, drawn, seen.view(torch.uint8), logprobs,
-        S, vocab, ROWS=rows, num_warps=1,
+        S, vocab, ROWS=rows, num_warps=1, overwrites=(tokens, lengths, drawn, seen),
     )  # fmt: skip
     return logprobs

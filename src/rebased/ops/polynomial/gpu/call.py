@@ -15,6 +15,7 @@ from torch.nn import functional
 from rebased.ops.polynomial.gpu.forward import EARLY
 from rebased.ops.polynomial.gpu.plan import (
     FEATURE_TILE,
+    SAFE_WIDTHS,
     Plan,
     Products,
     Tile,
@@ -73,6 +74,11 @@ class Call:
     plan: Plan
     products: Products
     documents: int | None  # number of packed documents, or None for a plain batch
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """All that the Call depends on."""
+        return self.B, self.T, self.H, self.K, self.V, self.low, self.products, self.documents, self.plan.chunk
 
     @property
     def sequences(self) -> int:
@@ -162,6 +168,15 @@ def choose_products(q: Tensor) -> Products:
         return "bf16"
     exact = q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     return "tf32x3" if exact else "tf32"
+
+
+def take_safe_tiles(products: Products, K: int, V: int) -> bool:
+    """From now on calls of these widths take tiles that are declared safe. False if they do already."""
+    if (products, K, V) in SAFE_WIDTHS:
+        return False
+    SAFE_WIDTHS.add((products, K, V))
+    make_call.cache_clear()
+    return True
 
 
 @lru_cache(maxsize=1024)

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from rebased.ops.kernel_launch import Launch, compile_together, launch
+from rebased.ops.polynomial.gpu import check, in_torch
 from rebased.ops.polynomial.gpu.backward import key_grad_kernel, query_grad_kernel
 from rebased.ops.polynomial.gpu.call import (
     NO_DOCUMENTS,
     Call,
     Documents,
     Strides,
+    choose_products,
     keeps_o_lo,
     prepare,
     product_dtype,
     rows_of,
+    take_safe_tiles,
 )
 from rebased.ops.polynomial.gpu.decode import decode_kernel
 from rebased.ops.polynomial.gpu.forward import forward_kernel
@@ -27,6 +30,7 @@ from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, padded
 from rebased.ops.polynomial.gpu.states import chunk_sums_kernel, running_totals_kernel
 from rebased.ops.polynomial.state import Coefficients, PolyState
+from rebased.ops.self_check import checked, pick, some
 
 DECODE = {"BF": 32, "STAGES": 3, "num_warps": 1}  # BF: features that a program reads at a time
 TOTALS = {"SPAN": 256, "STAGES": 8, "num_warps": 2}  # SPAN: numbers of a state that a program takes
@@ -75,11 +79,13 @@ class BackwardInputs(NamedTuple):
     kv: Tensor | None
     z: Tensor | None
     cu_seqlens: Tensor | None
-    has_initial: bool
-    has_final: bool
+    kv_initial: Tensor | None
+    z_initial: Tensor | None
     c0: float
     c1: float
     c2: float
+    eps: float
+    want_final: bool
 
 
 class Gradients(NamedTuple):
@@ -218,6 +224,20 @@ def _totals(
     return States(*totals, *final)
 
 
+def _some_sequences(args: tuple[Any, ...], results: list[Tensor]) -> tuple[Any, Any]:
+    """The same call for some of its sequences, as many as have a million numbers of state."""
+    (B, _, H, K), V = args[0].shape, args[2].shape[3]
+    numbers = some(B, max(2, 2**20 // (H * K * K * V)))
+
+    def of(x: Any) -> Any:
+        if isinstance(x, PolyState):
+            return PolyState(of(x.kv), of(x.z))
+        return pick(x, 0, numbers) if isinstance(x, Tensor) else x
+
+    return tuple(map(of, args)), list(map(of, results))
+
+
+@checked(in_torch.decode, sample=_some_sequences)
 def decode(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,6 +247,7 @@ def decode(
     return _decode(q, k, v, PolyState(kv, z), after, (c0, c1, c2), scale, eps), *after
 
 
+@checked(in_torch.decode_, sample=_some_sequences)
 def decode_(q: Tensor, k: Tensor, v: Tensor, state: PolyState, c: Coefficients, scale: float, eps: float) -> Tensor:
     """o of `decode`. The state, whose tensors are contiguous, is overwritten by the one after the token."""
     return _decode(q, k, v, state, state, c, scale, eps)
@@ -253,11 +274,22 @@ def _decode(
         q, k, v, *before, *after, o, first, second, weights,
         q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
         H, eps,
-        F=F, K=K, V=V, VP=padded(V), **DECODE,
+        F=F, K=K, V=V, VP=padded(V), **DECODE, overwrites=(*before,) if before is after else (),
     )  # fmt: skip
     return o
 
 
+def _given(inputs: BackwardInputs) -> BackwardInputs:
+    """All but buffers, which kernels need not fill."""
+    return inputs._replace(o_lo=None, kv=None, z=None)
+
+
+def _safer(inputs: Any, *_: Any) -> bool:
+    """True if calls like this one take safe tiles from now on; False if they have."""
+    return take_safe_tiles(choose_products(inputs.q), inputs.q.shape[3], inputs.v.shape[3])
+
+
+@checked(lambda *args: ForwardOutputs(*in_torch.forward(*args)), compare=check.compare_forward, safer=_safer)
 def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
     """The output, what the backward pass needs, and the state at the end.
 
@@ -269,6 +301,8 @@ def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
     if kv_initial is not None and z_initial is not None:
         initial = PolyState(kv_initial.contiguous(), z_initial.contiguous())
     call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, initial is not None or want_final)
+    if in_torch.BY_TORCH and call.sizes in in_torch.BY_TORCH:
+        return ForwardOutputs(*in_torch.forward(inputs))
     run = _forward_launch(call, _strides(q, k, v), coefficients, eps, initial is not None)
     if run.is_new and q.is_cuda:
         compile_together(lambda: plan_forward(inputs, gradients), q.device)
@@ -286,11 +320,17 @@ def forward(inputs: ForwardInputs, gradients: bool = False) -> ForwardOutputs:
     return ForwardOutputs(o, o_lo, inverse, *states)
 
 
+@checked(
+    lambda inputs: Gradients(*in_torch.backward(inputs)), compare=check.compare_backward, safer=_safer, inputs=_given
+)
 def backward(inputs: BackwardInputs) -> Gradients:
     """The gradients of q, k, v and of the state before the first token."""
-    do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, has_initial, has_final, c0, c1, c2 = inputs
+    do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, kv_initial, _, c0, c1, c2, _, want_final = inputs
     q, k, v, do, coefficients = rows_of(q), rows_of(k), rows_of(v), rows_of(do), (c0, c1, c2)
-    call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, has_initial or has_final)
+    has_initial = kv_initial is not None
+    call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, has_initial or want_final)
+    if in_torch.BY_TORCH and call.sizes in in_torch.BY_TORCH:
+        return Gradients(*in_torch.backward(inputs))
     has_states = call.plan.chunk is not None
     strides = _strides(q, k, v, do)
     run = _query_grad_launch(call, strides, coefficients, has_initial)
@@ -334,7 +374,7 @@ def plan_forward(inputs: ForwardInputs, gradients: bool) -> None:
         backward(
             BackwardInputs(
                 made.o, made.kv_final, made.z_final, given.q, given.k, given.v, made.o, made.o_lo, made.inverse,
-                made.kv, made.z, given.cu_seqlens, given.kv_initial is not None, given.want_final,
-                given.c0, given.c1, given.c2,
+                made.kv, made.z, given.cu_seqlens, given.kv_initial, given.z_initial,
+                given.c0, given.c1, given.c2, given.eps, given.want_final,
             )
         )  # fmt: skip

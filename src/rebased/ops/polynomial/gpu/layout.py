@@ -60,6 +60,14 @@ def canonical(state: PolyState, V: int, K: int, coefficients: Coefficients) -> P
     return PolyState(kv[..., :V].contiguous(), z)  # no more memory than a state needs
 
 
+def public_gradient(state: PolyState, V: int, K: int, coefficients: Coefficients) -> PolyState:
+    """The gradient of a public state from that of the same state tiled."""
+    order, _, _ = _orders(K, _which(coefficients), state.z.device)
+    F = feature_count(K, coefficients)  # which also stands for no feature
+    kv, z = (x.new_zeros(*x.shape[:2], F + 1, *x.shape[3:]).index_add(2, order, x) for x in state)
+    return PolyState(kv[:, :, :F, :V], z[:, :, :F])
+
+
 @cached
 def monomials(K: int, coefficients: Coefficients, scale: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The two factors of each public feature, where K means 1, and its weight on the query side: three tensors [F]."""

@@ -140,7 +140,7 @@ def _public(outputs: ForwardOutputs) -> tuple[Any, ...]:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        outputs = forward(ForwardInputs(*inputs), gradients=True in ctx.needs_input_grad)
+        outputs = forward(ForwardInputs(*inputs), True in ctx.needs_input_grad)
         _save(ctx, inputs, outputs)
         return _public(outputs)
 
@@ -156,9 +156,10 @@ def _backward(*inputs: Any) -> Gradients:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     given, made = ForwardInputs(*inputs), ForwardOutputs(*output)  # type: ignore[arg-type]
     ctx.save_for_backward(
-        given.q, given.k, given.v, made.o, made.o_lo, made.inverse, made.kv, made.z, given.cu_seqlens
+        given.q, given.k, given.v, made.o, made.o_lo, made.inverse, made.kv, made.z, given.cu_seqlens,
+        given.kv_initial, given.z_initial,
     )  # fmt: skip
-    ctx.has_initial, ctx.numbers = given.kv_initial is not None, (given.want_final, given.c0, given.c1, given.c2)
+    ctx.numbers = (given.c0, given.c1, given.c2, given.eps, given.want_final)
     ctx.set_materialize_grads(False)
 
 
@@ -168,8 +169,9 @@ def _differentiate(
     """The gradients of ForwardInputs."""
     q, k, v, o, *others = ctx.saved_tensors  # in the order of BackwardInputs
     do = torch.zeros_like(o) if do is None else do
-    dq, dk, dv, *d_initial = run(do, d_kv, d_z, q, k, v, o, *others, ctx.has_initial, *ctx.numbers)
-    return dq, dk, dv, None, *(d_initial if ctx.has_initial else (None, None)), None, None, None, None, None
+    dq, dk, dv, *d_initial = run(do, d_kv, d_z, q, k, v, o, *others, *ctx.numbers)
+    has_initial = others[-1] is not None
+    return dq, dk, dv, None, *(d_initial if has_initial else (None, None)), None, None, None, None, None
 
 
 def _differentiate_operator(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -254,15 +256,17 @@ def poly_backward(
     kv: Tensor | None,
     z: Tensor | None,
     cu_seqlens: Tensor | None,
-    has_initial: bool,
-    has_final: bool,
+    kv_initial: Tensor | None,
+    z_initial: Tensor | None,
     c0: float,
     c1: float,
     c2: float,
+    eps: float,
+    want_final: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of BackwardInputs, as an operator: an empty tensor where there is none."""
     inputs = BackwardInputs(
-        do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, has_initial, has_final, c0, c1, c2
+        do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final
     )  # fmt: skip
     return _filled(q, backward(inputs))
 
@@ -271,9 +275,10 @@ def poly_backward(
 def _(*inputs: Any) -> tuple[Tensor, ...]:
     given = BackwardInputs(*inputs)
     q, low = given.q, given.c0 != 0 or given.c1 != 0
-    call = prepare(q, given.v, given.cu_seqlens, low, given.has_initial or given.has_final)
+    has_initial = given.kv_initial is not None
+    call = prepare(q, given.v, given.cu_seqlens, low, has_initial or given.want_final)
     d_kv = d_z = None
-    if given.has_initial:
+    if has_initial:
         d_kv, d_z = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, given.k, given.v))
     return _filled(q, Gradients(dq, dk, dv, d_kv, d_z))

@@ -14,12 +14,15 @@ from functools import cached_property
 from math import inf
 from typing import Literal, NamedTuple
 
+from rebased.ops.backend import shared_memory
+
 SLICE, FEATURE_TILE = 8, 64  # columns of a slice, features of a tile: as in features.py
 MAX_KEY_WIDTH = 128
 MAX_VALUE_WIDTH = 128  # wider values are computed in several calls: the operator is linear in v
 CHUNK = 256  # tokens
 LONG = 8192  # tokens up to which features are rounded in sums: gradient errors stay below those of softmax attention
 TILE_KEYS, LOOPED_TILE_KEYS = 180, 260
+LARGE = 160 * 1024  # bytes of shared memory per program: A100 and H100 have more, RTX 3090 to 5090 have 99 KB
 
 Products = Literal["bf16", "tf32", "tf32x3"]
 """What the tensor cores multiply; three products of TF32 make one of fp32."""
@@ -71,6 +74,7 @@ class Row(NamedTuple):
     T: float = inf  # tokens
     low: bool | None = None  # only if c0 or c1 is not zero (True), or both are (False)
     full: bool = False  # only if values need no padding
+    large: bool = False  # only if a program may have LARGE bytes of shared memory
 
 
 def _tiles(forward: Tile, query_grad: Tile, key_grad: Tile, sums: Tile, grad_sums: Tile | None = None) -> Tiles:
@@ -86,27 +90,34 @@ _NARROW, _SMALL, _WIDE = Tile(64, 32, 4, 3), Tile(64, 32, 4, 1, 168), Tile(64, 3
 _WHOLE = Tile(64, 64, 4, 1)
 _TALL = Tile(128, 64, 8, 3)  # two warp groups, which share keys and values
 _PLAIN, _HALF, _FEW = Tile(64, 32, 4, 1), Tile(64, 16, 4, 1), Tile(64, 32, 2, 1)
+_LITTLE = Tile(32, 16, 4, 1)
+_SPLIT = Tile(64, 32, 4, 3, 96)  # a step of 64 is miscompiled where values are narrower than 16 and keys wider
 
 # Where KP + VP is large, shared memory and registers are short. Where KP is above 16, products with a state are in a
-# loop. These two rows end every table of 32-bit products.
+# loop. These rows end every table of 32-bit products.
 _WIDE_32_BITS = (
     Row(_tiles(_PLAIN, _PLAIN, _PLAIN, _PLAIN), sum=128),
-    Row(_tiles(_HALF, _HALF, _HALF, _PLAIN)),
+    Row(_tiles(_HALF, _HALF, _HALF, _PLAIN), large=True),
+    Row(_tiles(_LITTLE, _LITTLE, _LITTLE, _PLAIN)),
 )
 _Table = tuple[Row, ...]
 TABLES: dict[tuple[Products, Literal["quadratic", "chunked"]], _Table] = {
     ("bf16", "quadratic"): (
-        Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _SQUARE, _SUMS), KP=32, VP=16, T=512),
+        Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _SQUARE, _SUMS), KP=16, VP=16, T=512),
+        Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _SQUARE, _SUMS), KP=32, VP=16, T=512, full=True),
+        Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=16, VP=16),
+        Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=32, VP=16, full=True),
+        Row(_tiles(_SPLIT, _SQUARE, _SQUARE, _SUMS), KP=32, VP=16),
         Row(_tiles(Tile(64, 64, 4, 3, 96), _SQUARE, _KEYS, _SUMS), KP=32, VP=32, T=512),
         Row(_tiles(Tile(64, 64, 4, 2, 128), _SQUARE, _KEYS, _SUMS), KP=32, VP=64, T=256),
-        Row(_tiles(_STAGED, _STAGED, _SQUARE, _SUMS), KP=32, VP=16),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 2, 168), _SUMS), KP=16, VP=64),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 64, 4, 3, 168), _SUMS), KP=32, VP=32),
         Row(_tiles(_STAGED, _STAGED, Tile(64, 32, 4, 3, 128), _SUMS), KP=32, VP=64),
         Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), KP=64, VP=32),
         Row(_tiles(_TALL, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), KP=64, VP=64),
         Row(_tiles(_NARROW, Tile(64, 64, 4, 3, 168), Tile(64, 32, 4, 3, 168), _SUMS), sum=192),
-        Row(_tiles(_TALL, _TALL, _NARROW, _SUMS)),
+        Row(_tiles(_TALL, _TALL, _NARROW, _SUMS), large=True),
+        Row(_tiles(_WIDE, _SMALL, _NARROW, _SUMS)),
     ),
     ("bf16", "chunked"): (
         Row(_tiles(Tile(64, 64, 2, 3, 128), Tile(64, 32, 4, 1, 96), TWO_WARPS, Tile(64, 32, 2, 4)), KP=16, VP=16),
@@ -174,29 +185,42 @@ def chunked_cost(K: int, V: int, low: bool) -> float:
     return quadratic_cost(CHUNK, K, V) + tile * feature_tiles(K, low) * (64 + padded(V)) / 128
 
 
+SAFE_WIDTHS: set[tuple[Products, int, int]] = set()
+"""(products, K, V) of calls whose kernels were found wrong on this machine: they take safe tiles."""
+
+
+def safe_tiles() -> Tiles:
+    """Tiles that fit every GPU and whose products read no descriptors of shared memory: Hopper's products that do so
+    have 64 rows and four warps."""
+    return _tiles(_LITTLE, _LITTLE, _LITTLE, _FEW)
+
+
 def make_plan(T: int, K: int, V: int, *, low: bool, products: Products, has_state: bool) -> Plan:
     """The plan of a call with T tokens and widths K and V.
 
     low: True if c0 or c1 is not zero. has_state: True if a state goes in or out; the call is then chunked at any T.
     """
     chunked = has_state or quadratic_cost(T, K, V) > chunked_cost(K, V, low)
-    tiles = find_tiles(TABLES[products, "chunked" if chunked else "quadratic"], T, K, V, low)
+    tiles = find_tiles(products, "chunked" if chunked else "quadratic", T, K, V, low)
     group = 4 if K <= 2 * SLICE else 2
     return Plan(CHUNK if chunked else None, tiles, group, hi_lo=products == "bf16" and T > LONG)
 
 
-def find_tiles(table: _Table, T: int, K: int, V: int, low: bool) -> Tiles:
-    """The tiles of the first row of a table that fits."""
-    KP, VP = padded(K), padded(V)
+def find_tiles(products: Products, regime: Literal["quadratic", "chunked"], T: int, K: int, V: int, low: bool) -> Tiles:
+    """The tiles of the first row of a table that fits the call and this machine's GPUs."""
+    if (products, K, V) in SAFE_WIDTHS:
+        return safe_tiles()
+    KP, VP, large = padded(K), padded(V), shared_memory() >= LARGE
     return next(
         row.tiles
-        for row in table
+        for row in TABLES[products, regime]
         if KP <= row.KP
         and VP <= row.VP
         and row.sum >= KP + VP
         and T <= row.T
         and row.low in (None, low)
         and (V == VP or not row.full)
+        and (large or not row.large)
     )
 
 

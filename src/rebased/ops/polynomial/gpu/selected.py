@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.kernel_launch import launch
+from rebased.ops.polynomial.gpu import check, in_torch
 from rebased.ops.polynomial.gpu.backward import add_key_grad, add_query_grad, as_multiplied
-from rebased.ops.polynomial.gpu.call import choose_products, keeps_o_lo, rows_of, unit_of
+from rebased.ops.polynomial.gpu.call import choose_products, keeps_o_lo, rows_of, take_safe_tiles, unit_of
 from rebased.ops.polynomial.gpu.features import find_head, load_rows, positions
 from rebased.ops.polynomial.gpu.forward import add_keys
-from rebased.ops.polynomial.gpu.plan import TABLES, Tile, Tiles, find_tiles, padded
+from rebased.ops.polynomial.gpu.plan import Tile, Tiles, find_tiles, padded
+from rebased.ops.self_check import checked
 
 
 @triton.jit
@@ -157,7 +159,7 @@ def key_grad_at_kernel(
 
 
 def _tiles(q: Tensor, k: Tensor, v: Tensor, low: bool) -> Tiles:
-    return find_tiles(TABLES[choose_products(q), "quadratic"], k.shape[1], k.shape[3], v.shape[3], low)
+    return find_tiles(choose_products(q), "quadratic", k.shape[1], k.shape[3], v.shape[3], low)
 
 
 def _numbers(*tensors: Tensor) -> list[int]:
@@ -179,7 +181,12 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, do: Tensor | None, low: bool, ti
     }  # fmt: skip
 
 
+def _safer(k: Tensor, v: Tensor) -> bool:
+    return take_safe_tiles(choose_products(k), k.shape[3], v.shape[3])
+
+
 @torch.library.custom_op("rebased::poly_at", mutates_args=())
+@checked(in_torch.attend_at, compare=check.compare_at, safer=lambda q, k, v, *_: _safer(k, v))
 def poly_at(
     q: Tensor, k: Tensor, v: Tensor, at: Tensor, c0: float, c1: float, c2: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,6 +216,7 @@ def _(q, k, v, at, c0, c1, c2, eps):
 
 
 @torch.library.custom_op("rebased::poly_at_backward", mutates_args=())
+@checked(in_torch.attend_at_backward, compare=check.compare_at_backward, safer=lambda do, q, k, v, *_: _safer(k, v))
 def poly_at_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, at: Tensor, o: Tensor, o_lo: Tensor, inverse: Tensor,
     c0: float, c1: float, c2: float,
