@@ -3,6 +3,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 MINUTES ?= 5
 SEED ?= 0
+VERSIONS ?= lowest-direct
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 # One environment, four stamps. Each adds packages to what is there and reinstalls none of it.
@@ -15,10 +16,10 @@ DOCS := .venv/.ready-docs
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all suite suite-all torture test-gpu lint style types format bench docs figures notebook tree clean
+.PHONY: help setup demo test test-all suite suite-all torture test-gpu test-versions lint style types format bench docs figures notebook tree clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(TEST) ## create .venv with what tests and development need (PYTHON=python3.12 picks another Python)
 
@@ -64,6 +65,14 @@ torture: $(TEST) ## mutated inputs, kills and full disks, for MINUTES (5); pytho
 
 test-gpu: $(TEST) ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+# uv, because pip cannot take the lowest versions. Triton's kernels are interpreted, compiled and launched by stand-ins.
+test-versions: ## test the kernels with the lowest versions that pyproject.toml allows (VERSIONS=highest: the newest)
+	@$(PYTHON) -m venv --clear build/versions
+	build/versions/bin/python -m pip install --no-compile --disable-pip-version-check uv
+	build/versions/bin/uv pip install --python build/versions/bin/python --resolution $(VERSIONS) -e ".[dev]"
+	build/versions/bin/python -c 'import numpy, torch, triton; print(*(f"{each.__name__} {each.__version__}" for each in (torch, triton, numpy)))'
+	OMP_NUM_THREADS=1 build/versions/bin/python -m pytest --all tests/ops/test_backend.py tests/ops/test_kernel_launch.py tests/ops/test_interpreted.py tests/ops/test_polynomial_aot.py tests/ops/*_triton.py
 
 lint: style types ## ruff and mypy; changes nothing
 

@@ -15,7 +15,7 @@ from pathlib import Path
 def why_not_interpreted() -> str | None:
     """Why Triton's interpreter cannot run here; None if it can.
 
-    The interpreter of Triton 3.6 turns arrays of one element into int, which numpy 2.5 refuses.
+    The interpreter of Triton 3.5 and 3.6 turns arrays of one element into int, which numpy 2.4 and newer refuse.
     """
     import numpy
     import triton
@@ -24,7 +24,7 @@ def why_not_interpreted() -> str | None:
     try:
         int(numpy.ones(1))  # type: ignore[call-overload]
     except TypeError:
-        if "int(self.handle.data))" in inspect.getsource(interpreter):
+        if "int(self.handle.data)" in inspect.getsource(interpreter):
             return f"the interpreter of Triton {triton.__version__} does not work with numpy {numpy.__version__}"
     return None
 

@@ -1,6 +1,5 @@
 """Files on disk: atomic writes, folder locks, checksums, and reading within limits."""
 
-import fcntl
 import hashlib
 import json
 import math
@@ -9,7 +8,20 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    import msvcrt
+
+    def _set_lock(file: TextIO, held: bool) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK if held else msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
+else:
+
+    def _set_lock(file: TextIO, held: bool) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if held else fcntl.LOCK_UN)
+
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -40,6 +52,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def _sync_folder(folder: Path) -> None:
     """Write a folder's entries to disk: without this a power cut may undo a rename."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -65,12 +79,15 @@ def locked(folder: Path, *, option: str = "--out") -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when the process ends in any way
+            _set_lock(lock, True)  # the system frees it when the process ends in any way
         except OSError as error:
             raise FolderInUse(
                 f"{folder} is in use by another process; wait until it ends, or choose another folder ({option})"
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            _set_lock(lock, False)  # Windows frees it some time after the file is closed
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -18,6 +18,9 @@ def _faster_interpreter() -> Iterator[None]:
     - It looks up numpy's dtype in a table that it builds for every operation.
     - It computes sums and products of int32 a second time, in int64, to find overflows. The largest number that a
       kernel can compute here is an offset into a tensor of a test, and those have fewer than 2**31 elements.
+
+    And one is mended: the result of a comparison of two numbers stays a bool when it becomes a block. The interpreter
+    makes it an int32, and that of Triton 3.9 refuses such masks.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
@@ -37,7 +40,15 @@ def _faster_interpreter() -> Iterator[None]:
         patched.clear()
         return launch(self, *args, **kwargs)
 
+    def splat_bool(self: Any, kind: Any, value: Any) -> Any:
+        block = splat(self, kind, value)
+        if value.data.dtype == bool:
+            block.data = block.data.astype(bool)
+        return block
+
     builder, find_dtype = interpreter.interpreter_builder, cache(interpreter._get_np_dtype)
+
+    splat = type(builder).create_splat
 
     def dtype_of(kind: Any) -> numpy.dtype[Any]:
         return numpy.dtype(numpy.uint64) if kind.scalar.is_ptr() else find_dtype(kind.scalar)
@@ -46,6 +57,7 @@ def _faster_interpreter() -> Iterator[None]:
         patch.setattr(interpreter, "_patch_lang", once)
         patch.setattr(interpreter.GridExecutor, "__call__", fresh)
         patch.setattr(interpreter, "_get_np_dtype", dtype_of)
+        patch.setattr(type(builder), "create_splat", splat_bool)
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
         yield
 

@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext  # Windows has none
 
 AHEAD = 3  # items in flight per process: enough to keep it busy, few enough to need little memory
 
@@ -41,11 +43,11 @@ def ordered_pool(
 ) -> Iterator[Callable[[Iterable[Item]], Iterator[tuple[Item, Result]]]]:
     """A function that maps items to (item, result) pairs in order, computed by `workers` processes.
 
-    Each process calls function = make(*arguments) once, and then function(item) for each of its items. With one worker
-    everything runs in this process. What function raises is raised here. LostWorker is raised as soon as a process has
-    ended in any other way, such as by a signal.
+    Each process calls function = make(*arguments) once, and then function(item) for each of its items. With one worker,
+    and on Windows, everything runs in this process. What function raises is raised here. LostWorker is raised as soon
+    as a process has ended in any other way, such as by a signal.
     """
-    if workers == 1:
+    if workers == 1 or "forkserver" not in multiprocessing.get_all_start_methods():
         function = make(*arguments)
         yield lambda items: ((item, function(item)) for item in items)
         return
@@ -73,7 +75,7 @@ class _Call:
 class _Worker:
     """A worker process, the pipe to it, and the calls whose results it has not sent yet, oldest first."""
 
-    def __init__(self, context: ForkServerContext, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, context: "ForkServerContext", make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.connection, theirs = context.Pipe()
         self.calls: deque[_Call] = deque()
         self.process = context.Process(target=_work, args=(theirs, make, arguments), daemon=True)

@@ -38,7 +38,7 @@ def checksum(cls: type) -> str | None:
     """A checksum of the file in which a class stands, or of the class alone if it has no file. Empty lines, lines of
     comments and blanks at the end of a line do not count. None if there is no source."""
     try:
-        source = Path(inspect.getfile(cls)).read_text()
+        source = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
     except (OSError, TypeError, UnicodeDecodeError):  # typed into a notebook, or a file that is gone
         try:
             source = inspect.getsource(cls)

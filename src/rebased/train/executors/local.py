@@ -7,10 +7,9 @@ import signal
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rebased.config import plural
 from rebased.ops.backend import gpu_count
@@ -32,12 +31,19 @@ from rebased.train.executors.worker import limit_threads, work
 from rebased.train.interrupt import stop_request
 from rebased.train.sinks import RunStart, Sink, StepReport
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess  # Windows has none
+
 
 class LocalExecutor(Executor):
     """Trains each run in a process of its own on this machine. Workers beyond the number of GPUs share them evenly."""
 
     def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
         """`workers` is the number of runs at once; the default is one per GPU if `uses_gpu`, else one per CPU core."""
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise ValueError(
+                "Windows cannot fork processes to train in: use `rebased train`, one run at a time, or WSL"
+            )
         self.gpus = gpu_count() if uses_gpu else 0
         self.workers = workers or self.gpus or usable_cores()
         self.prepare = prepare
@@ -145,7 +151,7 @@ class LocalExecutor(Executor):
 
     def _process(
         self, slot: int, function: Callable[..., None], *arguments: Any
-    ) -> tuple[ForkServerProcess, Connection]:
+    ) -> tuple["ForkServerProcess", Connection]:
         """A started process and the reading end of its pipe. The process calls `function(*arguments, writing end)`."""
         context = multiprocessing.get_context("forkserver")  # one server imports torch once, then forks quickly
         context.set_forkserver_preload([__name__, "torch._dynamo"])  # optimisers import torch._dynamo
@@ -189,7 +195,7 @@ def visible_gpu(index: int) -> str:
 class _Running:
     """A process that trains a run, and the pipe through which it sends events."""
 
-    def __init__(self, index: int, slot: int, process: ForkServerProcess, connection: Connection) -> None:
+    def __init__(self, index: int, slot: int, process: "ForkServerProcess", connection: Connection) -> None:
         self.index, self.slot, self.process, self.connection = index, slot, process, connection
         self.asked = False  # to stop; a run that is asked twice ends without saving
 
@@ -224,7 +230,7 @@ class WorkerEnded(Exception):
     """A worker process has ended without a result."""
 
 
-def _receive(connection: Connection, process: ForkServerProcess) -> Any:
+def _receive(connection: Connection, process: "ForkServerProcess") -> Any:
     """What a process has sent. Raises WorkerEnded if it has ended and there is no more.
 
     The pipe alone does not tell: what the process has started may hold it open.

@@ -261,12 +261,12 @@ class TooSlow(Exception):
 
 @contextmanager
 def no_longer_than(seconds: int) -> Iterator[None]:
-    """Raise TooSlow when the time is up. Without effect outside of the main thread, which alone gets signals."""
+    """Raise TooSlow when the time is up. Without effect on Windows and outside of the main thread: it needs signals."""
 
     def ring(*_: object) -> None:
         raise TooSlow(f"{EPOCHS * STEPS} short steps take more than {seconds} s here")
 
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
     former = signal.signal(signal.SIGALRM, ring)
