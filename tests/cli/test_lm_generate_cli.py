@@ -140,6 +140,18 @@ def test_going_on_is_one_generation(capsys: pytest.CaptureFixture[str], tmp_path
     assert [each["tokens"] for each in read(other)] != [each["tokens"] for each in read(whole)]
 
 
+def test_a_sequence_does_not_depend_on_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("random", *BYTES, "--batch-invariant", "--max-tokens", "9", "--device", "cpu", "--prompt", "ab")
+    alone, among = tmp_path / "alone.json", tmp_path / "among.json"
+    said(capsys, *words, "--json", str(alone), "--save", str(tmp_path / "kept"))
+    said(capsys, *words, "--prompt", "", "--prompt", "a longer one", "--json", str(among))
+    assert read(alone)[0] == read(among)[0]
+    assert json.loads(among.read_text())["batch_invariant"]
+    with pytest.raises(SystemExit):
+        main(["lm", "generate", "random", *BYTES, "--continue", str(tmp_path / "kept"), "--batch-invariant"])
+    assert "leave out --batch-invariant" in capsys.readouterr().err
+
+
 def test_in_a_terminal_the_prompt_stands_before_the_text(home: Path) -> None:
     """A real terminal, with characters of several bytes, in pieces as they come."""
     leader, follower = pty.openpty()

@@ -55,7 +55,7 @@ def post(url: str, body: dict[str, object], key: str) -> dict[str, object]:
 
 def test_it_serves_until_a_signal_and_ends_what_it_began(home: Path) -> None:
     words = [sys.executable, "-m", "rebased", "lm", "serve", "tiny", *BYTES, "--port", "0", "--device", "cpu"]
-    words += ["--api-key-file", "key", "--context", "3000"]
+    words += ["--api-key-file", "key", "--context", "3000", "--batch-invariant"]
     environment = os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, cwd=home, env=environment, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

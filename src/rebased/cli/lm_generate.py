@@ -44,6 +44,7 @@ def lm_generate(
     n: int = 1,
     ignore_end: Annotated[bool, Parameter(negative="")] = False,
     batch_size: int = 64,
+    batch_invariant: Annotated[bool, Parameter(negative="")] = False,
     save: Path | None = None,
     continue_: Annotated[Path | None, Parameter(name="--continue")] = None,
     tokenizer: str | None = None,
@@ -87,6 +88,9 @@ def lm_generate(
         Go on after the token that ends a text.
     batch_size
         How many sequences are written at once; the others wait.
+    batch_invariant
+        Give each sequence the same tokens and log-probabilities, to the bit, whatever others are written with it.
+        Slower.
     save
         Keep the generation in this new file when it ends, or when Ctrl-C stops it, for --continue.
     continue_
@@ -122,7 +126,8 @@ def lm_generate(
     if continue_ is None:
         prompts = collect_prompts(prompt, file)
     else:
-        check_continued(given, prompt=prompt, file=file, stop=stop, n=n != 1, ignore_end=ignore_end)
+        begun = {"prompt": prompt, "file": file, "stop": stop, "n": n != 1, "ignore_end": ignore_end}
+        check_continued(given, **begun, batch_invariant=batch_invariant)
     where = choose_device(device)
     opened = open_text_model(model, tokenizer, data, where)
     opened.model.to(DTYPES[precision])
@@ -137,6 +142,7 @@ def lm_generate(
                 tokenizer=opened.tokenizer,
                 slots=batch_size,
                 keep_states=save is not None,
+                batch_invariant=batch_invariant,
                 **given,
             )
         else:
@@ -218,6 +224,7 @@ def describe(
         "tokenizer": opened.tokenizer.name,
         "sampling": asdict(generation.sampling),
         "ending": asdict(generation.ending),
+        "batch_invariant": generation.batch_invariant,
         "new_tokens": made,
         "seconds": seconds,
         "state_bytes": generation.state_bytes,

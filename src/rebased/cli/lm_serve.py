@@ -43,6 +43,7 @@ def lm_serve(
     max_body: int = 4 * 2**20,
     prefill_chunk: int = 1024,
     cache_mb: int = 256,
+    batch_invariant: Annotated[bool, Parameter(negative="")] = False,
     api_key_file: Path | None = None,
     grace: float = 30.0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -89,6 +90,9 @@ def lm_serve(
         Tokens of prompts that are read between two steps at most.
     cache_mb
         Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
+    batch_invariant
+        Give the same request the same answer, to the bit, whatever other requests there are and whatever is cached.
+        Slower.
     api_key_file
         File with the API key, instead of REBASED_API_KEY.
     grace
@@ -137,6 +141,7 @@ def lm_serve(
                     max_waiting=max_waiting,
                     prefill_chunk=prefill_chunk,
                     cache_bytes=cache_mb * 2**20,
+                    batch_invariant=batch_invariant,
                     capture=where.type == "cuda" and cuda_graph,
                 )
                 engine.warm_up()

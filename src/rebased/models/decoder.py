@@ -54,6 +54,8 @@ class Decoder:
         >>> tokens, logprobs = decoder.step()                                   # [2] each
     """
 
+    greedy_by_kernel = False  # whether fused steps choose greedy tokens by their kernel beside slots that draw, too
+
     @torch.inference_mode(False)  # its tensors are written to later, whatever the mode is then
     def __init__(
         self,
@@ -221,7 +223,8 @@ class Decoder:
         fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
         chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
         if mode != "greedy":
-            chosen = sampling.choose(self.logits, mode)
+            drawn = sampling.choose(self.logits, mode)
+            chosen = torch.where(sampling.temperature == 0, chosen, drawn) if self.greedy_by_kernel else drawn
         logprobs = advance_slots_(
             chosen, self.logits, log_sums, self.active, self.tokens, self.lengths, sampling.drawn, sampling.seen
         )

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from rebased.data.detokenize import StopStrings, TextStream
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.decoder import FIRST_CAPACITY, Decoder
+from rebased.models.invariant_decoder import InvariantDecoder
 from rebased.models.language_model import LanguageModel, LMState
 from rebased.models.prompts import Prompts, read_prompts
 from rebased.models.sampling import Sampling
@@ -83,13 +84,14 @@ class Snapshot(NamedTuple):
     sequences: list[Progress]
     states: dict[int, LMState]  # of each sequence in a slot, and of ended ones if kept: after all tokens but the last
     keep_states: bool = False  # whether states of sequences that end with "length" are kept, for `go_on`
+    batch_invariant: bool = False  # whether no sequence depends on the others, to the bit
 
 
 class Generation(Iterator[Token]):
     """An iterator over tokens as they are made. `LanguageModel.stream` begins one.
 
     Sequences that find no free slot wait until another one ends. Their number in the batch changes neither their random
-    numbers nor, but for rounding, their probabilities.
+    numbers nor, but for rounding, their probabilities; with batch_invariant they stay the same to the bit.
 
     Methods: `next()` and `for` give one Token after the other; `run()` makes all that are left; `result()` returns what
     there is so far; `fork()` returns an independent copy; `go_on(n)` lets sequences that are at max_tokens get n more;
@@ -105,12 +107,15 @@ class Generation(Iterator[Token]):
         self.sequences = snapshot.sequences
         longest = max(len(each.prompt) + len(each.tokens) for each in self.sequences)
         room = min(self.ending.max_tokens, FIRST_CAPACITY)
-        self._decoder = Decoder(model, snapshot.slots, capacity=longest + room)
+        self.batch_invariant = snapshot.batch_invariant
+        make = InvariantDecoder if snapshot.batch_invariant else Decoder
+        self._decoder = make(model, snapshot.slots, capacity=longest + room)
         self._limit = model.config.length_limit or math.inf
         self._texts = [TextStream(tokenizer, self.ending.stop) for _ in self.sequences]
         self._ready: deque[Token] = deque()
         prompts = [each.prompt for each in self.sequences]
-        self._group_of = group_prompts(prompts, snapshot.slots, self._decoder.prefill_chunk)
+        together = 0 if snapshot.batch_invariant else self._decoder.prefill_chunk
+        self._group_of = group_prompts(prompts, snapshot.slots, together)
         self._last_prefill: tuple[range, dict[int, LMState]] | None = None
         self._keep_states, self._kept = snapshot.keep_states, dict(snapshot.states)
         self._running: dict[int, int] = {}  # slot -> number of the sequence in it
@@ -200,7 +205,8 @@ class Generation(Iterator[Token]):
             for each in self.sequences
         ]
         states = self._kept | {number: self._decoder.get(slot) for slot, number in self._running.items()}
-        return Snapshot(self.sampling, self.ending, self._decoder.slots, sequences, states, self._keep_states)
+        flags = (self._keep_states, self.batch_invariant)
+        return Snapshot(self.sampling, self.ending, self._decoder.slots, sequences, states, *flags)
 
     def fork(self, seed: int | None = None) -> "Generation":
         """Return an independent copy that goes on from here: with the same random numbers, or with those of `seed`."""
@@ -247,7 +253,7 @@ class Generation(Iterator[Token]):
             first: dict[tuple[int, ...], int] = {}  # the n sequences of a prompt share its state
             owner = {each: first.setdefault(tuple(self.sequences[each].prompt), each) for each in group}
             prompts = {each: self.sequences[each].prompt for each in first.values()}
-            if len(prompts) > 1:
+            if len(prompts) > 1 and isinstance(self._decoder, Decoder):
                 states = self._decoder.prefill_together([prompt[:-1] for prompt in prompts.values()])
                 on_prefill(total := sum(map(len, prompts.values())), total)
             else:
@@ -359,6 +365,7 @@ def begin(
     slots: int = SLOTS,
     tokenizer: Tokenizer | None = None,
     keep_states: bool = False,
+    batch_invariant: bool = False,
 ) -> Generation:
     """Return the generation of n sequences per prompt, at most `slots` at a time. See LanguageModel.stream."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -379,5 +386,5 @@ def begin(
             "give fewer"
         )
     sequences = [Progress(prompt) for prompt in read for _ in range(n)]
-    here = Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}, keep_states)
+    here = Snapshot(sampling, ending, min(slots, len(sequences)), sequences, {}, keep_states, batch_invariant)
     return Generation(model, here, tokenizer)

@@ -47,6 +47,7 @@ class _About(Config):
     ending: dict[str, Any]
     slots: int = Field(gt=0)
     keep_states: bool
+    batch_invariant: bool = False
     sequences: tuple[_Sequence, ...] = Field(min_length=1)
 
 
@@ -65,6 +66,7 @@ def save_generation(generation: Generation, path: Path | str) -> None:
         ending=asdict(here.ending),
         slots=here.slots,
         keep_states=here.keep_states,
+        batch_invariant=here.batch_invariant,
         sequences=tuple(
             _Sequence(
                 prompt=len(each.prompt),
@@ -116,7 +118,8 @@ def load_generation(path: Path | str, model: LanguageModel, tokenizer: Tokenizer
             for number, each in enumerate(sequences)
             if each.in_slot or any(name.startswith(f"state.{number}.") for name in tensors)
         }
-        here = Snapshot(sampling, ending, about.slots, sequences, states, about.keep_states)
+        flags = (about.keep_states, about.batch_invariant)
+        here = Snapshot(sampling, ending, about.slots, sequences, states, *flags)
         return Generation(model, here, tokenizer)
     except (TypeError, KeyError, IndexError) as error:  # the checksum is right, so other code wrote it
         raise ValueError(f"{path} is not what this version writes: {type(error).__name__}: {error}") from error

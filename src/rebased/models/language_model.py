@@ -1,6 +1,7 @@
 """The language model: embeddings, layers with a repeated pattern of mixers, and a head tied to the embeddings."""
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,11 +21,13 @@ from rebased.mixers import (
     mixer_name,
     named_errors,
     positions_in_documents,
+    rows_at,
 )
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
 from rebased.ops import IGNORE, embed, linear_cross_entropy
+from rebased.ops.invariance import GRID, is_batch_invariant
 
 if TYPE_CHECKING:
     from rebased.data.tokenizer import Tokenizer
@@ -119,8 +122,13 @@ class LanguageModel(nn.Module):
 
         `cu_seqlens` [n+1], int32 or int64, says where documents begin in the B*T tokens (every row begins one); its
         last number is B*T. Each document is then computed as if it were alone: none sees another, and positions count
-        from its own first token. With `shard` the tokens are this rank's shard of longer sequences.
+        from its own first token. With `shard` the tokens are this rank's shard of longer sequences. Inside
+        `rebased.ops.batch_invariant` neither is possible.
         """
+        if is_batch_invariant() and tokens.numel():
+            if cu_seqlens is not None or shard is not None:
+                raise ValueError("batch_invariant reads each row by itself; leave out cu_seqlens and shard")
+            return self._hidden_by_rows(tokens)
         if shard is not None:
             self._check_shardable(cu_seqlens)
         x = self._embed(tokens, 0 if shard is None else shard.start, cu_seqlens)
@@ -169,6 +177,8 @@ class LanguageModel(nn.Module):
         It is faster than `hidden`: what follows the last mixer works on each position by itself, so the others are left
         out there. On a GPU ReBased and Based leave them out too (mixers/positions.py).
         """
+        if is_batch_invariant():
+            return rows_at(self.hidden(tokens), positions)
         x = self._embed(tokens, start=0)
         *blocks, last = self.blocks
         for block in blocks:
@@ -268,6 +278,7 @@ class LanguageModel(nn.Module):
         ignore_end_of_text: bool = False,
         tokenizer: "Tokenizer | None" = None,
         slots: int = 64,
+        batch_invariant: bool = False,
     ) -> "Generated":
         """Return what the model writes after each prompt: Generated(tokens, logprobs, finish_reasons, texts).
 
@@ -288,6 +299,7 @@ class LanguageModel(nn.Module):
             ignore_end_of_text=ignore_end_of_text,
             tokenizer=tokenizer,
             slots=slots,
+            batch_invariant=batch_invariant,
         ).run()
 
     def stream(
@@ -308,6 +320,7 @@ class LanguageModel(nn.Module):
         tokenizer: "Tokenizer | None" = None,
         slots: int = 64,
         keep_states: bool = False,
+        batch_invariant: bool = False,
     ) -> "Generation":
         """Return an iterator over the tokens that the model writes after each prompt, as they are made.
 
@@ -323,6 +336,8 @@ class LanguageModel(nn.Module):
             tokenizer: turns prompts into tokens and tokens into text.
             slots: how many sequences are decoded at once; the others wait.
             keep_states: whether the states of sequences that reach max_tokens are kept, so that they can `go_on`.
+            batch_invariant: whether tokens and log-probabilities of a sequence have the same bits whatever other
+                sequences there are. It is slower (docs/batch_invariance.md).
 
         Example:
             >>> for token in model.stream("def main(", tokenizer=ByteTokenizer(), max_tokens=100):
@@ -334,7 +349,8 @@ class LanguageModel(nn.Module):
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
         stops = stop if isinstance(stop, str) else tuple(stop)
         ending = Ending(max_tokens, stops, end_of_text, ignore_end_of_text)  # type: ignore[arg-type]
-        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer, keep_states=keep_states)
+        options: dict[str, Any] = {"keep_states": keep_states, "batch_invariant": batch_invariant}
+        return begin(self, prompts, sampling, ending, n=n, slots=slots, tokenizer=tokenizer, **options)
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the state of one sequence holds after seq_len tokens, over all layers."""
@@ -343,6 +359,19 @@ class LanguageModel(nn.Module):
     def num_parameters(self) -> int:
         """Return the number of parameters, the tied head counted once."""
         return sum(p.numel() for p in self.parameters())
+
+    def _hidden_by_rows(self, tokens: Tensor) -> Tensor:
+        """Return `hidden` of each row by itself, in chunks of GRID tokens; the last is filled up, as far as it goes."""
+        T = tokens.shape[1]
+        end = max(T, min(T + -T % GRID, self.config.length_limit or sys.maxsize))
+        rows = []
+        for row in functional.pad(tokens, (0, end - T)).split(1):
+            state, features = self.init_state(1), []
+            for chunk in row.split(GRID, dim=1):
+                made, state = self.extend(chunk, state)
+                features.append(made)
+            rows.append(torch.cat(features, dim=1))
+        return torch.cat(rows)[:, :T]
 
     def _check_shardable(self, cu_seqlens: Tensor | None) -> None:
         if cu_seqlens is not None:

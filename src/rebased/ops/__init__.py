@@ -19,6 +19,7 @@ from rebased.ops.decoding import (
     poly_step_,
 )
 from rebased.ops.embedding import embed
+from rebased.ops.invariance import batch_invariant
 from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
 from rebased.ops.polynomial import (
     BASED,
@@ -56,6 +57,7 @@ __all__ = [
     "PolyState",
     "WKVState",
     "advance_slots_",
+    "batch_invariant",
     "best_tokens",
     "complete_square",
     "embed",

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rebased.ops.derivatives import first_derivatives_only
 
 
 class Decays(NamedTuple):
@@ -72,7 +73,7 @@ class _LinearScan(torch.autograd.Function):
         return h
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("the chunked path of wkv")
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_a, h, start = ctx.saved_tensors
         decays = Decays.of(log_a)

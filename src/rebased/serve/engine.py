@@ -14,6 +14,7 @@ import torch
 from rebased.data.detokenize import TextStream
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import Decoder, LanguageModel, Sampling
+from rebased.models.invariant_decoder import InvariantDecoder
 from rebased.serve.job import Choice, Event, Failed, Job, Made, PromptRead, Scored
 from rebased.serve.prefixes import PrefixStates
 from rebased.serve.prompt_reader import PromptReader, Reading, begin_alike, score_rows
@@ -58,6 +59,8 @@ class Engine:
         prefill_chunk: tokens of prompts that are read between two steps at most.
         cache_bytes: memory for states of prompts that were read before; 0 for none.
         capture: whether steps are replayed as CUDA graphs, on a GPU.
+        batch_invariant: whether an answer has the same bits whatever other requests there are, and whatever is cached.
+            Prompts are then read by themselves, in chunks that begin at multiples of 128 tokens.
         post: calls a function. Events are delivered by it, all those of a step in one call. An event loop gives its
             call_soon_threadsafe; by default the engine's thread delivers itself.
 
@@ -75,14 +78,16 @@ class Engine:
         prefill_chunk: int = 1024,
         cache_bytes: int = 0,
         capture: bool = False,
+        batch_invariant: bool = False,
         post: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
         self.model, self.tokenizer, self.post = model, tokenizer, post
         self.slots, self.context, self.max_waiting, self.prefill_chunk = slots, context, max_waiting, prefill_chunk
-        self.decoder = Decoder(model, slots, capacity=context, grows=False, capture=capture)
+        self.batch_invariant = batch_invariant
         self._capture = capture
+        self.decoder = self._make_decoder()
         self.prefixes = PrefixStates(cache_bytes)
-        self._reader = PromptReader(model, self.prefixes)
+        self._reader = PromptReader(model, self.prefixes, batch_invariant=batch_invariant)
         self.stats = Stats()
         self.broken: str | None = None  # why the last step failed
         self._lock = threading.Condition()
@@ -113,8 +118,12 @@ class Engine:
                 raise
             _log.warning("%s", error)
             self._capture = False
-            self.decoder = Decoder(self.model, self.slots, capacity=self.context, grows=False)
+            self.decoder = self._make_decoder()
             self._warm_up()
+
+    def _make_decoder(self) -> Decoder | InvariantDecoder:
+        make = InvariantDecoder if self.batch_invariant else Decoder
+        return make(self.model, self.slots, capacity=self.context, grows=False, capture=self._capture)
 
     def _warm_up(self) -> None:
         for sampling in WARM_UP:
@@ -331,11 +340,15 @@ class Engine:
         wanted = {slot: choice.job.top for slot, choice in self._running.items() if choice.job.top}
         if not wanted:
             return {}
-        slots = list(wanted)
-        index = torch.tensor(slots, device=self.decoder.logits.device)
-        chosen = self.decoder.tokens[index].tolist()
-        rows = score_rows(self.decoder.logits[index], chosen, max(top or 0 for top in wanted.values()))
-        return {slot: (row.logprob or 0.0, row.top[: wanted[slot]]) for slot, row in zip(slots, rows, strict=True)}
+        found: dict[int, tuple[float, list[tuple[int, float]]]] = {}
+        logits, tokens = self.decoder.logits, self.decoder.tokens
+        for slots in [[slot] for slot in wanted] if self.batch_invariant else [list(wanted)]:
+            index = torch.tensor(slots, device=logits.device)
+            rows = score_rows(logits[index], tokens[index].tolist(), max(wanted[slot] or 0 for slot in slots))
+            found |= {
+                slot: (row.logprob or 0.0, row.top[: wanted[slot]]) for slot, row in zip(slots, rows, strict=True)
+            }
+        return found
 
     def _take_slot(self, choice: Choice, read: Reading) -> None:
         if choice.job.over:
@@ -372,7 +385,7 @@ class Engine:
             made = made._replace(finish_reason="length", text=text + choice.text.finish())
         if made.finish_reason is None:
             return self._tell(job, made)
-        if job.keep_end and self.prefixes.limit:
+        if job.keep_end and self.prefixes.limit and not self.batch_invariant:  # a prompt that is read has other bits
             self.prefixes.keep([*job.prompts[choice.prompt], *choice.tokens[:-1]], self.decoder.get(slot))
         self._leave_slot(slot)
         self._finish(choice, made)

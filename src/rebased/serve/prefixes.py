@@ -38,14 +38,17 @@ class PrefixStates:
     def __len__(self) -> int:
         return len(self._states)
 
-    def find(self, tokens: Sequence[int]) -> Found:
-        """Return the longest known beginning of these tokens, and note them for the next prompt."""
+    def find(self, tokens: Sequence[int], multiple: int = 1) -> Found:
+        """Return the longest known beginning of these tokens, and note them for the next prompt.
+
+        Its length is a multiple of `multiple`, unless it is that of all tokens.
+        """
         grid = range(GRID, len(tokens) + 1, GRID) if self.limit else ()
         lengths = sorted({*grid, *(length for length in self._lengths if length <= len(tokens))})
         digests = dict(zip(lengths, _digests(tokens, lengths), strict=True))
         state, shared = None, 0
         for length in reversed(lengths):
-            if digests[length] in self._states:
+            if digests[length] in self._states and (length % multiple == 0 or length == len(tokens)):
                 self._states.move_to_end(digests[length])
                 state = self._states[digests[length]]
                 break

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rebased.models import LanguageModel, LMState
+from rebased.ops.invariance import GRID as CHUNK_GRID
 from rebased.serve.job import Choice, Job, Scored
 from rebased.serve.prefixes import GRID, PrefixStates
 
@@ -38,22 +39,27 @@ class Reading:
 
 
 class PromptReader:
-    """Reads prompts with a model, and keeps states in `prefixes`."""
+    """Reads prompts with a model, and keeps states in `prefixes`.
 
-    def __init__(self, model: LanguageModel, prefixes: PrefixStates) -> None:
-        self._model, self._prefixes = model, prefixes
+    With `batch_invariant` each prompt is read by itself, and its chunks begin at multiples of CHUNK_GRID tokens, where
+    states are kept too: the state after a prompt is then a function of the prompt alone, to the bit.
+    """
+
+    def __init__(self, model: LanguageModel, prefixes: PrefixStates, *, batch_invariant: bool = False) -> None:
+        self._model, self._prefixes, self._by_itself = model, prefixes, batch_invariant
+        self._grid = CHUNK_GRID if batch_invariant else 1
 
     def begin(self, choices: deque[Choice]) -> Reading:
         """Begin with the prompt of these choices, where a kept state ends."""
         job, number = choices[0].job, choices[0].prompt
         prompt = job.prompts[number]
         marks = {*job.marks[number]} if job.marks else set()
-        marks.add(len(prompt) - 1)
+        marks = {mark // self._grid * self._grid for mark in marks} | {len(prompt) - 1}
         if job.score_prompts:  # every token has to be read
             scores = [Scored(prompt[0], None, [])]
             return Reading(choices, prompt, self._model.init_state(1), _rising(marks, 0, prompt), 0, scores)
-        found = self._prefixes.find(prompt[:-1])
-        marks.add(found.shared)
+        found = self._prefixes.find(prompt[:-1], self._grid)
+        marks.add(found.shared // self._grid * self._grid)
         state = found.state or self._model.init_state(1)
         return Reading(choices, prompt, state, _rising(marks, state.position, prompt), state.position)
 
@@ -61,22 +67,29 @@ class PromptReader:
     def read(self, readings: Sequence[Reading], budget: int) -> int:
         """Read up to `budget` tokens of these prompts in one pass, each no further than its next mark.
 
-        Earlier ones come first. Returns how many tokens were read. An error changes nothing.
+        Earlier ones come first. Returns how many tokens were read: with batch_invariant whole chunks, so the last of
+        them may pass the budget. An error changes nothing.
         """
         pieces: list[tuple[Reading, int, int]] = []
         left = budget
         for reading in readings:
             start = reading.state.position
-            stop = min(start + reading.left, start + left, *reading.marks)
+            if self._by_itself:
+                stop = min(start + reading.left, start + self._grid) if left > 0 else start
+            else:
+                stop = min(start + reading.left, start + left, *reading.marks)
             if stop > start:
                 pieces.append((reading, start, stop))
                 left -= stop - start
         if not pieces:
             return 0
-        if len(pieces) == 1:
-            (reading, start, stop), device = pieces[0], self._model.embedding.weight.device
-            hidden, state = self._model.extend(torch.tensor([reading.prompt[start:stop]], device=device), reading.state)
-            features, states = [hidden[0]], [state]
+        if len(pieces) == 1 or self._by_itself:
+            features, states, device = [], [], self._model.embedding.weight.device
+            for reading, start, stop in pieces:
+                tokens = torch.tensor([reading.prompt[start:stop]], device=device)
+                hidden, state = self._model.extend(tokens, reading.state)
+                features.append(hidden[0])
+                states.append(state)
         else:
             documents = [reading.prompt[start:stop] for reading, start, stop in pieces]
             features, states = self._model.extend_documents(documents, [reading.state for reading, *_ in pieces])

@@ -9,6 +9,7 @@ from torch.nn import functional
 from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.convolution.chunked import fft_convolution, shifted_sum
 from rebased.ops.convolution.reference import direct_sum
+from rebased.ops.derivatives import refuse_transforms
 
 Activation = Literal["silu"]
 """What may follow the short convolution."""
@@ -48,6 +49,7 @@ def short_conv_extend(
             f"x {list(x.shape)} with {width} taps needs weight {[x.shape[2], width]} and state "
             f"{[x.shape[0], width - 1, x.shape[2]]}; got {list(weight.shape)} and {list(state.shape)}"
         )
+    refuse_transforms("short_conv")
     if kernel_path(backend, x, offset=x.shape[1] * max(x.shape[2], x.stride(1))) == "triton":
         from rebased.ops.convolution.gpu import convolve
 
@@ -110,6 +112,8 @@ def long_conv(x: Tensor, taps: Tensor, skip: Tensor | None = None, *, backend: B
     dtype = accumulate_dtype(x.dtype)
     signal, taps = x.to(dtype), taps[:T].to(dtype)
     path = kernel_path(backend, x)
+    if path != "reference":
+        refuse_transforms("the FFT of long_conv")
     if x.numel() == 0:
         y = signal * taps.sum(0)  # empty, and still a function of x and taps to autograd; no FFT has length 0
     else:

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rebased.ops.derivatives import first_derivatives_only
 
 
 def shifted_sum(seen: Tensor, weight: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class _ShiftedSum(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("short_conv")
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         seen, weight = ctx.saved_tensors
         T = dy.shape[1]
@@ -56,7 +57,7 @@ class _FFTConvolution(torch.autograd.Function):
         return _from_spectrum(_spectrum(x) * _spectrum(taps), x.shape[1])
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("long_conv")
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, taps = ctx.saved_tensors
         T, spectrum = x.shape[1], _spectrum(dy)

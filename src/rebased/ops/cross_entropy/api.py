@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype, kernel_path, matmul_dtype
 from rebased.ops.cross_entropy.reference import losses_and_gradient_
+from rebased.ops.derivatives import refuse_forward_mode
 
 HALF_SCALE = 2.0**14  # of softmax - onehot in fp16: fp16 holds up to 65,504, and down to 6e-5 with all digits
 
@@ -37,9 +38,10 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     Raises:
         ValueError: if shapes do not match or targets are not integers.
         RuntimeError: on a CPU, if a target is outside of the vocabulary; on a GPU the loss is NaN instead, because a
-            check would wait for the device. Also on a second derivative.
+            check would wait for the device. Also on a second derivative, and on one in forward mode.
     """
     _check(hidden, weight, targets)
+    refuse_forward_mode("linear_cross_entropy")
     dtype = matmul_dtype(hidden, weight)
     on_gpu = kernel_path("auto", hidden) == "triton" and dtype != torch.float64
     wanted = torch.is_grad_enabled()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import kernel_path, matmul_dtype
+from rebased.ops.invariance import is_batch_invariant
 from rebased.ops.norm import reference
 
 MAX_FEATURES = 8192  # of a row, that a kernel takes
@@ -79,7 +80,7 @@ def linear_layer_norm(
 
 def _together(x: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernel of linear_gpu.py takes these."""
-    if torch.compiler.is_compiling() or kernel_path("auto", x) != "triton":
+    if torch.compiler.is_compiling() or kernel_path("auto", x) != "triton" or is_batch_invariant():
         return False
     from rebased.ops.norm.linear_gpu import MAX_FEATURES, MAX_WIDTH
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func
+from rebased.ops.derivatives import in_forward_mode, refuse_forward_mode, refuse_transforms
 from rebased.ops.polynomial import chunked, learned, recurrent, reference, summary
 from rebased.ops.polynomial.state import (
     AnyCoefficients,
@@ -76,6 +77,7 @@ def poly_attention(
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
     path = _path(backend, q, coefficients)
+    _refuse_transforms(path)
     if cu_seqlens is None:
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     _check_cu_seqlens(cu_seqlens, q)
@@ -198,6 +200,7 @@ def poly_attention_extend(
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
     _check_state(state, q, v, coefficients, B)
     path = _path(backend, q, coefficients)
+    _refuse_transforms(path)
     if cu_seqlens is None:
         return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
     if path not in (*_PLAIN_TORCH.values(), learned):
@@ -285,6 +288,7 @@ def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolySt
         ValueError: if shapes, dtypes, devices or coefficients are not as above.
     """
     coefficients, _, _ = _check(k, k, v, coefficients, None, EPS)
+    refuse_transforms("poly_state")
     return summary.summarise(k, v, coefficients=layout(coefficients))
 
 
@@ -314,11 +318,19 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleT
     from rebased.ops.polynomial import gpu  # here, because importing rebased.ops must not import Triton
     from rebased.ops.polynomial.gpu.plan import MAX_KEY_WIDTH
 
-    transformed = in_torch_func()
+    transformed = in_torch_func() or in_forward_mode()
     if transformed and backend == "triton":
-        raise ValueError("torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend='chunked'")
+        remedy = "'reference'" if in_forward_mode() else "'chunked'"
+        raise ValueError(f"torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend={remedy}")
     beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH or transformed
     return chunked if backend == "auto" and beyond_kernels else gpu
+
+
+def _refuse_transforms(path: ModuleType) -> None:
+    if path is chunked:
+        refuse_forward_mode("the chunked path of polynomial attention")
+    elif path is learned:
+        refuse_transforms("the chunked path of polynomial attention with learnt coefficients")
 
 
 def _check(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype
+from rebased.ops.derivatives import first_derivatives_only
 from rebased.ops.polynomial import chunked
 from rebased.ops.polynomial.similarity import LearnedKernel
 from rebased.ops.polynomial.state import Coefficients, PolyState
@@ -84,7 +85,7 @@ class _Attention(torch.autograd.Function):
         return o, after
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only("the chunked path of polynomial attention with learnt coefficients")
     def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, state, o, denominator, c = ctx.saved_tensors
         kernel = LearnedKernel(c.detach(), ctx.scale)

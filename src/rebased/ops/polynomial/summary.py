@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rebased.ops.backend import accumulate_dtype
+from rebased.ops.derivatives import first_derivatives_only
 from rebased.ops.polynomial.features import contract, expand, state_order
 from rebased.ops.polynomial.state import Coefficients, PolyState, feature_count
 
@@ -45,7 +45,7 @@ class _Summary(torch.autograd.Function):
         return S[:, state_order(k.shape[1], coefficients, k.device)].to(k.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("poly_state")
     def backward(ctx: Any, dS: Tensor) -> tuple[Tensor, Tensor, None]:
         k, v = ctx.saved_tensors
         dk, dv = torch.empty_like(k), torch.empty_like(v)

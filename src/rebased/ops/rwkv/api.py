@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
+from rebased.ops.derivatives import refuse_transforms
 from rebased.ops.rwkv import chunked, reference
 from rebased.ops.rwkv.state import WKVState, init_wkv_state
 
@@ -52,6 +53,8 @@ def wkv_extend(
     """
     _check(k, v, w, u, state)
     path = kernel_path(backend, k, offset=k.shape[1] * k.shape[2])
+    if path != "reference":
+        refuse_transforms(f"the {path} path of wkv")
     dtype = accumulate_dtype(k.dtype)
     rate, u = torch.exp(w.to(dtype)), u.to(dtype)
     if path == "triton":

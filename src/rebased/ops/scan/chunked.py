@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rebased.ops.derivatives import first_derivatives_only
 from rebased.ops.linear_scan import Decays, state_gradients, states
 
 CHUNK_NUMBERS = 1 << 20  # numbers of [C, B, D, N] in one chunk: what still fits the caches of a core
@@ -38,7 +38,7 @@ class _ChunkedScan(torch.autograd.Function):
         return y, h if starts else h.clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only("the chunked path of selective_scan")
     def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor, ...]:
         x, dt, A, B, C, *starts = ctx.saved_tensors
         dx, ddt, dA, dB, dC = (
