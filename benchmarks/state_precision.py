@@ -142,6 +142,7 @@ FULL_RUN = mqar_run(
     epochs=32,
     batch_size=256,
     lr=1e-3,
+    precision="tf32",
 )
 CPU_RUN = mqar_run(
     {(64, 4): 6000, (64, 8): 6000, (64, 16): 6000, (256, 8): 3000, (256, 16): 3000},
@@ -195,8 +196,8 @@ def attend_by_tokens(q: Tensor, k: Tensor, v: Tensor, coefficients: Coefficients
     state = init_poly_state(B, H, width, v.shape[3], coefficients, device=q.device)
     generator = Generator(q.device).manual_seed(0)
     for t in range(T):
-        token = (x[:, t : t + 1] for x in (q, k, v))
-        yield poly_attention_extend_(*token, state, coefficients=coefficients)
+        now = slice(t, t + 1)
+        yield poly_attention_extend_(q[:, now], k[:, now], v[:, now], state, coefficients=coefficients)
         format.round_(state, generator)
 
 
@@ -234,7 +235,8 @@ class Reader:
 
 def measure_recall(size: Size, device: torch.device, folder: Path) -> dict[str, Any]:
     """Train the MQAR model, or take the one that is in the folder, and count its right answers in each format."""
-    config = SyntheticRunConfig.model_validate(size.run | {"train": {**size.run["train"], "device": device.type}})
+    settings = {**size.run, "train": {**size.run["train"], "device": device.type}}
+    config = SyntheticRunConfig.model_validate(settings)
     result = train(config, folder, resume=folder.exists())
     print(f"recall: trained to {result.accuracy} at epoch {result.epoch}", file=sys.stderr, flush=True)
     model, rows = load_model(folder, device), []
@@ -313,11 +315,11 @@ def verdicts(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             for row in text
             if row["format"] == label
         ]
-        known = falls is not None and bool(rises)
+        known = falls is not None and falls < MOST_RECALL and bool(rises)
         found[label] = {
             "recall_falls": falls,
             "perplexity_rises": finite(max(rises, default=math.nan)),
-            "harmless": known and falls < MOST_RECALL and max(rises) < MOST_PERPLEXITY,
+            "harmless": known and max(rises) < MOST_PERPLEXITY,
         }
     return found
 
