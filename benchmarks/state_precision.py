@@ -10,6 +10,7 @@ loads the state, adds a token, and stores it. States of short convolutions stay 
     operator  relative error of o against fp64 for random normal q, k, v, at positions T/2 to T
     recall    a model of `rebased train` reads MQAR token by token; questions are anywhere after the pairs (alpha 1)
     text      the shipped language model reads this package's own source, which it was not trained on
+    range     the largest numbers of its state in fp32 by the length of the text; fp16 ends at 65,504
 
 A format is harmless if at every length recall falls by less than 0.5 percentage points, and in every range of positions
 perplexity rises by less than 0.1 %, two standard errors of the paired difference added to both. Lengths and numbers of
@@ -20,6 +21,7 @@ benchmarks/results/state_precision-<time>-<machine>.json.
 import argparse
 import hashlib
 import math
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import write_record
 
+from rebased.data.tokenizer import Tokenizer
 from rebased.mixers import init_slots, rows_at
 from rebased.mixers.polynomial import PolynomialAttention
 from rebased.models import LanguageModel
@@ -55,11 +58,12 @@ from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import MQAR, find_questions
 from rebased.train import train
 
-SECTIONS = ("operator", "recall", "text")
+SECTIONS = ("operator", "recall", "text", "range")
 MOST_RECALL, MOST_PERPLEXITY = 0.005, 0.001  # that a harmless format may lose: share of answers, relative rise
 WELL = 0.9  # recall in fp32 of the numbers of pairs that count
 PACKAGE = Path(__file__).parents[1] / "src" / "rebased"
 K, V = 16, 64
+RANGE_WINDOWS = 5
 
 Round = Callable[[Tensor, Generator], None]
 
@@ -114,6 +118,7 @@ class Size(NamedTuple):
     rows: int  # sequences per length and number of pairs
     text_bounds: tuple[int, ...]  # where ranges of positions begin and end
     windows: int
+    range_lengths: tuple[int, ...] = (2048, 4096, 8192, 16_384, 32_768)
 
 
 def mqar_run(segments: Mapping[tuple[int, int], int], d_model: int, mixer: dict[str, Any], **settings: Any) -> Any:
@@ -161,7 +166,7 @@ FULL_RECALL = {64: (16,), 256: (16, 64), 1024: (16, 64), 4096: (16, 64)}
 SIZES = {
     "full": Size(LENGTHS, 5, FULL_RUN, FULL_RECALL, 256, BOUNDS, 128),
     "cpu": Size(LENGTHS, 5, CPU_RUN, {64: (4, 8, 16), 256: (4, 8, 16)}, 256, BOUNDS[:4], 32),
-    "tiny": Size((32, 64), 2, TINY_RUN, {32: (4,)}, 8, (0, 16, 32), 2),
+    "tiny": Size((32, 64), 2, TINY_RUN, {32: (4,)}, 8, (0, 16, 32), 2, (32, 64)),
 }
 
 
@@ -227,11 +232,10 @@ class Reader:
             for state in self.states:
                 self.format.round_(state, generator)
 
-    def largest(self) -> dict[str, float | None]:
-        """The largest magnitudes in kv and z after the last token; fp16 ends at 65,504."""
-        return {
-            name: finite(max(getattr(each, name).abs().max().item() for each in self.states)) for name in ("kv", "z")
-        }
+
+def largest(states: Sequence[PolyState]) -> dict[str, float | None]:
+    """The largest magnitudes in kv and z of all layers."""
+    return {name: finite(max(getattr(each, name).abs().max().item() for each in states)) for name in ("kv", "z")}
 
 
 def measure_recall(size: Size, device: torch.device, folder: Path) -> dict[str, Any]:
@@ -254,7 +258,7 @@ def measure_recall(size: Size, device: torch.device, folder: Path) -> dict[str, 
                 change = right[label] - right["fp32"]
                 row = {"T": T, "pairs": pairs, "format": label, "accuracy": right[label].mean().item()}
                 row |= {"change": change.mean().item(), "standard_error": standard_error(change)}
-                rows.append(row | {"largest": reader.largest()})
+                rows.append(row | {"largest": largest(reader.states)})
         print(f"recall: T = {T} done", file=sys.stderr, flush=True)
     about = {"accuracy": result.accuracy, "epoch": result.epoch, "digest": config.digest()}
     return {"run": about | {"config": config.model_dump(mode="json")}, "sequences": size.rows, "rows": rows}
@@ -263,13 +267,9 @@ def measure_recall(size: Size, device: torch.device, folder: Path) -> dict[str, 
 def measure_text(size: Size, device: torch.device) -> dict[str, Any]:
     """The perplexity of the shipped model by position, in each format."""
     model, tokenizer = open_text_model(None, device=device)
-    files = sorted(PACKAGE.rglob("*.py"))
-    text = [token for path in files for token in (tokenizer.end_of_text, *path.read_bytes())]
-    length = size.text_bounds[-1]
-    starts = torch.linspace(0, len(text) - length - 1, size.windows).long().tolist()
-    windows = torch.tensor([text[start : start + length + 1] for start in starts], device=device)
+    windows = source_windows(size.windows, size.text_bounds[-1] + 1, tokenizer, device)
     tokens, labels = windows[:, :-1], windows[:, 1:]
-    rows, losses, largest = [], dict[str, Tensor](), {}
+    rows, losses, ends = [], dict[str, Tensor](), {}
     for label, format in FORMATS.items():
         reader = Reader(model, format)
         found = [
@@ -283,11 +283,42 @@ def measure_text(size: Size, device: torch.device) -> dict[str, Any]:
             row = {"begin": begin, "end": end, "format": label, "perplexity": finite(here.mean().exp().item())}
             row["change"] = finite(math.expm1(change) if change < 700 else math.inf)  # relative
             rows.append(row | {"standard_error": standard_error(here - plain)})
-        largest[label] = reader.largest()
+        ends[label] = largest(reader.states)
         print(f"text: {label} done", file=sys.stderr, flush=True)
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    about = {"what": "*.py of src/rebased", "commit": describe_code()["commit"], "bytes": len(text), "sha256": digest}
-    return {"model": "lm/stdlib-bytes", "text": about, "windows": size.windows, "rows": rows, "largest": largest}
+    return {"windows": size.windows, "rows": rows, "largest": ends, **about_text()}
+
+
+@torch.no_grad()
+def measure_range(size: Size, device: torch.device) -> dict[str, Any]:
+    """The largest magnitudes in the shipped model's fp32 state after T tokens, one number per window."""
+    model, tokenizer = open_text_model(None, device=device)
+    windows = source_windows(RANGE_WINDOWS, max(size.range_lengths), tokenizer, device)
+    rows: list[dict[str, Any]] = [{"T": T, "kv": [], "z": []} for T in size.range_lengths]
+    for window in windows:
+        state = model.init_state(1)
+        for row in rows:
+            _, state = model.extend(window[None, state.position : row["T"]], state)
+            for name, value in largest([each for each in state.layers if isinstance(each, PolyState)]).items():
+                row[name].append(value)
+    return {"windows": RANGE_WINDOWS, "rows": rows, **about_text()}
+
+
+def source_windows(count: int, length: int, tokenizer: Tokenizer, device: torch.device) -> Tensor:
+    """[count,length] int64: windows of the package's source, evenly spaced over its files in order."""
+    text = [token for path in source_files() for token in (tokenizer.end_of_text, *path.read_bytes())]
+    starts = torch.linspace(0, len(text) - length, count).long().tolist()
+    return torch.tensor([text[start : start + length] for start in starts], device=device)
+
+
+def source_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def about_text() -> dict[str, Any]:
+    """The model and the text of a section, for its record."""
+    source = b"".join(path.read_bytes() for path in source_files())
+    about = {"what": "*.py of src/rebased", "bytes": len(source), "sha256": hashlib.sha256(source).hexdigest()}
+    return {"model": "lm/stdlib-bytes", "text": about | {"commit": describe_code()["commit"]}}
 
 
 def standard_error(each: Tensor) -> float | None:
@@ -337,10 +368,17 @@ def show(record: Mapping[str, Any]) -> None:
     places = [(row, (row["format"], f"{row['begin'] + 1}-{row['end']}")) for row in rows]
     table("perplexity", {place: row["perplexity"] for row, place in places}, "{:.4f}")
     table("rise of perplexity", {place: row["change"] for row, place in places}, "{:+.3%}")
+    rows = record.get("range", {}).get("rows", ())
+    table(
+        "largest in fp32",
+        {(x, f"T {row['T']}"): statistics.median(row[x]) for x in ("kv", "z") for row in rows},
+        "{:,.0f}",
+    )
     reach = [f"T {max(row['T'] for row in record['recall']['rows'])}"] if "recall" in record else []
     reach += [f"position {max(row['end'] for row in record['text']['rows'])}"] if "text" in record else []
-    print(f"up to {' and '.join(reach)}:" if reach else "")
-    for label, verdict in record["verdicts"].items():
+    if reach:
+        print(f"up to {' and '.join(reach)}:")
+    for label, verdict in record["verdicts"].items() if reach else ():
         falls, rises = verdict["recall_falls"], verdict["perplexity_rises"]
         said = [f"recall falls by at most {100 * falls:.2f} points"] if falls is not None else []
         said += [f"perplexity rises by at most {rises:.3%}"] if rises is not None else []
@@ -375,6 +413,8 @@ def main(words: Sequence[str] | None = None) -> Path:
             record["recall"] = measure_recall(size, device, args.run or Path(folder) / "run")
     if "text" in args.only:
         record["text"] = measure_text(size, device)
+    if "range" in args.only:
+        record["range"] = measure_range(size, device)
     record["limits"] = {"recall_falls": MOST_RECALL, "perplexity_rises": MOST_PERPLEXITY}
     record["verdicts"] = verdicts(record)
     options = f"--size {args.size}" + ("" if args.only == SECTIONS else f" --only {' '.join(args.only)}")

@@ -72,4 +72,6 @@ def test_the_command_writes_a_record(tmp_path: Path) -> None:
         assert plain
         assert set(plain) == {0.0}
     assert not record["verdicts"]["fp32"]["harmless"]  # one epoch of training recalls nothing, so nothing was shown
+    for first, last in zip(*(row["z"] for row in record["range"]["rows"]), strict=True):
+        assert 0 < first < last
     assert "rise of perplexity" in said
