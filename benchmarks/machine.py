@@ -1,4 +1,4 @@
-"""What a benchmark's record says about the machine, and how a record of a GPU is written."""
+"""What a benchmark's record says about the machine, and how a record is written."""
 
 import json
 import platform
@@ -25,9 +25,10 @@ def machine(device: str, *packages: str) -> dict[str, Any]:
     return about | {"device": about["gpu"] or f"{platform.machine()} CPU", "versions": versions}
 
 
-def write_record(folder: Path, name: str, options: str, what: str, **content: Any) -> Path:
-    """Write what `python benchmarks/NAME.py OPTIONS` measured on a GPU into folder/NAME-<time>-<GPU>.json."""
-    now, about = datetime.now(UTC), machine("cuda", "triton")
+def write_record(folder: Path, name: str, options: str, what: str, *, device: str = "cuda", **content: Any) -> Path:
+    """Write what `python benchmarks/NAME.py OPTIONS` measured into folder/NAME-<time>-<GPU, or kind of CPU>.json."""
+    now, about = datetime.now(UTC), machine(device, "triton")
+    kind = platform.machine() if about["gpu"] is None else "h200" if "H200" in about["gpu"] else "cuda"
     record = {
         "what": what,
         "date": now.isoformat(timespec="seconds"),
@@ -35,7 +36,7 @@ def write_record(folder: Path, name: str, options: str, what: str, **content: An
         "machine": about,
         **content,
     }
-    path = folder / f"{name}-{now:%Y-%m-%d-%H%M%S}-{'h200' if 'H200' in about['gpu'] else 'cuda'}.json"
+    path = folder / f"{name}-{now:%Y-%m-%d-%H%M%S}-{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(json.dumps(record, indent=1).encode() + b"\n")
