@@ -84,6 +84,7 @@ def _one_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Stand-ins for CUDA, but not where a test needs the real one."""
     if request.node.get_closest_marker("gpu"):
         return
+    monkeypatch.setenv("REBASED_SELF_CHECK", "off")
     monkeypatch.setattr(kernel_launch, "_remembered", {})
     monkeypatch.setattr(kernel_launch, "_known", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

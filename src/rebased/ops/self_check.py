@@ -20,6 +20,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, wraps
 from pathlib import Path
@@ -80,6 +81,7 @@ class Judged(NamedTuple):
     kernels: tuple[str, ...]
     errors: Errors
     right: bool
+    seconds: float
 
 
 _listeners: list[Callable[[Judged], object]] = []
@@ -184,6 +186,7 @@ class Operator:
         errors: Errors | None = None
         if right is None:
             before = {address: copy for each in fresh for address, copy in each.before.items()}
+            begin = time.perf_counter()
             try:
                 errors = self.errors(args, result, before)
             except torch.OutOfMemoryError:
@@ -201,7 +204,8 @@ class Operator:
             right = max(errors.values(), default=0.0) <= 1
             _keep_verdict(key, right, self.name, fresh, errors)
             for listen in _listeners:
-                listen(Judged(self.name, tuple(each.kernel for each in fresh), errors, right))
+                took = time.perf_counter() - begin
+                listen(Judged(self.name, tuple(each.kernel for each in fresh), errors, right, took))
         if right:
             return result
         wrong = {name: error for name, error in (errors or {}).items() if error > 1}
