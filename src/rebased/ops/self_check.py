@@ -367,7 +367,10 @@ def machine() -> dict[str, str]:
     if has_gpu():
         about = torch.cuda.get_device_properties(torch.cuda.current_device())
         found["gpu"] = f"{about.name} (sm_{about.major}{about.minor})"
-        found["driver"] = str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+        try:
+            found["driver"] = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+        except (OSError, IndexError):  # not Linux
+            found["cuda"] = str(torch.version.cuda)
     return found
 
 
