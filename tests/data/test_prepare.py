@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from small_tokenizer import small_tokenizer_json, write_small_tokenizer
 
 from rebased.data import Corpus, PrepareConfig, prepare
@@ -24,6 +23,7 @@ from rebased.data import sources as sources_module
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import read_chunks
 
+zstandard = pytest.importorskip("zstandard")
 WORDS = [
     "the",
     "quick",

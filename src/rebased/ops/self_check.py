@@ -50,6 +50,7 @@ Mode = Literal["on", "off", "strict"]
 Errors = dict[str, float]
 """The largest error of each result, over its tolerance: above 1 is wrong."""
 _log = logging.getLogger("rebased")
+_draw = random.Random(0)  # of our own: what a user draws stays as it is
 
 
 class KernelError(RuntimeError):
@@ -134,7 +135,8 @@ def checked(
         Arguments are as before the call. Results are tensors in a list, with overwritten arguments at its end.
     slices: (arguments, results) -> such smaller calls, which together are the whole call; each with its parts of the
         first results. The results after these are sums over all slices.
-    compare: (arguments, result) -> Errors, where no comparison of that kind can be used; None if there is none now.
+    compare: (arguments, result) -> Errors, where no comparison of that kind can be used; None if there is none now. If
+        arguments were overwritten, it gets a third list: what they are after the call.
     roundoff: (arguments) -> how exact the factors of products are; FP32 by default.
     safer: (arguments) -> True if further calls like this one will be computed with other, safe tiles.
     inputs: (arguments) -> those that must be finite for a comparison; default: all. Buffers of kernels need not be.
@@ -248,9 +250,10 @@ class Operator:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
             if not all(bool(x.isfinite().all()) for x in floats):
                 return None
+            after = [_tensors(args)[number] for number in overwritten]
             if self.compare is not None:
-                return self.compare(given, result)
-            results = _tensors(result) + [_tensors(args)[number] for number in overwritten]
+                return self.compare(given, result, after) if after else self.compare(given, result)
+            results = _tensors(result) + after
             return self._compare_with_torch(given, results, overwritten)
 
     def _compare_with_torch(self, args: tuple[Any, ...], results: list[Tensor], overwritten: list[int]) -> Errors:
@@ -317,12 +320,11 @@ def some(count: int, wanted: int, *, every: int = 0) -> list[int]:
     remainder modulo `every` one at least, where there is one, so that no row of a tile of this size is missed."""
     if count <= wanted:
         return list(range(count))
-    draw = random.Random(count)
     chosen = {0, 1, count - 2, count - 1}
     for first in range(min(every, wanted - len(chosen))):
-        chosen.add(draw.randrange(first, count, every))
+        chosen.add(_draw.randrange(first, count, every))
     while len(chosen) < wanted:
-        chosen.add(draw.randrange(count))
+        chosen.add(_draw.randrange(count))
     return sorted(chosen)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rebased.ops.decoding import reference
 from rebased.ops.decoding.gpu.linear import row_statistics, scaled
 from rebased.ops.kernel_launch import launch
+from rebased.ops.polynomial.gpu.check import step_errors
 from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.state import Coefficients, PolyState
 from rebased.ops.self_check import checked, pick, some
@@ -99,14 +100,19 @@ def poly_kernel(
     tl.store(o + pid.to(tl.int64) * V + columns, out.to(o.dtype.element_ty), mask=inside)
 
 
-def _some_sequences(args, results):
-    qkv, state, *others = args
+def _compare(args, o, after):
+    """Errors for some sequences, as many as have a million numbers of state."""
+    qkv, state, q_norm, k_norm, heads, width, joint, (c0, c1, c2), scale, eps = args
     numbers = some(len(qkv), max(2, 2**20 // (state.kv.numel() // len(qkv))))
-    small = (pick(qkv, 0, numbers), PolyState(*(pick(x, 0, numbers) for x in state)), *others)
-    return small, [pick(each, 0, numbers) for each in results]
+    qkv, o = (pick(x, 0, numbers) for x in (qkv, o))
+    before, after = (PolyState(*(pick(x, 0, numbers) for x in each)) for each in (state, after))
+    q, k, v = qkv.double().split([heads * width] * 2 + [qkv.shape[1] - 2 * heads * width], dim=-1)
+    q, k = (reference.normalise(x, norm, 1 if joint else heads) for x, norm in ((q, q_norm), (k, k_norm)))
+    q, k, v, o = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, o))
+    return step_errors(q, k, v, before, o, after, (c0, c1 * scale, c2 * scale**2), eps, normalised=True)
 
 
-@checked(reference.poly_, sample=_some_sequences)
+@checked(reference.poly_, compare=_compare)
 def poly_(
     qkv: Tensor,
     state: PolyState,

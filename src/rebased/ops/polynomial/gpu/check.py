@@ -17,14 +17,15 @@ from torch import Tensor
 from rebased.ops.polynomial.gpu.call import choose_products
 from rebased.ops.polynomial.gpu.layout import canonical, monomials, public_gradient
 from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
-from rebased.ops.self_check import Errors, relative_to, some
+from rebased.ops.self_check import FP32, MARGIN, Errors, pick, relative_to, some
 
 HEADS = 4  # of all sequences together
 ROWS = 72  # queries, and keys, of a head: all rows of a tile of 64, and the ends
 PAIRS = 2**22  # of a query and a key, per head: fewer rows of long sequences
 FEATURES = 48  # of a state
-ROUNDOFF = {"bf16": 2.0**-8, "tf32": 2.0**-10, "tf32x3": 2.0**-19}
-"""Of a factor of a product, or of what is rounded to become one; three products in TF32 make one in fp32."""
+ROUNDOFF = {"bf16": 2.0**-9, "tf32": 2.0**-10, "tf32x3": 2.0**-19}
+"""Of a factor of a product, or of what is rounded to become one. TF32 drops bits; three products in TF32 make one in
+fp32, with the roundings of its sums."""
 ROUNDINGS = 4.0
 """One after the other, at most: features, their sums, gradients at scores, the result."""
 
@@ -125,12 +126,15 @@ def _check_outputs(
         phi = query_features(q, c, 1.0)
         num, num_size = num + phi @ before.kv[0, 0], num_size + phi.abs() @ before.kv[0, 0].abs()
         den, den_size = den + phi @ before.z[0, 0], den_size + phi.abs() @ before.z[0, 0].abs()
-    den = (den + eps)[:, None]
+    _check_quotient(found, got, num, num_size, (den + eps)[:, None], den_size[:, None])
+
+
+def _check_quotient(found: _Found, got: Tensor, num: Tensor, num_size: Tensor, den: Tensor, den_size: Tensor) -> None:
+    """num / den, where the denominator has a digit left."""
     want = num / den
-    size = (num_size + want.abs() * den_size[:, None]) / den.abs()
-    sound = found.unit * den_size[:, None] < 0.5 * den.abs()  # else the sum of similarities has no digit left
-    keep = sound.expand_as(want)
-    found.add("o", torch.where(keep, got.double(), want).to(got.dtype), want, size)
+    size = (num_size + want.abs() * den_size) / den.abs()
+    sound = (found.unit * den_size < 0.5 * den.abs()).expand_as(want)
+    found.add("o", torch.where(sound, got.double(), want).to(got.dtype), want, size)
 
 
 def _check_state(
@@ -317,3 +321,50 @@ def compare_at_backward(args: tuple[Any, ...], result: Any) -> Errors:
             found, dk[row, rows, head], dv[row, rows, head], keys[rows], rows, values[rows], queries, c, None
         )
     return found.errors
+
+
+def step_errors(
+    q: Tensor, k: Tensor, v: Tensor, before: PolyState, o: Tensor, after: PolyState, c: Coefficients, eps: float,
+    *, normalised: bool = False,
+) -> Errors:  # fmt: skip
+    """Errors of one token of decoding, computed in fp32: q and k [S, H, K] in fp64, v and o [S, H, V]; states kv
+    [S, H, F, V] and z [S, H, F]. normalised: q and k come from a norm, where a small number may be a difference of
+    large ones."""
+    found = _Found(FP32 / ROUNDINGS * MARGIN)
+    v, before = v.double(), PolyState(before.kv.double(), before.z.double())
+    q_size, k_size = (x.abs() + normalised * x.abs().amax(-1, keepdim=True) for x in (q, k))
+    phi_q, phi_k = query_features(q, c, 1.0), key_features(k, c)
+    phi_q_size, phi_k_size = query_features(q_size, c, 1.0).abs(), key_features(k_size, c)
+    kv, z = before.kv + phi_k.unsqueeze(-1) * v.unsqueeze(-2), before.z + phi_k
+    kv_size, z_size = before.kv.abs() + phi_k_size.unsqueeze(-1) * v.abs().unsqueeze(-2), before.z.abs() + phi_k_size
+    found.add("kv", after.kv, kv, kv_size)
+    found.add("z", after.z, z, z_size)
+    num, num_size = (torch.einsum("shf,shfv->shv", x, y) for x, y in ((phi_q, kv), (phi_q_size, kv_size)))
+    den, den_size = ((x * y).sum(-1, keepdim=True) for x, y in ((phi_q, z), (phi_q_size, z_size)))
+    _check_quotient(found, o, num, num_size, den + eps, den_size)
+    return found.errors
+
+
+def compare_decode(args: tuple[Any, ...], result: Any) -> Errors:
+    """Errors of launch.decode."""
+    q, k, v, kv, z, c0, c1, c2, scale, eps = args
+    o, *after = result
+    return _compare_step(q, k, v, PolyState(kv, z), o, PolyState(*after), (c0, c1, c2), scale, eps)
+
+
+def compare_decode_(args: tuple[Any, ...], o: Tensor, after: list[Tensor]) -> Errors:
+    """Errors of launch.decode_."""
+    q, k, v, before, c, scale, eps = args
+    return _compare_step(q, k, v, before, o, PolyState(*after), c, scale, eps)
+
+
+def _compare_step(
+    q: Tensor, k: Tensor, v: Tensor, before: PolyState, o: Tensor, after: PolyState, c: Coefficients, scale: float,
+    eps: float,
+) -> Errors:  # fmt: skip
+    """step_errors of some sequences, as many as have a million numbers of state."""
+    numbers = some(len(q), max(2, 2**20 // (before.kv.numel() // len(q))))
+    c0, c1, c2 = c
+    q, k, v, o = (pick(x, 0, numbers).squeeze(1) for x in (q, k, v, o))
+    before, after = (PolyState(*(pick(x, 0, numbers) for x in state)) for state in (before, after))
+    return step_errors(q.double(), k.double(), v, before, o, after, (c0, c1 * scale, c2 * scale**2), eps)

@@ -30,7 +30,7 @@ from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, padded
 from rebased.ops.polynomial.gpu.states import chunk_sums_kernel, running_totals_kernel
 from rebased.ops.polynomial.state import Coefficients, PolyState
-from rebased.ops.self_check import checked, pick, some
+from rebased.ops.self_check import checked
 
 DECODE = {"BF": 32, "STAGES": 3, "num_warps": 1}  # BF: features that a program reads at a time
 TOTALS = {"SPAN": 256, "STAGES": 8, "num_warps": 2}  # SPAN: numbers of a state that a program takes
@@ -224,20 +224,7 @@ def _totals(
     return States(*totals, *final)
 
 
-def _some_sequences(args: tuple[Any, ...], results: list[Tensor]) -> tuple[Any, Any]:
-    """The same call for some of its sequences, as many as have a million numbers of state."""
-    (B, _, H, K), V = args[0].shape, args[2].shape[3]
-    numbers = some(B, max(2, 2**20 // (H * K * K * V)))
-
-    def of(x: Any) -> Any:
-        if isinstance(x, PolyState):
-            return PolyState(of(x.kv), of(x.z))
-        return pick(x, 0, numbers) if isinstance(x, Tensor) else x
-
-    return tuple(map(of, args)), list(map(of, results))
-
-
-@checked(in_torch.decode, sample=_some_sequences)
+@checked(in_torch.decode, compare=check.compare_decode)
 def decode(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -247,7 +234,7 @@ def decode(
     return _decode(q, k, v, PolyState(kv, z), after, (c0, c1, c2), scale, eps), *after
 
 
-@checked(in_torch.decode_, sample=_some_sequences)
+@checked(in_torch.decode_, compare=check.compare_decode_)
 def decode_(q: Tensor, k: Tensor, v: Tensor, state: PolyState, c: Coefficients, scale: float, eps: float) -> Tensor:
     """o of `decode`. The state, whose tensors are contiguous, is overwritten by the one after the token."""
     return _decode(q, k, v, state, state, c, scale, eps)
