@@ -10,12 +10,12 @@ computes these calls on a GPU and keeps a record (docs/kernels.md).
 import ast
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -29,6 +29,7 @@ from rebased.ops.polynomial.gpu.call import Call as Sizes
 from rebased.ops.polynomial.gpu.selected import poly_at, poly_at_backward
 from rebased.ops.polynomial.state import Coefficients
 
+C = TypeVar("C")
 Launched = tuple[Launch, tuple[Any, ...]]
 Arithmetic = Literal["bf16", "fp16", "tf32", "fp32"]
 """bf16 and fp16 inputs, fp32 inputs with products in TF32, fp32 inputs with exact products."""
@@ -200,10 +201,10 @@ def classes_of(launched: Launched) -> tuple[str, ...]:
     dtypes = "".join("-" if x is None else _LETTERS[x.dtype] for x in args if x is None or isinstance(x, Tensor))
     sizes = {key: _width(value) if key in _EXACT else value for key, value in constants.items() if key not in _DERIVED}
     if "STRIDE" in sizes:
-        sizes["STRIDE"] = "rows" if constants["STRIDE"] == constants["D"] else "apart"
+        sizes["STRIDE"] = constants["STRIDE"] != constants["D"]
     numbers = [f"{key}={value}" for key, value in sizes.items() if not isinstance(value, bool)]
     flags = [key for key, value in sizes.items() if value is True]
-    return f"{where}.{kernel} {dtypes[0]} {' '.join(numbers)}", " ".join((f"{where}.{kernel}", dtypes, *flags))
+    return f"{where}.{kernel} {' '.join(numbers)}", " ".join((f"{where}.{kernel}", dtypes, *flags))
 
 
 def _width(width: int) -> str:
@@ -301,11 +302,16 @@ def reachable() -> set[str]:
 
 
 def calls() -> list[Call]:
-    """Calls that together have all classes: one by one, the call that adds most; of equal ones the first."""
-    left, chosen = {call: set(names) for call, names in _found()}, []
-    missing = reachable()
-    for size in range(max(map(len, left.values())), 0, -1):
-        for call, names in left.items():
+    """Calls that together have all classes."""
+    return cover(dict(_found()))
+
+
+def cover(classes: Mapping[C, Iterable[str]]) -> list[C]:
+    """Calls that together have all classes of the given calls: in turn the one that adds most, of equal ones the first."""
+    missing, chosen = {name for names in classes.values() for name in names}, []
+    sets = {call: set(names) for call, names in classes.items()}
+    for size in range(max(map(len, sets.values())), 0, -1):
+        for call, names in sets.items():
             if len(names & missing) >= size:
                 chosen.append(call)
                 missing -= names
