@@ -1,8 +1,8 @@
 """Compiles every class of kernel for GPUs that need not be here: shared memory, registers, and products on Hopper.
 
-    PYTHONPATH=src python tests/kernels/compile_classes.py                       all, for all architectures
-    PYTHONPATH=src python tests/kernels/compile_classes.py --for 500             as many as there is time for
-    PYTHONPATH=src python tests/kernels/compile_classes.py --arch 90 --only fp32 --record /tmp/some.json
+    PYTHONPATH=src:tests python -m kernels.compile_classes                       all, for all architectures
+    PYTHONPATH=src:tests python -m kernels.compile_classes --for 500             as many as there is time for
+    PYTHONPATH=src:tests python -m kernels.compile_classes --arch 90 --only fp32 --record /tmp/some.json
 
 A record of the same kernels and plans is continued: what it holds is not compiled again. For sm_86 and sm_89 Triton
 makes the same PTX as for sm_80 (tests/kernels/test_classes.py), so ptxas alone is asked for these.
@@ -20,13 +20,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
-
-HERE = Path(__file__).parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
 import torch
 from torch import Tensor
@@ -36,10 +33,12 @@ from rebased.kernels import classes
 from rebased.kernels.classes import Launched, source_hash
 from rebased.kernels.machine_code import compile_launch, read_cubin
 
-RECORD = HERE / "compiled.json"
+RECORD = Path(__file__).parent / "compiled.json"
 KB = 1024
 SHARED_MEMORY = {80: 163 * KB, 86: 99 * KB, 89: 99 * KB, 90: 227 * KB, 100: 227 * KB, 120: 99 * KB}
 """Bytes of shared memory that a program may have, by compute capability."""
+TOO_SMALL = (86, 89, 120)
+"""Where some tiles of the present tables do not fit."""
 SAME_PTX = {80: (86, 89)}
 """Architectures that Triton compiles alike, by the one it is asked for."""
 
@@ -90,22 +89,23 @@ def _reduced(value: Any) -> Any:
     return (16 if value % 16 == 0 else 3) + (2**32 if abs(value) >= 2**31 else 0)
 
 
+def launch_of(job: Job) -> dict[str, Any]:
+    """The launch as machine_code.compile_launch takes it."""
+    kernel = getattr(import_module(job.module), job.kernel)
+    values: dict[str, Any] = {parameter.name: parameter.default for parameter in kernel.params if parameter.has_default}
+    for name, value in job.values:
+        is_tensor = isinstance(value, str) and value.startswith("torch.")
+        values[name] = torch.empty(0, dtype=getattr(torch, value.removeprefix("torch."))) if is_tensor else value
+    return {"kernel": kernel, "values": values, "options": dict(job.options)}
+
+
 def compile_job(job: Job) -> dict[int, Built]:
     """Compiles a kernel and reads its machine code, for its architecture and for those that Triton compiles alike."""
-    kernel = getattr(__import__(job.module, fromlist=["_"]), job.kernel)
-    values = {
-        name: torch.empty(0, dtype=getattr(torch, value.removeprefix("torch.")))
-        if isinstance(value, str) and value.startswith("torch.")
-        else value
-        for name, value in job.values
-    }
-    values |= {parameter.name: parameter.default for parameter in kernel.params if parameter.name not in values}
     made = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TRITON_CACHE_DIR"] = folder  # what is compiled once is not needed again
-            launch = {"kernel": kernel, "values": values, "options": dict(job.options)}
-            compiled = compile_launch(launch, job.capability)
+            compiled = compile_launch(launch_of(job), job.capability)
         wrong = len(read_cubin(compiled.asm["cubin"]).wrong) if job.capability == 90 else 0
         shared = int(compiled.metadata.shared)
         made[job.capability] = Built(shared, wrong)
@@ -129,8 +129,8 @@ def assemble(ptx: str, capability: int) -> str:
 
 
 def jobs(architectures: Sequence[int], only: str = "") -> dict[Job, str]:
-    """A kernel for each class of sizes, with its class; on Hopper also one for each class of flags: whether ptxas builds
-    wrong descriptors there depends on these too."""
+    """A kernel for each class of sizes, with its class; on Hopper also one for each class of flags, on which it depends
+    whether ptxas builds wrong descriptors."""
     others = {each for same in SAME_PTX.values() for each in same}
     found: dict[tuple[int, str], Job] = {}
     for call in [*classes.calls(), *operator_calls.calls()]:
@@ -184,9 +184,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     known, all_jobs = set(record["done"]), jobs(args.arch, args.only)
     todo = [job for job in all_jobs if job.name not in known]
-    start, bad, count = time.monotonic(), 0, 0
-    for job, made in compile_all(todo, args.workers, args.seconds):
-        count += 1
+    start, bad = time.monotonic(), 0
+    for count, (job, made) in enumerate(compile_all(todo, args.workers, args.seconds), 1):
         known.add(job.name)
         for capability, built in made.items():
             about = record["architectures"].setdefault(
@@ -216,5 +215,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # what goes to other processes is of the module, not of the script
+    from kernels import compile_classes
+
+    sys.exit(compile_classes.main())

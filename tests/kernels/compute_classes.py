@@ -1,7 +1,7 @@
 """Computes every class of kernel on this machine's GPU and compares it with fp64; writes the record that CI asks for.
 
-    PYTHONPATH=src python tests/kernels/compute_classes.py                      all calls, in 15 processes
-    PYTHONPATH=src python tests/kernels/compute_classes.py --only "poly" --calls 50 --record /tmp/some.json
+    PYTHONPATH=src:tests python -m kernels.compute_classes                      all calls, in 15 processes
+    PYTHONPATH=src:tests python -m kernels.compute_classes --only "poly" --calls 50 --record /tmp/some.json
 
 Each call is computed with its gradients, from inputs cut out of buffers of NaN, into memory that was filled with NaN.
 Errors are those of whole tensors and of single rows. A call that ends its process is recorded as failed.
@@ -17,15 +17,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
-
-HERE = Path(__file__).parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 
 import torch
 from torch import Tensor
@@ -45,7 +41,7 @@ from rebased.ops.polynomial.gpu import launch as gpu
 from tolerances import KERNEL_ERRORS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # with Triton's interpreter, in tests
-RECORD = HERE / "computed.json"
+RECORD = Path(__file__).parent / "computed.json"
 TF32_ERROR = 2e-3  # as test_fp32_is_exact_until_torch_allows_tf32 has it
 ROW = 8.0
 """How much larger than that of a tensor the relative error of one of its rows may be: the largest of thousands of
@@ -141,7 +137,7 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     size = call.V**0.5  # of a value, and of a gradient
     floors = {"o": size / root, "dq": slope * size / root, "dk": slope * size / root, "dv": size / root}
     if call.kind == "at":
-        floors["o"], floors["dq"] = (x[0, inputs["at"], :].reshape(call.B, rows, 1) for x in (floors["o"], floors["dq"]))
+        floors |= {name: floors[name][0, inputs["at"]].reshape(call.B, rows, 1) for name in ("o", "dq")}
         floors["dk"], floors["dv"] = (x / 2 for x in (floors["dk"], floors["dv"]))
     return inputs, buffers, floors
 
@@ -194,8 +190,8 @@ def run(call: Call, inputs: dict[str, Any], law: bool = False) -> dict[str, Tens
 def _with_gradients(
     outputs: dict[str, Tensor], leaves: dict[str, Tensor], weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    ends = [outputs[name] for name in weights]
-    gradients = torch.autograd.grad(ends, list(leaves.values()), [weights[name].to(outputs[name].dtype) for name in weights])
+    grads = [weights[name].to(outputs[name].dtype) for name in weights]
+    gradients = torch.autograd.grad([outputs[name] for name in weights], list(leaves.values()), grads)
     found = {name: x.detach() for name, x in outputs.items()}
     return found | {f"d{name}": x for name, x in zip(leaves, gradients, strict=True)}
 
@@ -236,18 +232,15 @@ def all_calls() -> list[Any]:
     """Long calls first, so that none is left at the end; otherwise mixed, so that no process gets all slow kernels."""
     found = [*classes.calls(), *operator_calls.calls()]
     order = sorted(range(len(found)), key=lambda i: (i * 7919) % len(found))
-    return sorted((found[i] for i in order), key=lambda call: -getattr(call, "T", 0) if getattr(call, "T", 0) > 4096 else 0)
+    return sorted((found[i] for i in order), key=lambda call: min(4096 - getattr(call, "T", 0), 0))
 
 
-def _work(pipe: Connection, plant: str) -> None:
+def _work(pipe: Connection) -> None:
     """A process of the pool: computes what comes through the pipe until it is told to stop."""
     torch.set_num_threads(1)
     while (call := pipe.recv()) is not None:
         try:
-            done = compute(call)
-            if plant and plant in done.classes:
-                done = done._replace(error=1e3, problem="planted")
-            pipe.send(done)
+            pipe.send(compute(call))
         except Exception as error:
             said = "".join(traceback.format_exception_only(error)).strip()[:300]
             pipe.send(Computed((), 1e30, said))
@@ -255,14 +248,14 @@ def _work(pipe: Connection, plant: str) -> None:
                 return  # the device is of no use to this process any more
 
 
-def compute_all(calls: Sequence[Any], workers: int, plant: str = "", work: Any = _work) -> Iterator[tuple[Any, Computed]]:
+def compute_all(calls: Sequence[Any], workers: int, work: Any = _work) -> Iterator[tuple[Any, Computed]]:
     """Computes calls in processes; each call with what came of it. A process that ends is replaced."""
     context = multiprocessing.get_context("spawn")
     todo, busy = list(reversed(calls)), {}
 
     def start() -> tuple[Connection, Any]:
         ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(theirs, plant), daemon=True)
+        process = context.Process(target=work, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
         return ours, process
@@ -278,10 +271,8 @@ def compute_all(calls: Sequence[Any], workers: int, plant: str = "", work: Any =
                 todo.append(call)
                 give(*start())
         else:
-            try:
+            with suppress(OSError):
                 pipe.send(None)
-            except OSError:
-                pass
             process.join(10)
 
     for _ in range(min(workers, len(todo))):
@@ -314,8 +305,8 @@ def make_record(results: Sequence[tuple[Any, Computed]], seconds: float, command
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
     return {
-        "hash": source_hash(), "machine": machine(), "command": command, "seconds": round(seconds), "calls": len(results),
-        "failed": sorted(failed), "classes": dict(sorted(worst.items())),
+        "hash": source_hash(), "machine": machine(), "command": command, "seconds": round(seconds),
+        "calls": len(results), "failed": sorted(failed), "classes": dict(sorted(worst.items())),
     }  # fmt: skip
 
 
@@ -359,12 +350,16 @@ def main(words: Sequence[str] | None = None) -> int:
         if len(results) % 50 == 0 or len(results) == len(calls):
             bad = sum(bool(done.problem) for _, done in results)
             print(f"{len(results)} of {len(calls)} calls, {time.monotonic() - start:.0f} s, {bad} failed", flush=True)
-    command = " ".join(["python tests/kernels/compute_classes.py", *(sys.argv[1:] if words is None else words)])
+    command = " ".join(
+        ["PYTHONPATH=src:tests python -m kernels.compute_classes", *(sys.argv[1:] if words is None else words)]
+    )
     record = make_record(results, time.monotonic() - start, command)
     write_record(record, args.record)
     print(f"{len(record['classes'])} classes, {len(record['failed'])} calls failed; wrote {args.record}")
     return 1 if record["failed"] else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # what goes to other processes is of the module, not of the script
+    from kernels import compute_classes
+
+    sys.exit(compute_classes.main())

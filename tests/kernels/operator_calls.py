@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rebased.kernels.classes import ARITHMETICS, DTYPES, GUARD, Arithmetic, Launched, classes_of, cover, recorded_launches
+from rebased.kernels.classes import (
+    ARITHMETICS,
+    DTYPES,
+    GUARD,
+    Arithmetic,
+    Launched,
+    classes_of,
+    cover,
+    recorded_launches,
+)
 from rebased.ops import (
     PolyState,
     WKVState,
@@ -289,9 +298,20 @@ def step_tokens(call: OperatorCall, draw: Draw) -> Run:
 OPERATORS: dict[str, Callable[[OperatorCall, Draw], Run]] = {
     each.__name__: each
     for each in (
-        norm, linear_norm, cross_entropy, embedding, convolution, shift, wkv, scan,
-        step_linear, step_mlp, step_convolution, step_polynomial, step_tokens,
-    )  # fmt: skip
+        norm,
+        linear_norm,
+        cross_entropy,
+        embedding,
+        convolution,
+        shift,
+        wkv,
+        scan,
+        step_linear,
+        step_mlp,
+        step_convolution,
+        step_polynomial,
+        step_tokens,
+    )
 }
 WIDE = (1, 5, 16, 24, 48, 64, 100, 128, 192, 256, 500, 512, 768, 1000, 1024, 2048, 3000, 4096)
 NORMS = (("layer", "bias"), ("residual", "bias"), ("bare",), ("rms",), ("layer",), ("residual", "bare"))
@@ -309,7 +329,9 @@ def sweep() -> Iterator[OperatorCall]:
         yield OperatorCall("norm", a, (70, 48), (*options, out))
     for D, N in product((5, 8, 16, 24, 32, 48, 64), (5, 16, 40, 64, 96, 128, 192, 256)):
         yield OperatorCall("linear_norm", next(turn_narrow), (300, D, N))
-    yield from (OperatorCall("linear_norm", a, (70, 48, 96), options) for a, options in product(narrow, ((), ("bare",))))
+    yield from (
+        OperatorCall("linear_norm", a, (70, 48, 96), options) for a, options in product(narrow, ((), ("bare",)))
+    )
     for D, vocab in product((5, 16, 24, 64, 100, 128), (50, 128, 1000)):
         yield OperatorCall("cross_entropy", next(turn_all), (130, D, vocab))
     for a, D, options in product(ARITHMETICS, (64, 130), ((), ("no gradient",))):
@@ -344,12 +366,16 @@ def sweep() -> Iterator[OperatorCall]:
     yield from (OperatorCall("step_mlp", a, (17, 64, 16), (kind,)) for a, kind in product(exact, ("layer", "rms")))
     for rows, D, W in product((1, 5, 40, 70), (5, 16, 24, 64), (1, 2, 3, 4)):
         yield OperatorCall("step_convolution", next(turn_exact), (rows, D, W), ("layer", "bias"))
-    for a, rows, options in product(exact, (1, 5, 70), (("layer",), ("rms", "bias"), ("none", "bias"), ("layer", "bias"))):
+    for a, rows, options in product(
+        exact, (1, 5, 70), (("layer",), ("rms", "bias"), ("none", "bias"), ("layer", "bias"))
+    ):
         yield OperatorCall("step_convolution", a, (rows, 24, 3), options)
     kinds = ((), ("layer",), ("rms", "shared"), ("layer", "shared"), ("none",), ("rms",))
     for a, options in product(exact, kinds):
         yield OperatorCall("step_polynomial", a, (2, 3, 16, 20), options)
-    for (H, K), V, low in product(((3, 16), (3, 5), (2, 24), (4, 64), (2, 32), (1, 128)), (5, 16, 40, 64, 100), ((), ("low",))):
+    for (H, K), V, low in product(
+        ((3, 16), (3, 5), (2, 24), (4, 64), (2, 32), (1, 128)), (5, 16, 40, 64, 100), ((), ("low",))
+    ):
         yield OperatorCall("step_polynomial", next(turn_exact), (2, H, K, V), ("layer", *low))
     for a, D in product(exact, (5, 64, 300, 1000, 3000)):
         yield OperatorCall("step_tokens", a, (3, D, 29), ("positions",) if D % 3 else ())
@@ -404,7 +430,9 @@ def run(call: OperatorCall, device: str, law: bool = False) -> Inputs:
             return outputs
         ends = [x for x in outputs.values() if x.requires_grad]
         generator = torch.Generator().manual_seed(1)
-        weights = [torch.randn(x.shape, generator=generator).bfloat16().to(device, x.dtype) for x in ends]  # exact in all
+        weights = [
+            torch.randn(x.shape, generator=generator).bfloat16().to(device, x.dtype) for x in ends
+        ]  # exact in all
         floats = {name: x for name, x in leaves.items() if x.requires_grad}
         gradients = torch.autograd.grad(ends, list(floats.values()), weights, allow_unused=True)
         found = {f"d{name}": x for name, x in zip(floats, gradients, strict=True) if x is not None}
