@@ -15,7 +15,7 @@ DOCS := .venv/.ready-docs
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all suite suite-all torture test-gpu lint style types format bench docs figures notebook tree clean
+.PHONY: help setup demo test test-all suite suite-all torture test-gpu kernels lint style types format bench docs figures notebook tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,13 @@ demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write 
 test: style ## ruff, mypy and the tests: what CI runs
 	@$(MAKE) --no-print-directory -j2 types suite
 
-test-all: style $(TEST_ALL) ## make test, and the heavier tests that a release needs
+test-all: style $(TEST_ALL) ## make test, and the heavier tests that a release needs; on 8 cores or more, all kernels too
 	@$(MAKE) --no-print-directory -j2 types suite-all
+	@if [ "$$(nproc)" -ge 8 ]; then $(MAKE) --no-print-directory kernels; \
+	else echo "this machine has fewer than 8 cores: all kernels are not compiled (make kernels does so, in hours)"; fi
+
+kernels: $(TEST) ## compile every class of kernel for all architectures; goes on where tests/kernels/compiled.json ends
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.compile_classes
 
 suite: $(TEST)
 	$(PYTEST)
@@ -62,8 +67,9 @@ suite-all: $(TEST_ALL)
 torture: $(TEST) ## mutated inputs, kills and full disks, for MINUTES (5); python -m tests.torture --help says more
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --workers
 
-test-gpu: $(TEST) ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+test-gpu: $(TEST) ## the tests that need a CUDA device, then every class of kernel against fp64 (tests/kernels/computed.json)
+	$(BIN)/python -m pytest -m gpu -n 8 --dist worksteal
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.compute_classes
 
 lint: style types ## ruff and mypy; changes nothing
 

@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
@@ -238,9 +239,12 @@ def all_calls() -> list[Any]:
 def _work(pipe: Connection) -> None:
     """A process of the pool: computes what comes through the pipe until it is told to stop."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of what is not deterministic
     while (call := pipe.recv()) is not None:
         try:
             pipe.send(compute(call))
+            if DEVICE == "cuda" and torch.cuda.memory_reserved() > 2 * 2**30:
+                torch.cuda.empty_cache()  # other processes need it
         except Exception as error:
             said = "".join(traceback.format_exception_only(error)).strip()[:300]
             pipe.send(Computed((), 1e30, said))
