@@ -252,7 +252,7 @@ def candidates() -> Iterator[Call]:
     """One call per plan, padded widths, kind of widths, coefficients and kind; then calls that vary the memory."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for arithmetic, K, V, low, states in product(_TABLES, WIDTHS, WIDTHS, (False, True), (False, True)):
-        widths = (plans.padded(K), plans.padded(V), K == plans.padded(K), V == plans.padded(V))
+        widths = (plans.padded(K), plans.padded(V), plans.padded(K) == K, plans.padded(V) == V)
         kinds: tuple[Kind, ...] = ("extend", "packed extend") if states else ("plain", "packed", "at")
         for T in _lengths(K, V, low, states):
             plan = plans.make_plan(T, K, V, low=low, products=PRODUCTS[arithmetic], has_state=states)
@@ -263,7 +263,7 @@ def candidates() -> Iterator[Call]:
     draw = random.Random(0)
     for number, group in enumerate(groups.values()):
         shortest = min(call.T for call in group)
-        call = draw.choice([call for call in group if call.T <= max(2 * shortest, 2048)])
+        call = draw.choice([call for call in group if max(2 * shortest, 2048) >= call.T])
         if call.arithmetic == "tf32" and draw.random() < 0.5:
             call = call._replace(arithmetic="fp16")
         yield _placed(call, LAYOUTS[number % len(LAYOUTS)], *BATCHES[number % len(BATCHES)])
