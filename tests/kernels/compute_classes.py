@@ -204,10 +204,12 @@ def error_over_limit(got: Tensor, want: Tensor, limit: float, floor: Tensor | No
     """
     if got.shape != want.shape or not bool(got.isfinite().all()):
         return math.inf
+    if got.numel() == 0:
+        return 0.0
     if not bool(want.isfinite().all()):
         raise AssertionError("the law is not finite")
     difference, want = got.double() - want.double(), want.double()
-    rows, sizes = (x.reshape(*x.shape[:-1], -1).norm(dim=-1) if x.ndim > 1 else x.abs() for x in (difference, want))
+    rows, sizes = (x.norm(dim=-1) if x.ndim > 1 else x.abs() for x in (difference, want))
     least = sizes.square().mean().sqrt() if floor is None else floor.expand_as(rows)
     sizes = torch.maximum(sizes, least).clamp_min(1e-30)
     whole = float(rows.norm() / sizes.norm()) / limit
