@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +36,8 @@ RECORD = Path(__file__).parent / "compiled.json"
 KB = 1024
 SHARED_MEMORY = {80: 163 * KB, 86: 99 * KB, 89: 99 * KB, 90: 227 * KB, 100: 227 * KB, 120: 99 * KB}
 """Bytes of shared memory that a program may have, by compute capability."""
-TOO_SMALL = (86, 89, 120)
-"""Where some tiles of the present tables do not fit."""
+SMALL = (86, 89, 120)
+"""Those with little shared memory, for which the plan takes other tiles."""
 SAME_PTX = {80: (86, 89)}
 """Architectures that Triton compiles alike, by the one it is asked for."""
 
@@ -51,11 +50,12 @@ class Job(NamedTuple):
     values: tuple[tuple[str, Any], ...]  # of tensors "dtype"
     options: tuple[tuple[str, Any], ...]
     capability: int
+    alike: tuple[int, ...] = ()  # further architectures to assemble it for
 
     @property
     def name(self) -> str:
         """Short and the same in every run."""
-        return f"{self.kernel}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+        return f"{self.kernel}-{hashlib.sha256(repr(self._replace(alike=())).encode()).hexdigest()[:12]}"
 
 
 class Built(NamedTuple):
@@ -109,7 +109,7 @@ def compile_job(job: Job) -> dict[int, Built]:
         wrong = len(read_cubin(compiled.asm["cubin"]).wrong) if job.capability == 90 else 0
         shared = int(compiled.metadata.shared)
         made[job.capability] = Built(shared, wrong)
-        for other in SAME_PTX.get(job.capability, ()):
+        for other in job.alike:
             made[other] = Built(shared, 0, assemble(compiled.asm["ptx"], other))
     except Exception as error:
         made[job.capability] = Built(0, 0, " ".join(str(error).split())[-200:] or type(error).__name__)
@@ -130,18 +130,30 @@ def assemble(ptx: str, capability: int) -> str:
 
 def jobs(architectures: Sequence[int], only: str = "") -> dict[Job, str]:
     """A kernel for each class of sizes, with its class; on Hopper also one for each class of flags, on which it depends
-    whether ptxas builds wrong descriptors."""
-    others = {each for same in SAME_PTX.values() for each in same}
+    whether ptxas builds wrong descriptors. Each architecture gets the tiles that its shared memory allows."""
     found: dict[tuple[int, str], Job] = {}
     for call in [*classes.calls(), *operator_calls.calls()]:
-        if only in " ".join(f"{key}={value}" for key, value in call._asdict().items()):
-            launched = classes.launches(call) if isinstance(call, classes.Call) else operator_calls.launches(call)
-            for launch, capability in product(launched, architectures):
-                if capability not in others:
-                    for name in classes.classes_of(launch)[: 2 if capability == 90 else 1]:
-                        if (capability, name) not in found:
-                            found[capability, name] = job_of(launch, capability)
+        if only not in " ".join(f"{key}={value}" for key, value in call._asdict().items()):
+            continue
+        for capability in architectures:
+            first = next((each for each, same in SAME_PTX.items() if capability in same), capability)
+            for launched in _launches(call, capability):
+                for name in classes.classes_of(launched)[: 2 if capability == 90 else 1]:
+                    job = found.get((first, name)) or job_of(launched, first)
+                    more = () if first == capability else (capability,)
+                    found[first, name] = job._replace(alike=tuple(sorted({*job.alike, *more})))
     return {job: name for (_, name), job in found.items()}
+
+
+def _launches(call: Any, capability: int) -> list[Launched]:
+    """What a call launches on such a GPU; nothing if no such call has these tiles there."""
+    if not isinstance(call, classes.Call):
+        return operator_calls.launches(call)
+    if call.tiles == "safe":
+        return classes.launches(call)
+    if call.tiles == "small" and capability not in SMALL:
+        return []
+    return classes.launches(call._replace(tiles="small" if capability in SMALL else "large"))
 
 
 def compile_all(todo: Sequence[Job], workers: int, seconds: float) -> Iterator[tuple[Job, dict[int, Built]]]:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import platform
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -78,7 +79,7 @@ def compute(call: Any) -> Computed:
         worst = {}
         inputs, buffers, floors = make_inputs(call, DEVICE)
         kept = [buffer.clone() for buffer in buffers]
-        with recorded_launches(run=True) as found, guarded_outputs() as outputs:
+        with recorded_launches(run=True) as found, guarded_outputs() as outputs, classes.taking(call):
             got = run(call, inputs)
         if DEVICE == "cuda":
             torch.cuda.synchronize()
@@ -347,6 +348,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, default=RECORD)
     args = parser.parse_args(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["REBASED_SELF_CHECK"] = "strict"  # nothing replaces a wrong kernel, and no right one may be called wrong
+    os.environ["REBASED_CACHE"] = tempfile.mkdtemp()
     calls = [call for call in all_calls() if args.only in describe(call)][: args.calls]
     start, results = time.monotonic(), []
     for call, done in compute_all(calls, args.workers):

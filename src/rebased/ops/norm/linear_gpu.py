@@ -182,31 +182,46 @@ def linear_norm_backward_kernel(
 
 
 @triton.jit
+def _load_columns(sums, weight, part, c, D: tl.constexpr, N: tl.constexpr, HAS_WEIGHT: tl.constexpr):
+    """Rows part * PART ... of gain G at columns c: [PART, COLUMNS], with zeros outside."""
+    n = part * PART + tl.arange(0, PART)
+    share = tl.load(sums + n[:, None] * D + c[None, :], mask=(n < N)[:, None] & (c < D)[None, :], other=0.0)
+    if HAS_WEIGHT:
+        share *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    return share
+
+
+@triton.jit
 def linear_norm_sums_kernel(
     projection, weight, sums, dprojection, dweight, dbias,
-    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, WIDTH: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS columns of dprojection [N, D], and in the first program dweight and dbias [N], from the sums over rows
-    (see `_backward`)."""
-    n = tl.arange(0, WIDTH)
+    (see `_backward`). Rows are taken in parts, which fit the shared memory of every GPU."""
+    PARTS: tl.constexpr = (N + PART - 1) // PART
     d = tl.arange(0, BLOCK_D)
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (n < N)[:, None] & (d < D)[None, :]
-    w = tl.load(projection + n[:, None] * D + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    w = tl.where(inside, w - (tl.sum(w, 0) / N)[None, :], 0.0)
+    zero = tl.zeros([BLOCK_D], tl.float32)
+    mean = zero
+    total = tl.zeros([COLUMNS], tl.float32)
+    for part in tl.static_range(PARTS):
+        mean += tl.sum(_load_centred(projection, zero, part, D, BLOCK_D, N), 0)
+        total += tl.sum(_load_columns(sums, weight, part, c, D, N, HAS_WEIGHT), 0)
+    mean /= N
+    total /= N  # the mean of dprojection: that of W A is zero, because W is centred
     square = (d < D)[:, None] & (c < D)[None, :]
     moments = tl.load(sums + N * D + N + d[:, None] * D + c[None, :], mask=square, other=0.0)
-    here = (n < N)[:, None] & (c < D)[None, :]
-    dw = tl.load(sums + n[:, None] * D + c[None, :], mask=here, other=0.0)
-    if HAS_WEIGHT:
-        dw *= tl.load(weight + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    dw -= tl.dot(w, moments, input_precision="tf32x3")
-    dw -= (tl.sum(dw, 0) / N)[None, :]  # rows behind the last are zero
-    tl.store(dprojection + n[:, None] * D + c[None, :], dw, mask=here)
-    if tl.program_id(0) == 0:
-        shares = tl.load(sums + n[:, None] * D + d[None, :], mask=inside, other=0.0)
-        tl.store(dweight + n, tl.sum(w * shares, 1), mask=n < N)
-        tl.store(dbias + n, tl.load(sums + N * D + n, mask=n < N, other=0.0), mask=n < N)
+    for part in tl.static_range(PARTS):
+        n = part * PART + tl.arange(0, PART)
+        w = _load_centred(projection, mean, part, D, BLOCK_D, N)
+        dw = _load_columns(sums, weight, part, c, D, N, HAS_WEIGHT) - total[None, :]
+        dw -= tl.dot(w, moments, input_precision="tf32x3")
+        tl.store(dprojection + n[:, None] * D + c[None, :], dw, mask=(n < N)[:, None] & (c < D)[None, :])
+        if tl.program_id(0) == 0:
+            inside = (n < N)[:, None] & (d < D)[None, :]
+            shares = tl.load(sums + n[:, None] * D + d[None, :], mask=inside, other=0.0)
+            tl.store(dweight + n, tl.sum(w * shares, 1), mask=n < N)
+            tl.store(dbias + n, tl.load(sums + N * D + n, mask=n < N, other=0.0), mask=n < N)
 
 
 def _sizes(x: Tensor, projection: Tensor) -> tuple[int, dict[str, int]]:
@@ -312,7 +327,7 @@ def _backward(
     launch(
         linear_norm_sums_kernel, (widths["BLOCK_D"] // COLUMNS.value,),
         projection, weight, shares.sum(0), dprojection, dweight, dbias,
-        **widths, WIDTH=max(16, triton.next_power_of_2(N)), HAS_WEIGHT=weight is not None, num_warps=8,
+        **widths, HAS_WEIGHT=weight is not None, num_warps=2,
     )  # fmt: skip
     return dx, dprojection, dweight, dbias
 

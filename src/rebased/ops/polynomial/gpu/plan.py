@@ -81,7 +81,7 @@ def _tiles(forward: Tile, query_grad: Tile, key_grad: Tile, sums: Tile, grad_sum
     return Tiles(forward, query_grad, key_grad, sums, grad_sums or sums)
 
 
-TWO_WARPS = Tile(64, 32, 2, 3)  # where four are miscompiled (docs/kernels.md, benchmarks/compiled.py)
+TWO_WARPS = Tile(64, 32, 2, 3)  # where four are miscompiled (docs/kernels.md)
 _SUMS = Tile(64, 64, 4, 3)
 _KEYS = Tile(64, 64, 4, 1, 168)
 _SQUARE = Tile(64, 64, 4, 1, 128)
