@@ -66,7 +66,7 @@ def verdict(found: Verification) -> str:
     count, seconds = plural(len(found.cases), "case"), f"{found.seconds:.0f} s"
     if found.wrong:
         names = ", ".join(dict.fromkeys(case.operator for case in found.wrong))
-        return f"{len(found.wrong)} of {count} are WRONG on this machine: {names} ({seconds})"
+        return f"WRONG on this machine: {names} ({len(found.wrong)} of {count}, {seconds})"
     fell_back = sum(case.computed_by in FALLBACKS for case in found.cases)
     without = f"; {fell_back} of them without their usual kernels" if fell_back else ""
     return f"this machine computes right: {count}{without} ({seconds})"

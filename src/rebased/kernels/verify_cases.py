@@ -216,7 +216,8 @@ def _other_operators(dtype: torch.dtype, T: int) -> Iterator[Case]:
     yield _gated_conv_step(dtype, 256)
     yield _poly_step(dtype, 16, 64)
     yield _embed_step(dtype, 256)
-    yield _choose_tokens(dtype, 1000)
+    yield _best_tokens(dtype, 1000)
+    yield _advance_slots(dtype, 1000)
 
 
 def _short_conv(dtype: torch.dtype, T: int, D: int, activation: Any, taps: int = 4) -> Case:
@@ -398,19 +399,31 @@ def _embed_step(dtype: torch.dtype, D: int, vocab: int = 100) -> Case:
     return _step("embed_step", dtype, f"D {D}", ROWS, draw, compute, (1,))
 
 
-def _choose_tokens(dtype: torch.dtype, vocab: int) -> Case:
-    """The two functions that follow each other: the next tokens, then what slots remember of them."""
+def _draw_logits(generator: Generator, vocab: int) -> dict[str, Tensor]:
+    seen = torch.rand(ROWS, vocab, generator=generator) < 0.5
+    return {"logits": _randn(generator, ROWS, vocab, scale=3.0), "seen": seen}
 
+
+def _best_tokens(dtype: torch.dtype, vocab: int) -> Case:
     def draw(generator: Generator) -> Drawn:
-        data = {"logits": _randn(generator, ROWS, vocab, scale=3.0), "active": torch.arange(ROWS) % 3 != 2}
-        data["seen"] = torch.rand(ROWS, vocab, generator=generator) < 0.5
-        data |= {name: torch.randint(9, (ROWS,), generator=generator) for name in ("tokens", "lengths", "drawn")}
-        return data, {"penalty": 1 + 0.5 * torch.rand(ROWS, generator=generator, dtype=torch.float64)}
+        penalty = 1 + torch.rand(ROWS, generator=generator, dtype=torch.float64)
+        return _draw_logits(generator, vocab), {"penalty": penalty}
 
-    def compute(logits: Tensor, active: Tensor, penalty: Tensor, **slots: Any) -> dict[str, Tensor]:
+    def compute(logits: Tensor, seen: Tensor, penalty: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("tokens", "log_sums"), best_tokens(logits, seen, penalty), strict=True))
+
+    return _step("best_tokens", dtype, f"vocab {vocab}", ROWS, draw, compute, (vocab,))
+
+
+def _advance_slots(dtype: torch.dtype, vocab: int) -> Case:
+    def draw(generator: Generator) -> Drawn:
+        data = {**_draw_logits(generator, vocab), "active": torch.arange(ROWS) % 3 != 2}
+        numbers = ("chosen", "tokens", "lengths", "drawn")
+        data |= {name: torch.randint(vocab, (ROWS,), generator=generator) for name in numbers}
+        return data, {"log_sums": data["logits"].logsumexp(-1)}
+
+    def compute(chosen: Tensor, logits: Tensor, log_sums: Tensor, active: Tensor, **slots: Any) -> dict[str, Tensor]:
         slots = {name: x.clone() for name, x in slots.items()}
-        chosen, log_sums = best_tokens(logits, slots["seen"], penalty)
-        logprobs = advance_slots_(chosen, logits, log_sums, active, **slots)
-        return {"chosen": chosen, "log_sums": log_sums, "logprobs": logprobs, **slots}
+        return {"logprobs": advance_slots_(chosen, logits, log_sums, active, **slots), **slots}
 
-    return _step("best_tokens, advance_", dtype, f"vocab {vocab}", ROWS, draw, compute, (vocab,))
+    return _step("advance_slots_", dtype, f"vocab {vocab}", ROWS, draw, compute, (1,))
