@@ -16,7 +16,7 @@ DOCS := .venv/.ready-docs
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all suite suite-all torture test-gpu test-versions lint style types format bench docs figures notebook tree clean
+.PHONY: help setup demo test test-all suite suite-all torture test-gpu test-versions kernels lint style types format bench docs figures notebook tree clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,8 +51,13 @@ demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write 
 test: style ## ruff, mypy and the tests: what CI runs
 	@$(MAKE) --no-print-directory -j2 types suite
 
-test-all: style $(TEST_ALL) ## make test, and the heavier tests that a release needs
+test-all: style $(TEST_ALL) ## make test, and the heavier tests that a release needs; on 8 cores or more, all kernels too
 	@$(MAKE) --no-print-directory -j2 types suite-all
+	@if [ "$$(nproc)" -ge 8 ]; then $(MAKE) --no-print-directory kernels; \
+	else echo "this machine has fewer than 8 cores: all kernels are not compiled (make kernels does so, in hours)"; fi
+
+kernels: $(TEST) ## compile every class of kernel for all architectures; goes on where tests/kernels/compiled.json ends
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.compile_classes
 
 suite: $(TEST)
 	$(PYTEST)
@@ -63,8 +68,9 @@ suite-all: $(TEST_ALL)
 torture: $(TEST) ## mutated inputs, kills and full disks, for MINUTES (5); python -m tests.torture --help says more
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --workers
 
-test-gpu: $(TEST) ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+test-gpu: $(TEST) ## the tests that need a CUDA device, then every class of kernel against fp64 (tests/kernels/computed.json)
+	$(BIN)/python -m pytest -m gpu -n 8 --dist worksteal
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.compute_classes
 
 # uv, because pip cannot take the lowest versions. Triton's kernels are interpreted, compiled and launched by stand-ins.
 test-versions: ## test the kernels with the lowest versions that pyproject.toml allows (VERSIONS=highest: the newest)

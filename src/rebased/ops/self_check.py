@@ -265,7 +265,8 @@ class Operator:
 
     def plainly(self, args: tuple[Any, ...]) -> Any:
         """The result in plain torch, laid out as kernels write it."""
-        return _replace(self.in_torch(*args), lambda x: x.contiguous())
+        with _plain_torch():
+            return _replace(self.in_torch(*args), lambda x: x.contiguous())
 
     def errors(self, args: tuple[Any, ...], result: Any, before: dict[int, Tensor]) -> Errors | None:
         """How wrong a result is; None if the arguments are not finite. before: of overwritten ones, by address."""
@@ -274,7 +275,7 @@ class Operator:
         given = _replace(args, lambda x: before.get(x.data_ptr(), x))
         overwritten = [number for number, x in enumerate(_tensors(args)) if x.data_ptr() in before]
         floats = [x for x in _tensors(self.inputs(*given) if self.inputs else given) if x.is_floating_point()]
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
+        with _plain_torch():
             if not all(bool(x.isfinite().all()) for x in floats):
                 return None
             after = [_tensors(args)[number] for number in overwritten]
@@ -408,6 +409,14 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("REBASED_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebased"
+
+
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Inside, nothing is recorded for gradients unless asked for, also within an operator of torch.library, where
+    nothing could be; and products are in the dtype of their factors."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
+        yield
 
 
 _WAY_AROUND = "REBASED_BACKEND=chunked computes without kernels"

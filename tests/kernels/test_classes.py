@@ -1,0 +1,182 @@
+"""Every class of kernel that a call can launch was computed on a GPU and compiled for all GPUs."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels import compile_classes, compute_classes, operator_calls
+from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, write_record
+from rebased.kernels import classes
+from rebased.kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hash
+from rebased.kernels.machine_code import compile_launch
+from tolerances import KERNEL_ERRORS
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = 5  # kernels that a run of the tests compiles: some 30 s
+
+
+def random_call(draw: random.Random) -> Call:
+    """Any call: all widths and lengths, not those of the sweep."""
+    kind = draw.choice(KINDS)
+    T = 1 if kind == "decode" else int(2 ** draw.uniform(0, 10 if kind == "at" else 16.5))
+    batch = 1 if "packed" in kind else draw.randint(1, 3)
+    widths = draw.randint(1, 128), draw.randint(1, 128)
+    return Call(
+        draw.choice(ARITHMETICS), *widths, T, draw.random() < 0.5, kind, draw.choice(LAYOUTS), batch, draw.randint(1, 4)
+    )
+
+
+def not_in(record: dict[str, Any], wanted: set[str]) -> list[str]:
+    """The classes that a record does not hold."""
+    return sorted(wanted - set(record["classes"]))
+
+
+def read(path: Path, command: str) -> dict[str, Any]:
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there yet: {command} writes it")
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.mark.slow
+def test_every_class_was_computed() -> None:
+    record = read(compute_classes.RECORD, "make test-gpu on a GPU")
+    missing = not_in(record, classes.reachable() | operator_calls.reachable())
+    assert not missing, f"{len(missing)} classes were never computed (run make test-gpu on a GPU): {missing[:5]}"
+    assert record["failed"] == []
+    assert max(record["classes"].values()) <= 1
+
+
+def test_the_record_of_what_was_computed_is_of_these_kernels() -> None:
+    record = read(compute_classes.RECORD, "make test-gpu on a GPU")
+    assert record["hash"] == source_hash(), "kernels or plans have changed: run make test-gpu on a GPU"
+
+
+def test_the_record_of_what_was_compiled_is_of_these_kernels() -> None:
+    record = read(compile_classes.RECORD, "make test-all on 8 cores or more")
+    assert record["hash"] == source_hash(), "kernels or plans have changed: run make test-all on 8 cores or more"
+    assert record["complete"]
+    assert set(record["architectures"]) == {str(each) for each in compile_classes.SHARED_MEMORY}
+    for name, about in record["architectures"].items():
+        assert about["largest"] <= compile_classes.SHARED_MEMORY[int(name)]
+        assert (about["too_large"], about["wrong_descriptors"], about["problems"]) == ({}, [], []), name
+
+
+@pytest.mark.slow
+def test_no_call_launches_another_class() -> None:
+    """Calls with any widths and lengths have only classes that the sweep over some has found."""
+    known, draw = classes.reachable(), random.Random(0)
+    for _ in range(300):
+        call = random_call(draw)
+        unknown = {name for each in launches(call) for name in classes_of(each)} - known
+        assert not unknown, f"{call} has {unknown}"
+
+
+@pytest.mark.slow
+def test_dtypes_layouts_kinds_and_lengths_meet_pairwise() -> None:
+    chosen = classes.calls()
+    assert len(chosen) < 1400
+    lengths = [1, 63, 64, 65, 255, 256, 257, 512, 513, 2048, 8193]
+    wanted = {
+        ("arithmetic", "layout"): product(ARITHMETICS, LAYOUTS),
+        ("arithmetic", "kind"): product(ARITHMETICS, (kind for kind in KINDS if kind not in ("extend o", "decode"))),
+        ("layout", "kind"): product(LAYOUTS, (kind for kind in KINDS if kind != "extend o")),
+        ("arithmetic", "T"): product(("bf16", "fp32"), lengths),
+    }
+    for fields, pairs in wanted.items():
+        met = {tuple(getattr(call, field) for field in fields) for call in chosen}
+        missing = set(pairs) - met
+        assert not missing, f"{fields}: {sorted(missing)}"
+
+
+def test_a_class_that_was_not_computed_is_named(tmp_path: Path) -> None:
+    call = Call("bf16", 24, 5, 300, False)
+    names = [name for each in launches(call) for name in classes_of(each)]
+    record = make_record([(call, Computed(tuple(names), 0.5))], 1.0, "a test")
+    write_record(record, tmp_path / "record.json")
+    held = json.loads((tmp_path / "record.json").read_text())
+    assert held == record
+    assert not_in(held, set(names)) == []
+    del held["classes"][names[0]]
+    assert not_in(held, set(names)) == [names[0]]
+    assert "K<32 V<16" in names[0]  # the class that shipped without being computed
+
+
+def test_a_constant_changes_the_hash_and_a_comment_does_not(tmp_path: Path) -> None:
+    ops = tmp_path / "ops"
+    shutil.copytree(ROOT / "src" / "rebased" / "ops", ops, ignore=shutil.ignore_patterns("__pycache__"))
+    before, plan = source_hash(ops), ops / "polynomial" / "gpu" / "plan.py"
+    assert before == source_hash()
+    text = plan.read_text()
+    plan.write_text("# a comment\n" + text.replace('"""The number of slices', '"""How many slices'))
+    assert source_hash(ops) == before
+    plan.write_text(text.replace("CHUNK = 256", "CHUNK = 128"))
+    assert source_hash(ops) != before
+
+
+def failing_work(pipe: Any) -> None:
+    """As a process of the runner: one call ends it, one is wrong."""
+    while (call := pipe.recv()) is not None:
+        if call.T == 2:
+            os._exit(7)
+        pipe.send(Computed(("some class",), 3.0, "o 3") if call.T == 3 else Computed(("some class",), 0.1))
+
+
+def test_a_wrong_result_and_a_dead_process_are_recorded() -> None:
+    calls = [Call("bf16", 16, 16, T, False) for T in (1, 2, 3, 4, 5)]
+    results = list(compute_all(calls, 2, failing_work))
+    assert {call.T for call, _ in results} == {1, 2, 3, 4, 5}
+    record = make_record(results, 1.0, "a test")
+    ended, wrong = record["failed"]
+    assert "T=2" in ended
+    assert "ended with 7" in ended
+    assert "T=3" in wrong
+    assert record["classes"] == {"some class": 3.0}
+
+
+@pytest.mark.parametrize("dtype", KERNEL_ERRORS)
+def test_garbage_in_some_rows_of_one_head_is_found(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    want = torch.randn(2, 2048, 4, 64, dtype=torch.float64)
+    limit = KERNEL_ERRORS[dtype]
+    assert error_over_limit(want * (1 + limit / 4 * torch.randn_like(want).clamp(-2, 2)), want, limit) < 1
+    wrong = want.clone()
+    wrong[1, 70, 2] = torch.randn(64)
+    assert error_over_limit(wrong, want, limit) > 1
+    wrong[1, 70, 2] = torch.nan
+    assert error_over_limit(wrong, want, limit) > 1
+
+
+def test_three_architectures_have_the_same_ptx() -> None:
+    """So kernels for sm_80 are compiled once, and ptxas alone is asked for the two others."""
+    job = compile_classes.job_of(launches(Call("bf16", 16, 16, 64, False))[0], 80)
+    made = [compile_launch(compile_classes.launch_of(job), capability) for capability in (80, 86, 89)]
+    assert len({each.metadata.shared for each in made}) == 1
+    assert len({re.sub(r"\.target sm_\d+", "", each.asm["ptx"]) for each in made}) == 1
+    assert compile_classes.assemble(made[0].asm["ptx"], 86) == ""
+    assert compile_classes.assemble("nothing", 86) != ""
+
+
+@pytest.mark.slow
+def test_some_classes_compile() -> None:
+    """A few kernels of any calls for one architecture; others in the next commit."""
+    said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    draw = random.Random(said.strip() or source_hash())
+    capability = draw.choice([each for each in compile_classes.SHARED_MEMORY if each not in (86, 89)])
+    for _ in range(SAMPLE):
+        call = random_call(draw)
+        built = compile_classes.compile_job(compile_classes.job_of(draw.choice(launches(call)), capability))
+        for each, found in built.items():
+            assert (found.wrong, found.problem) == (0, ""), f"sm_{each}: {call}"
+            if each not in compile_classes.TOO_SMALL:
+                assert found.shared <= compile_classes.SHARED_MEMORY[each], f"sm_{each}: {call}"
