@@ -24,7 +24,7 @@ from rebased.kernels.verify_cases import HEADS, Case, gpu_cases, torch_cases
 from rebased.ops.backend import TRITON, Backend, choose_device, choose_path, has_triton, use_backend
 
 TF32 = 2e-3
-"""The largest error of fp32 where torch allows TF32, whose factors lose 13 bits: twice 2^-10, as for each of two."""
+"""The tolerance of products in TF32: each of two factors loses its last 13 bits, up to 2^-10 of itself."""
 PEAK = 2.0
 """How much larger than errors by norm, which are averages, the largest one over the largest number may be."""
 
@@ -113,7 +113,9 @@ def tolerance(case: Case, device: torch.device) -> float:
       gradients, gradients of scores) and when they are stored: five independent errors, u sqrt(5/3) together.
     - fp32: a sum of n terms, in whatever order, is off by about u sqrt(n), and sums that follow each other add up.
 
-    A factor 4 is for what this leaves out. It is far below what a wrong tile makes of a result.
+    - fp32 where torch allows TF32: see TF32.
+
+    A factor 4 is for what this leaves out. What a wrong tile makes of a result is far beyond it.
     """
     unit = torch.finfo(case.dtype).eps / 2
     precision = torch.get_float32_matmul_precision()
