@@ -96,6 +96,7 @@ def test_garbage_in_one_row_of_a_head_does_not_hide_in_the_norm(dtype: torch.dty
     assert errors(want.to(dtype), want)[1] < limit
     got[0, 77, 1, 0] = math.nan
     assert errors(got, want) == (math.inf, math.inf)
+    assert errors(torch.zeros(3), torch.zeros(3)) == (0, 0)
     assert errors(torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5]))[0] == 0.25
 
 

@@ -28,6 +28,8 @@ TF32 = 2e-3
 PEAK = 2.0
 """How much larger than errors by norm, which are averages, the largest one over the largest number may be."""
 
+_TINY = 1e-30  # in place of zero, to divide by
+
 
 class Checked(NamedTuple):
     """What was found of a case."""
@@ -112,7 +114,6 @@ def tolerance(case: Case, device: torch.device) -> float:
     - Half precision: sums are in fp32. Numbers are rounded as they enter a product (features, states, weighted
       gradients, gradients of scores) and when they are stored: five independent errors, u sqrt(5/3) together.
     - fp32: a sum of n terms, in whatever order, is off by about u sqrt(n), and sums that follow each other add up.
-
     - fp32 where torch allows TF32: see TF32.
 
     A factor 4 is for what this leaves out. What a wrong tile makes of a result is far beyond it.
@@ -136,13 +137,13 @@ def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
     if not got.is_floating_point():
         return (float((got != want).double().mean()),) * 2
     got, want = got.double(), want.double()
-    if not bool(got.isfinite().all()):
-        return math.inf, math.inf
     difference = got - want
+    if not bool(difference.isfinite().all()):
+        return math.inf, math.inf
     axis = want.shape.index(HEADS) if HEADS in want.shape else None
     heads = [(difference, want)] if axis is None else zip(difference.unbind(axis), want.unbind(axis), strict=True)
-    largest = max(float(off.abs().max() / of.abs().max()) for off, of in heads)
-    return float(difference.norm() / want.norm()), largest
+    largest = max(float(off.abs().max() / of.abs().max().clamp_min(_TINY)) for off, of in heads)
+    return float(difference.norm() / want.norm().clamp_min(_TINY)), largest
 
 
 def _check(case: Case, device: torch.device) -> Checked:
@@ -158,11 +159,10 @@ def _check(case: Case, device: torch.device) -> Checked:
             got = _compute(case, given)
         with use_backend("reference"):  # the equation
             want = _compute(case, {name: _rounded(x, torch.float64) for name, x in given.items()})
-        error = -1.0
-        for name, x in want.items():
-            by_norm, largest = errors(got[name], x)
-            if max(by_norm, largest / PEAK) > error:
-                worst, error = name, max(by_norm, largest / PEAK)
+        found = {name: errors(got[name], x) for name, x in want.items()}
+        largest_error = {name: max(by_norm, largest / PEAK) for name, (by_norm, largest) in found.items()}
+        worst = max(largest_error, key=lambda name: largest_error[name])
+        error = largest_error[worst]
         fell_back = [event for event in heard if hasattr(event, "to")]
         if fell_back:
             computed_by, problem = fell_back[-1].to, fell_back[0].problem
