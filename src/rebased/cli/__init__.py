@@ -49,6 +49,10 @@ COMMANDS = {
         "rebased.cli.kernels_ptxas:ptxas",
         "Find what ptxas miscompiled in a Triton kernel.",
     ),
+    "kernels verify": (
+        "rebased.cli.kernels_verify:verify",
+        "Compute with every operator on this machine and compare with fp64.",
+    ),
     "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
 }
 

@@ -86,9 +86,33 @@ class Judged(NamedTuple):
     seconds: float
 
 
-_listeners: list[Callable[[Judged], object]] = []
+class FellBack(NamedTuple):
+    """A call that its usual kernels did not compute."""
+
+    operator: str
+    to: Literal["safe tiles", "torch"]
+    problem: str
+
+
+_listeners: list[Callable[[Judged | FellBack], object]] = []
 OPERATORS: dict[str, "Operator"] = {}
 """By name: all that were imported."""
+
+
+@contextmanager
+def listening() -> Iterator[list[Judged | FellBack]]:
+    """A context manager: a list to which every check, and every call that falls back, is added inside of it."""
+    heard: list[Judged | FellBack] = []
+    _listeners.append(heard.append)
+    try:
+        yield heard
+    finally:
+        _listeners.remove(heard.append)
+
+
+def _tell(event: Judged | FellBack) -> None:
+    for listen in _listeners:
+        listen(event)
 
 
 def mode() -> Mode:
@@ -149,6 +173,7 @@ def checked(
         @wraps(run)
         def call(*args: Any) -> Any:
             if operator.demoted and _kind(args) in operator.demoted:
+                _tell(FellBack(operator.name, "torch", "its kernels were found wrong before"))
                 return operator.plainly(args)
             try:
                 result = run(*args)
@@ -206,9 +231,8 @@ class Operator:
                 return result
             right = max(errors.values(), default=0.0) <= 1
             _keep_verdict(key, right, self.name, fresh, errors)
-            for listen in _listeners:
-                took = time.perf_counter() - begin
-                listen(Judged(self.name, tuple(each.kernel for each in fresh), errors, right, took))
+            took = time.perf_counter() - begin
+            _tell(Judged(self.name, tuple(each.kernel for each in fresh), errors, right, took))
         if right:
             return result
         wrong = {name: error for name, error in (errors or {}).items() if error > 1}
@@ -232,8 +256,10 @@ class Operator:
             raise KernelError(f"{problem}. {_WAY_AROUND} ({versions})") from error
         if self.safer is not None and self.safer(*args):
             _log.warning("%s; other tiles are taken (%s)", problem, versions)
+            _tell(FellBack(self.name, "safe tiles", problem))
             return self.call(*args)
         _log.warning("%s; plain torch computes it instead (%s)", problem, versions)
+        _tell(FellBack(self.name, "torch", problem))
         self.demoted.add(_kind(args))
         return self.plainly(args)
 
