@@ -49,7 +49,7 @@ ROW = 8.0
 """How much larger than that of a tensor the relative error of one of its rows may be: the largest of thousands of
 draws, where that of a tensor is a mean. A row that was not computed is off by 1, which is more in every dtype."""
 PAST = 9  # tokens before a state
-SECONDS = 120  # after which a call is given up
+SECONDS = 240  # after which a call is given up
 
 
 class Computed(NamedTuple):
@@ -85,6 +85,7 @@ def compute(call: Any) -> Computed:
             torch.cuda.synchronize()
         if not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(buffers, kept, strict=True)):
             worst["what is around the inputs was overwritten"] = math.inf
+        outputs = [(buffer, n) for buffer, n in outputs if not buffer.is_meta]  # else only planned
         if not all(buffer[:n].isnan().all() and buffer[-n:].isnan().all() for buffer, n in outputs):
             worst["what is around the outputs was overwritten"] = math.inf
         del kept, buffers
@@ -233,10 +234,18 @@ def guarded_outputs() -> Iterator[list[tuple[Tensor, int]]]:
 
 
 def all_calls() -> list[Any]:
-    """Long calls first, so that none is left at the end; otherwise mixed, so that no process gets all slow kernels."""
+    """What compiles slowly first, so that none is left at the end; otherwise mixed, so that no process gets all."""
     found = [*classes.calls(), *operator_calls.calls()]
     order = sorted(range(len(found)), key=lambda i: (i * 7919) % len(found))
-    return sorted((found[i] for i in order), key=lambda call: min(4096 - getattr(call, "T", 0), 0))
+    return sorted((found[i] for i in order), key=_rank)
+
+
+def _rank(call: Any) -> int:
+    if not isinstance(call, Call):
+        return 3
+    if call.T > 2048 or (call.arithmetic != "bf16" and call.K + call.V > 128):
+        return 0
+    return 1 if call.tiles == "large" else 2
 
 
 def _work(pipe: Connection) -> None:
@@ -255,10 +264,13 @@ def _work(pipe: Connection) -> None:
                 return  # the device is of no use to this process any more
 
 
-def compute_all(calls: Sequence[Any], workers: int, work: Any = _work) -> Iterator[tuple[Any, Computed]]:
-    """Computes calls in processes; each call with what came of it. A process that ends is replaced."""
+def compute_all(
+    calls: Sequence[Any], workers: int, work: Any = _work, seconds: float = math.inf
+) -> Iterator[tuple[Any, Computed]]:
+    """Computes calls in processes; each call with what came of it. A process that ends is replaced. Nothing is begun
+    after so many seconds."""
     context = multiprocessing.get_context("spawn")
-    todo, busy = list(reversed(calls)), {}
+    todo, busy, end = list(reversed(calls)), {}, time.monotonic() + seconds
 
     def start() -> tuple[Connection, Any]:
         ours, theirs = context.Pipe()
@@ -268,7 +280,7 @@ def compute_all(calls: Sequence[Any], workers: int, work: Any = _work) -> Iterat
         return ours, process
 
     def give(pipe: Connection, process: Any) -> None:
-        if todo:
+        if todo and time.monotonic() < end:
             call = todo.pop()
             try:
                 pipe.send(call)
@@ -302,19 +314,31 @@ def compute_all(calls: Sequence[Any], workers: int, work: Any = _work) -> Iterat
                 give(*start())
 
 
-def make_record(results: Sequence[tuple[Any, Computed]], seconds: float, command: str) -> dict[str, Any]:
-    """The record: the worst error over its limit per class, and the calls that failed."""
-    worst: dict[str, float] = {}
-    failed = []
+def make_record(
+    results: Sequence[tuple[Any, Computed]], seconds: float, command: str, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The record: the worst error over its limit per class, and the calls that failed. before: a record of the same
+    kernels, which this one goes on from; what was computed again counts as it is now."""
+    before = before or {}
+    again = {describe(call) for call, _ in results}
+    worst: dict[str, float] = dict(before.get("classes", {}))
+    failed = [each for each in before.get("failed", []) if each.partition(": ")[0] not in again]
     for call, done in results:
         if done.problem:
             failed.append(f"{describe(call)}: {done.problem}")
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
     return {
-        "hash": source_hash(), "machine": machine(), "command": command, "seconds": round(seconds),
-        "calls": len(results), "failed": sorted(failed), "classes": dict(sorted(worst.items())),
+        "hash": source_hash(), "machine": machine(), "command": command,
+        "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
+        "failed": sorted(failed), "classes": dict(sorted(worst.items())),
     }  # fmt: skip
+
+
+def names_of(call: Any) -> set[str]:
+    """The classes of a call."""
+    launched = classes.launches(call) if isinstance(call, Call) else operator_calls.launches(call)
+    return {name for each in launched for name in classes_of(each)}
 
 
 def describe(call: Any) -> str:
@@ -345,14 +369,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--only", default="", help="calls whose description contains these words")
     parser.add_argument("--calls", type=int, help="stop after so many")
-    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument(
+        "--for", dest="seconds", type=float, default=math.inf, help="begin nothing after so many seconds"
+    )
+    parser.add_argument("--record", type=Path, default=RECORD, help="a record of these kernels is continued")
     args = parser.parse_args(words)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["REBASED_SELF_CHECK"] = "strict"  # nothing replaces a wrong kernel, and no right one may be called wrong
     os.environ["REBASED_CACHE"] = tempfile.mkdtemp()
-    calls = [call for call in all_calls() if args.only in describe(call)][: args.calls]
+    before = json.loads(args.record.read_text()) if args.record.exists() else {}
+    before = before if before.get("hash") == source_hash() else {}
+    failed = {each.partition(": ")[0] for each in before.get("failed", [])}
     start, results = time.monotonic(), []
-    for call, done in compute_all(calls, args.workers):
+    calls = [call for call in all_calls() if args.only in describe(call)]
+    if before:  # what failed, and what has a class that is missing
+        calls = [call for call in calls if describe(call) in failed or not names_of(call) <= set(before["classes"])]
+    calls = calls[: args.calls]
+    for call, done in compute_all(calls, args.workers, seconds=args.seconds):
         results.append((call, done))
         if done.problem:
             print(f"FAILED {describe(call)}: {done.problem}", flush=True)
@@ -362,7 +395,7 @@ def main(words: Sequence[str] | None = None) -> int:
     command = " ".join(
         ["PYTHONPATH=src:tests python -m kernels.compute_classes", *(sys.argv[1:] if words is None else words)]
     )
-    record = make_record(results, time.monotonic() - start, command)
+    record = make_record(results, time.monotonic() - start, command, before)
     write_record(record, args.record)
     print(f"{len(record['classes'])} classes, {len(record['failed'])} calls failed; wrote {args.record}")
     return 1 if record["failed"] else 0

@@ -93,7 +93,7 @@ def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
     # torch.compile fuses a norm in plain torch with the operations around it; it cannot fuse a custom kernel.
-    if kernel_path("auto", x) == "triton" and x.shape[-1] <= MAX_FEATURES and not torch.compiler.is_compiling():
+    if kernel_path("auto", x) == "triton" and 1 < x.shape[-1] <= MAX_FEATURES and not torch.compiler.is_compiling():
         from rebased.ops.norm.gpu import norm
 
         return norm(x, weight, bias, eps, dtype, centre, residual)
