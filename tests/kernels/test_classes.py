@@ -85,7 +85,6 @@ def test_no_call_launches_another_class() -> None:
 @pytest.mark.slow
 def test_dtypes_layouts_kinds_and_lengths_meet_pairwise() -> None:
     chosen = classes.calls()
-    assert len(chosen) < 1400
     lengths = [1, 63, 64, 65, 255, 256, 257, 512, 513, 2048, 8193]
     wanted = {
         ("arithmetic", "layout"): product(ARITHMETICS, LAYOUTS),
