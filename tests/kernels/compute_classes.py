@@ -139,6 +139,9 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     slope = 2 * scale * call.K**0.5 / s  # of a similarity over itself, times a key
     size = call.V**0.5  # of a value, and of a gradient
     floors = {"o": size / root, "dq": slope * size / root, "dk": slope * size / root, "dv": size / root}
+    if "d_state" in inputs:  # features, of norm |k|^2, times a gradient of the state
+        length = float((k[:, :64].double() ** 2).sum(-1).mean()) / call.T**0.5
+        floors["dv"], floors["dk"] = floors["dv"] + length * size, floors["dk"] + 2 * length * size / call.K**0.5
     if call.kind == "at":
         floors |= {name: floors[name][0, inputs["at"]].reshape(call.B, rows, 1) for name in ("o", "dq")}
         floors["dk"], floors["dv"] = (x / 2 for x in (floors["dk"], floors["dv"]))
