@@ -139,6 +139,8 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     slope = 2 * scale * call.K**0.5 / s  # of a similarity over itself, times a key
     size = call.V**0.5  # of a value, and of a gradient
     floors = {"o": size / root, "dq": slope * size / root, "dk": slope * size / root, "dv": size / root}
+    if call.K == 1:  # o does not depend on q: nothing but the rounding errors of its terms is left of dq
+        floors["dq"] = slope * size * torch.ones_like(root)
     if "d_state" in inputs:  # features, of norm |k|^2, times a gradient of the state
         length = float((k[:, :64].double() ** 2).sum(-1).mean()) / call.T**0.5
         floors["dv"], floors["dk"] = floors["dv"] + length * size, floors["dk"] + 2 * length * size / call.K**0.5
@@ -334,6 +336,7 @@ def make_record(
     return {
         "hash": source_hash(), "machine": machine(), "command": command,
         "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
+        "complete": not failed and classes.reachable() | operator_calls.reachable() <= set(worst),
         "failed": sorted(failed), "classes": dict(sorted(worst.items())),
     }  # fmt: skip
 
