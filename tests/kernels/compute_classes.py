@@ -329,15 +329,15 @@ def make_record(
     worst: dict[str, float] = dict(before.get("classes", {}))
     failed = [each for each in before.get("failed", []) if each.partition(": ")[0] not in again]
     for call, done in results:
-        if done.problem:
+        if done.problem:  # its classes were not computed
             failed.append(f"{describe(call)}: {done.problem}")
+            continue
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
     return {
         "hash": source_hash(), "machine": machine(), "command": command,
         "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
-        "complete": not failed and classes.reachable() | operator_calls.reachable() <= set(worst),
-        "failed": sorted(failed), "classes": dict(sorted(worst.items())),
+        "complete": False, "failed": sorted(failed), "classes": dict(sorted(worst.items())),
     }  # fmt: skip
 
 
@@ -398,10 +398,10 @@ def main(words: Sequence[str] | None = None) -> int:
         if len(results) % 50 == 0 or len(results) == len(calls):
             bad = sum(bool(done.problem) for _, done in results)
             print(f"{len(results)} of {len(calls)} calls, {time.monotonic() - start:.0f} s, {bad} failed", flush=True)
-    command = " ".join(
-        ["PYTHONPATH=src:tests python -m kernels.compute_classes", *(sys.argv[1:] if words is None else words)]
-    )
+    command = "PYTHONPATH=src:tests python -m kernels.compute_classes"
     record = make_record(results, time.monotonic() - start, command, before)
+    everything = classes.reachable() | operator_calls.reachable()
+    record["complete"] = not record["failed"] and everything <= set(record["classes"])
     write_record(record, args.record)
     print(f"{len(record['classes'])} classes, {len(record['failed'])} calls failed; wrote {args.record}")
     return 1 if record["failed"] else 0
