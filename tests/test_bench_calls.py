@@ -12,6 +12,7 @@ COMMANDS = {
     "eager": ["--processes", "1"],
     "widths": [],
     "first_call": ["--run", "-T", "64"],
+    "self_check": [],
 }
 
 
@@ -35,6 +36,7 @@ def test_writes_a_record(name: str, tmp_path: Path) -> None:
     times = {
         "eager": lambda: list(record["median"].values()),
         "widths": lambda: [row["rebased"][key] for row in record["rows"] for key in ("forward_ms", "both_ms")],
+        "self_check": lambda: [row["ms"] for row in record["rows"]],
         "first_call": lambda: [row[key] for row in record["rows"]["together"] for key in ("first", "second")],
     }[name]()
     assert len(times) >= 2

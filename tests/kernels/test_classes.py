@@ -90,12 +90,12 @@ def test_no_call_launches_another_class() -> None:
 @pytest.mark.slow
 def test_dtypes_layouts_kinds_and_lengths_meet_pairwise() -> None:
     chosen = classes.calls()
-    lengths = [1, 63, 64, 65, 255, 256, 257, 512, 513, 2048, 8193]
+    lengths = [1, 63, 64, 65, 255, 256, 257, 512, 513, 2048]
     wanted = {
         ("arithmetic", "layout"): product(ARITHMETICS, LAYOUTS),
         ("arithmetic", "kind"): product(ARITHMETICS, (kind for kind in KINDS if kind not in ("extend o", "decode"))),
         ("layout", "kind"): product(LAYOUTS, (kind for kind in KINDS if kind != "extend o")),
-        ("arithmetic", "T"): product(("bf16", "fp32"), lengths),
+        ("arithmetic", "T"): [*product(("bf16", "fp32"), lengths), ("bf16", 8193)],  # the others have no limit there
     }
     for fields, pairs in wanted.items():
         met = {tuple(getattr(call, field) for field in fields) for call in chosen}

@@ -207,3 +207,35 @@ def test_some_takes_the_ends_and_every_row_of_a_tile() -> None:
         assert len(chosen) == min(count, 72)
         assert {0, count - 1} <= set(chosen)
         assert count < 64 or {number % 64 for number in chosen} == set(range(64))
+
+
+@pytest.mark.gpu
+def test_a_broken_tile_on_a_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """All warps of a forward kernel but the first write wrong rows; safe tiles do not, and are taken."""
+    from rebased.ops import REBASED, poly_attention
+    from rebased.ops.kernel_launch import Launch
+    from rebased.ops.polynomial.gpu import plan
+    from rebased.ops.polynomial.gpu.call import make_call
+    from tolerances import KERNEL_ERRORS, relative_error
+
+    launch = Launch.__call__
+
+    def broken(self: Any, *args: Any, **options: Any) -> None:
+        launch(self, *args, **options)
+        if self.kernel.__name__ == "forward_kernel" and self.constants["BM"] == 64 and not args[0].is_meta:
+            o = args[3]
+            o[:, torch.arange(o.shape[1]) % 64 >= 16] *= 1.5
+
+    monkeypatch.setattr(Launch, "__call__", broken)
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, 300, 3, w, device="cuda", generator=generator).bfloat16() for w in (16, 16, 48))
+    want = poly_attention(q.double(), k.double(), v.double(), coefficients=REBASED, backend="reference")
+    try:
+        for _ in range(2):
+            got = poly_attention(q, k, v, coefficients=REBASED)
+            assert relative_error(got, want) < KERNEL_ERRORS[torch.bfloat16]
+        assert ("bf16", 16, 48) in plan.SAFE_WIDTHS
+    finally:
+        plan.SAFE_WIDTHS.clear()
+        make_call.cache_clear()
+    assert "forward_kernel" in caplog.text

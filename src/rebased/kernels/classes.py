@@ -365,5 +365,13 @@ def source_hash(root: Path | None = None) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
                 del node.body[0]
-        digest.update(f"{path.relative_to(root).as_posix()}\n{ast.dump(tree)}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()}\n{_syntax(tree)}\n".encode())
     return digest.hexdigest()
+
+
+def _syntax(node: Any) -> Any:
+    """A syntax tree as nested tuples, without what is empty: versions of Python differ in that."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _syntax(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return type(node).__name__, *fields
+    return tuple(map(_syntax, node)) if isinstance(node, list) else repr(node)

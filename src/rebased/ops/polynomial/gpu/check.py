@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.polynomial.gpu.call import choose_products
+from rebased.ops.polynomial.gpu.forward import EARLY
 from rebased.ops.polynomial.gpu.layout import canonical, monomials, public_gradient
 from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
 from rebased.ops.self_check import FP32, MARGIN, Errors, pick, relative_to, some
@@ -244,13 +245,10 @@ def _wide_outputs(given: Any, one: Sequence) -> Tensor:
     if lo is None or lo.numel() == 0:
         return o
     if lo.shape == given.o.shape:  # as o; only the first rows of a sequence are written
-        return o + torch.where(torch.arange(len(o), device=o.device)[:, None] < EARLY, one.of(lo), 0)
-    rows = min(EARLY, len(o))
+        return o + torch.where(torch.arange(len(o), device=o.device)[:, None] < EARLY.value, one.of(lo), 0)
+    rows = min(EARLY.value, len(o))
     o[:rows] += lo[one.number, one.head, :rows].double()
     return o
-
-
-EARLY = 64  # rows of a sequence whose rounding errors are kept: as in forward.py
 
 
 def compare_backward(args: tuple[Any, ...], result: Any) -> Errors:
