@@ -145,7 +145,17 @@ def test_a_wrong_result_and_a_dead_process_are_recorded() -> None:
     assert "T=2" in ended
     assert "ended with 7" in ended
     assert "T=3" in wrong
-    assert record["classes"] == {"some class": 3.0}
+    assert record["classes"] == {"some class": 0.1}
+
+
+def test_a_record_is_continued() -> None:
+    """What failed and is right now counts; what was computed before stays."""
+    one, two = (Call("bf16", 16, 16, T, False) for T in (1, 2))
+    first = make_record([(one, Computed(("a",), 0.2)), (two, Computed(("b",), 9.0, "o 9"))], 1.0, "a test")
+    assert (first["classes"], len(first["failed"])) == ({"a": 0.2}, 1)
+    second = make_record([(two, Computed(("a", "b"), 0.3))], 2.0, "a test", first)
+    assert (second["classes"], second["failed"]) == ({"a": 0.3, "b": 0.3}, [])
+    assert (second["calls"], second["seconds"]) == (3, 3)
 
 
 @pytest.mark.parametrize("dtype", KERNEL_ERRORS)
