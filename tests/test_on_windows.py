@@ -69,6 +69,7 @@ def test_every_module_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_folders_are_locked_and_runs_trained_in_one_process(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
     lines = python(USE, tmp_path).splitlines()

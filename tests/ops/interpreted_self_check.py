@@ -29,7 +29,7 @@ from rebased.ops.polynomial.gpu import in_torch, plan
 from rebased.ops.polynomial.gpu.call import make_call
 from tolerances import assert_close
 
-B, T, H, D = 2, 70, 2, 24
+B, T, H, D = 1, 70, 2, 12
 Call = Callable[[list[Tensor]], Any]
 
 

@@ -264,9 +264,9 @@ class Operator:
         return self.plainly(args)
 
     def plainly(self, args: tuple[Any, ...]) -> Any:
-        """The result in plain torch, laid out as kernels write it."""
+        """The result in plain torch, laid out as kernels write it: each tensor has memory of its own."""
         with _plain_torch():
-            return _replace(self.in_torch(*args), lambda x: x.contiguous())
+            return _replace(self.in_torch(*args), lambda x: x.clone(memory_format=torch.contiguous_format))
 
     def errors(self, args: tuple[Any, ...], result: Any, before: dict[int, Tensor]) -> Errors | None:
         """How wrong a result is; None if the arguments are not finite. before: of overwritten ones, by address."""
