@@ -1,11 +1,15 @@
-"""Compiles every class of kernel for GPUs that need not be here: shared memory, registers, and products on Hopper.
+"""Compiles kernels of all tiles and widths for GPUs that need not be here, and asks what shared memory they need.
 
     PYTHONPATH=src:tests python -m kernels.compile_classes                       all, for all architectures
     PYTHONPATH=src:tests python -m kernels.compile_classes --for 500             as many as there is time for
     PYTHONPATH=src:tests python -m kernels.compile_classes --arch 90 --only fp32 --record /tmp/some.json
 
-A record of the same kernels and plans is continued: what it holds is not compiled again. For sm_86 and sm_89 Triton
-makes the same PTX as for sm_80 (tests/kernels/test_classes.py), so ptxas alone is asked for these.
+A kernel is compiled for each tile with each pair of padded widths: whether a width is full changes which numbers are
+read, and not where they are kept. For sm_86 and sm_89 Triton makes the same PTX as for sm_80
+(tests/kernels/test_classes.py), so ptxas alone is asked for these. Kernels for sm_90 are compiled by compute_classes,
+which also computes with them and reads their machine code; `--arch 90` compiles them here.
+
+A record of the same kernels and plans is continued: what it holds is not compiled again.
 """
 
 import argparse
@@ -29,7 +33,7 @@ from torch import Tensor
 
 from kernels import operator_calls
 from rebased.kernels import classes
-from rebased.kernels.classes import Launched, source_hash
+from rebased.kernels.classes import Launched, source_hashes
 from rebased.kernels.machine_code import compile_launch, read_cubin
 
 RECORD = Path(__file__).parent / "compiled.json"
@@ -38,6 +42,8 @@ SHARED_MEMORY = {80: 163 * KB, 86: 99 * KB, 89: 99 * KB, 90: 227 * KB, 100: 227 
 """Bytes of shared memory that a program may have, by compute capability."""
 SMALL = (86, 89, 120)
 """Those with little shared memory, for which the plan takes other tiles."""
+RECORDED = (80, 86, 89, 100, 120)
+"""What the record holds: compute_classes does the rest."""
 SAME_PTX = {80: (86, 89)}
 """Architectures that Triton compiles alike, by the one it is asked for."""
 
@@ -129,8 +135,8 @@ def assemble(ptx: str, capability: int) -> str:
 
 
 def jobs(architectures: Sequence[int], only: str = "") -> dict[Job, str]:
-    """A kernel for each class of sizes, with its class; on Hopper also one for each class of flags, on which it depends
-    whether ptxas builds wrong descriptors. Each architecture gets the tiles that its shared memory allows."""
+    """A kernel for each tile and padded widths, with its class. Each architecture gets the tiles that its shared memory
+    allows."""
     found: dict[tuple[int, str], Job] = {}
     for call in [*classes.calls(), *operator_calls.calls()]:
         if only not in " ".join(f"{key}={value}" for key, value in call._asdict().items()):
@@ -138,10 +144,10 @@ def jobs(architectures: Sequence[int], only: str = "") -> dict[Job, str]:
         for capability in architectures:
             first = next((each for each, same in SAME_PTX.items() if capability in same), capability)
             for launched in _launches(call, capability):
-                for name in classes.classes_of(launched)[: 2 if capability == 90 else 1]:
-                    job = found.get((first, name)) or job_of(launched, first)
-                    more = () if first == capability else (capability,)
-                    found[first, name] = job._replace(alike=tuple(sorted({*job.alike, *more})))
+                name = re.sub(r"\b([KV])[=<](\d*)", r"\1\2", classes.classes_of(launched)[0])
+                job = found.get((first, name)) or job_of(launched, first)
+                more = () if first == capability else (capability,)
+                found[first, name] = job._replace(alike=tuple(sorted({*job.alike, *more})))
     return {job: name for (_, name), job in found.items()}
 
 
@@ -175,21 +181,29 @@ def compile_all(todo: Sequence[Job], workers: int, seconds: float) -> Iterator[t
 def read_record(path: Path) -> dict[str, Any]:
     """The record at a path, if it is of the present kernels and plans; else an empty one."""
     record = json.loads(path.read_text()) if path.exists() else {}
-    if record.get("hash") == source_hash():
+    if record.get("hashes") == source_hashes():
         return dict(record)
-    return {"hash": source_hash(), "complete": False, "done": [], "architectures": {}}
+    return {"hashes": source_hashes(), "complete": False, "done": [], "architectures": {}}
+
+
+def write_record(path: Path, record: dict[str, Any], known: set[str], complete: bool) -> None:
+    """Writes what is known so far; which kernels only if it is not all, for who goes on."""
+    import triton
+
+    record |= {"triton": triton.__version__, "torch": torch.__version__, "complete": complete}
+    record["done"] = [] if complete else sorted(known)
+    path.with_suffix(".part").write_text(json.dumps(record, indent=1) + "\n")
+    path.with_suffix(".part").replace(path)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", nargs="+", type=int, default=list(SHARED_MEMORY), choices=list(SHARED_MEMORY))
+    parser.add_argument("--arch", nargs="+", type=int, default=list(RECORDED), choices=list(SHARED_MEMORY))
     parser.add_argument("--only", default="", help="calls whose description contains these words")
     parser.add_argument("--for", dest="seconds", type=float, default=3600.0, help="stop after so many seconds")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--record", type=Path, default=RECORD)
     args = parser.parse_args(words)
-    import triton
-
     record = read_record(args.record)
     if record["complete"]:
         print(f"{args.record} is complete")
@@ -219,11 +233,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(f"sm_{capability} {name}: {built.shared} bytes, {built.wrong} wrong, {built.problem}", flush=True)
         if count % 50 == 0 or count == len(todo):
             print(f"{count} of {len(todo)} kernels, {time.monotonic() - start:.0f} s, {bad} problems", flush=True)
-    record |= {"hash": source_hash(), "triton": triton.__version__, "torch": torch.__version__}
-    record["complete"] = not args.only and all(job.name in known for job in jobs(list(SHARED_MEMORY)))
-    record["done"] = [] if record["complete"] else sorted(known)  # only who goes on needs to know
-    args.record.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"wrote {args.record}; {'complete' if record['complete'] else 'not complete: run it again to go on'}")
+            write_record(args.record, record, known, complete=False)
+    complete = not args.only and all(job.name in known for job in jobs(RECORDED))
+    write_record(args.record, record, known, complete)
+    print(f"wrote {args.record}; {'complete' if complete else 'not complete: run it again to go on'}")
     return 1 if bad else 0
 
 

@@ -4,7 +4,10 @@
     PYTHONPATH=src:tests python -m kernels.compute_classes --only "poly" --calls 50 --record /tmp/some.json
 
 Each call is computed with its gradients, from inputs cut out of buffers of NaN, into memory that was filled with NaN.
-Errors are those of whole tensors and of single rows. A call that ends its process is recorded as failed.
+Errors are those of whole tensors and of single rows. A call that ends its process is recorded as failed. The machine
+code of every kernel with Hopper's products (wgmma) is searched for wrong descriptors.
+
+A record is continued: classes of operators whose kernels are as they were stay, and the others are computed again.
 """
 
 import argparse
@@ -18,7 +21,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,7 +33,8 @@ from torch import Tensor
 
 from kernels import operator_calls
 from rebased.kernels import classes
-from rebased.kernels.classes import DTYPES, Call, classes_of, cut, recorded_launches, source_hash
+from rebased.kernels.classes import DTYPES, Call, Launched, classes_of, cut, folder_of, recorded_launches, source_hashes
+from rebased.kernels.machine_code import read_cubin
 from rebased.ops import (
     PolyState,
     poly_attention,
@@ -58,6 +62,7 @@ class Computed(NamedTuple):
     classes: tuple[str, ...]
     error: float  # the largest over its limit
     problem: str = ""
+    read: int = 0  # kernels whose machine code was read
 
 
 def compute(call: Any) -> Computed:
@@ -93,9 +98,27 @@ def compute(call: Any) -> Computed:
         for name, x in got.items():
             worst[name] = error_over_limit(x, want[name], limit, floors.get(name))
     names = tuple(dict.fromkeys(name for launched in found for name in classes_of(launched)))
+    read = read_machine_code(found, worst)
     error = max(worst.values())
     problem = "" if error <= 1 else ", ".join(f"{name} {value:.3g}" for name, value in worst.items() if not value <= 1)
-    return Computed(names, error if math.isfinite(error) else 1e30, problem)
+    return Computed(names, error if math.isfinite(error) else 1e30, problem, read)
+
+
+_read: set[str] = set()  # names of compiled kernels whose machine code this process has read
+
+
+def read_machine_code(launched: Sequence[Launched], worst: dict[str, float]) -> int:
+    """How many new kernels with wgmma were launched; those with a wrong descriptor are added to `worst`."""
+    count = 0
+    for launch, _ in launched:
+        for compiled, _ in filter(None, launch._compiled.values()):
+            if compiled.hash in _read or "wgmma" not in compiled.asm["ptx"]:
+                continue
+            _read.add(compiled.hash)
+            count += 1
+            if read_cubin(compiled.asm["cubin"]).wrong:
+                worst[f"a wrong descriptor in {compiled.name}"] = math.inf
+    return count
 
 
 def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], dict[str, Tensor]]:
@@ -139,14 +162,14 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     slope = 2 * scale * call.K**0.5 / s  # of a similarity over itself, times a key
     size = call.V**0.5  # of a value, and of a gradient
     floors = {"o": size / root, "dq": slope * size / root, "dk": slope * size / root, "dv": size / root}
-    if call.K == 1:  # o does not depend on q: nothing but the rounding errors of its terms is left of dq
-        floors["dq"] = slope * size * torch.ones_like(root)
     if "d_state" in inputs:  # features, of norm |k|^2, times a gradient of the state
         length = float((k[:, :64].double() ** 2).sum(-1).mean()) / call.T**0.5
         floors["dv"], floors["dk"] = floors["dv"] + length * size, floors["dk"] + 2 * length * size / call.K**0.5
     if call.kind == "at":
         floors |= {name: floors[name][0, inputs["at"]].reshape(call.B, rows, 1) for name in ("o", "dq")}
         floors["dk"], floors["dv"] = (x / 2 for x in (floors["dk"], floors["dv"]))
+    if call.K == 1:  # o does not depend on q: nothing but the rounding errors of its terms, 2 / q each, is left of dq
+        floors["dq"] = 2 * size / inputs["q"][..., 0].double()
     return inputs, buffers, floors
 
 
@@ -238,9 +261,10 @@ def guarded_outputs() -> Iterator[list[tuple[Tensor, int]]]:
         yield buffers
 
 
-def all_calls() -> list[Any]:
-    """What compiles slowly first, so that none is left at the end; otherwise mixed, so that no process gets all."""
-    found = [*classes.calls(), *operator_calls.calls()]
+def all_calls(known: Set[str] = frozenset()) -> list[Any]:
+    """Calls that have all classes but those known. What compiles slowly first, so that none is left at the end;
+    otherwise mixed, so that no process gets all."""
+    found = [*classes.calls(known), *operator_calls.calls(known)]
     order = sorted(range(len(found)), key=lambda i: (i * 7919) % len(found))
     return sorted((found[i] for i in order), key=_rank)
 
@@ -322,8 +346,8 @@ def compute_all(
 def make_record(
     results: Sequence[tuple[Any, Computed]], seconds: float, command: str, before: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The record: the worst error over its limit per class, and the calls that failed. before: a record of the same
-    kernels, which this one goes on from; what was computed again counts as it is now."""
+    """The record: the worst error over its limit per class, and the calls that failed. before: a record that this one
+    goes on from; a call that was computed again counts as it is now."""
     before = before or {}
     again = {describe(call) for call, _ in results}
     worst: dict[str, float] = dict(before.get("classes", {}))
@@ -335,16 +359,22 @@ def make_record(
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
     return {
-        "hash": source_hash(), "machine": machine(), "command": command,
+        "hashes": source_hashes(), "machine": machine(), "command": command,
         "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
+        "machine_code_read": sum(done.read for _, done in results) + before.get("machine_code_read", 0),
         "complete": False, "failed": sorted(failed), "classes": dict(sorted(worst.items())),
     }  # fmt: skip
 
 
-def names_of(call: Any) -> set[str]:
-    """The classes of a call."""
-    launched = classes.launches(call) if isinstance(call, Call) else operator_calls.launches(call)
-    return {name for each in launched for name in classes_of(each)}
+def still_valid(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the classes of operators whose kernels have changed since."""
+    now, then = source_hashes(), record.get("hashes", {})
+    kept = {name: error for name, error in record.get("classes", {}).items() if _same(folder_of(name), now, then)}
+    return record | {"classes": kept} if kept else {}
+
+
+def _same(folder: str, now: dict[str, str], then: dict[str, str]) -> bool:
+    return folder in now and now[folder] == then.get(folder)
 
 
 def describe(call: Any) -> str:
@@ -383,13 +413,14 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["REBASED_SELF_CHECK"] = "strict"  # nothing replaces a wrong kernel, and no right one may be called wrong
     os.environ["REBASED_CACHE"] = tempfile.mkdtemp()
-    before = json.loads(args.record.read_text()) if args.record.exists() else {}
-    before = before if before.get("hash") == source_hash() else {}
+    before = still_valid(json.loads(args.record.read_text())) if args.record.exists() else {}
     failed = {each.partition(": ")[0] for each in before.get("failed", [])}
     start, results = time.monotonic(), []
-    calls = [call for call in all_calls() if args.only in describe(call)]
-    if before:  # what failed, and what has a class that is missing
-        calls = [call for call in calls if describe(call) in failed or not names_of(call) <= set(before["classes"])]
+    known = set(before.get("classes", {}))
+    calls = [call for call in all_calls(known) if args.only in describe(call)]
+    chosen = {describe(call) for call in calls}
+    if failed - chosen:  # these calls once more
+        calls += [call for call in all_calls() if describe(call) in failed - chosen]
     calls = calls[: args.calls]
     for call, done in compute_all(calls, args.workers, seconds=args.seconds):
         results.append((call, done))

@@ -4,7 +4,7 @@ An operator here is a function that makes its inputs and a function of them. The
 fp64, which no kernel takes, is the law. `calls` are sizes and options in turn, not crossed; `reachable` sweeps wider.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
 from functools import cache
 from itertools import cycle, product
@@ -406,9 +406,9 @@ def reachable() -> set[str]:
     return {name for names in found().values() for name in names}
 
 
-def calls() -> list[OperatorCall]:
+def calls(known: Set[str] = frozenset()) -> list[OperatorCall]:
     """Those calls of the sweep that add a class."""
-    return cover(found())
+    return cover(found(), known)
 
 
 def run(call: OperatorCall, device: str, law: bool = False) -> Inputs:

@@ -10,7 +10,7 @@ computes these calls on a GPU and keeps a record (docs/kernels.md).
 import ast
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
@@ -336,14 +336,14 @@ def reachable() -> set[str]:
     return {name for _, names in _found() for name in names}
 
 
-def calls() -> list[Call]:
-    """Calls that together have all classes."""
-    return cover(dict(_found()))
+def calls(known: Set[str] = frozenset()) -> list[Call]:
+    """Calls that together have all classes but those known."""
+    return cover(dict(_found()), known)
 
 
-def cover(classes: Mapping[C, Iterable[str]]) -> list[C]:
-    """Some of these calls that together have all their classes: in turn the one that adds most."""
-    missing, chosen = {name for names in classes.values() for name in names}, []
+def cover(classes: Mapping[C, Iterable[str]], known: Set[str] = frozenset()) -> list[C]:
+    """Some of these calls that together have all their classes but those known: in turn the one that adds most."""
+    missing, chosen = {name for names in classes.values() for name in names} - known, []
     sets = {call: set(names) for call, names in classes.items()}
     for size in range(max(map(len, sets.values())), 0, -1):
         for call, names in sets.items():
@@ -353,25 +353,34 @@ def cover(classes: Mapping[C, Iterable[str]]) -> list[C]:
     return chosen
 
 
-def source_hash(root: Path | None = None) -> str:
-    """SHA-256 of the kernels and plans: of their syntax without docstrings, so that comments do not count."""
+def source_hashes(root: Path | None = None) -> dict[str, str]:
+    """Per folder of operators, the SHA-256 of its kernels and plans: of their syntax without imports and docstrings, so
+    that nothing counts but what is computed."""
     root = root or Path(__file__).parents[1] / "ops"
-    digest = hashlib.sha256()
+    digests: dict[str, Any] = {}
     plain = ("check.py", "in_torch.py")  # without kernels
     for path in sorted(path for path in root.rglob("*.py") if "gpu" in path.relative_to(root).as_posix()):
-        if path.name in plain:
-            continue
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-                del node.body[0]
-        digest.update(f"{path.relative_to(root).as_posix()}\n{_syntax(tree)}\n".encode())
-    return digest.hexdigest()
+        name = path.relative_to(root).as_posix()
+        if path.name not in plain:
+            digest = digests.setdefault(folder_of(name.replace("/", ".")), hashlib.sha256())
+            digest.update(f"{name}\n{_syntax(ast.parse(path.read_text()))}\n".encode())
+    return {folder: digest.hexdigest() for folder, digest in sorted(digests.items())}
+
+
+def folder_of(name: str) -> str:
+    """The folder of operators that a class is of."""
+    folder = name.partition(".")[0]
+    return "polynomial" if folder == "poly" else folder
 
 
 def _syntax(node: Any) -> Any:
-    """A syntax tree as nested tuples, without what is empty: versions of Python differ in that."""
+    """A syntax tree as nested tuples, without imports, docstrings, and what is empty: versions of Python differ in
+    that."""
+    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+        del node.body[0]
     if isinstance(node, ast.AST):
         fields = ((name, _syntax(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
         return type(node).__name__, *fields
-    return tuple(map(_syntax, node)) if isinstance(node, list) else repr(node)
+    if isinstance(node, list):
+        return tuple(_syntax(each) for each in node if not isinstance(each, ast.Import | ast.ImportFrom))
+    return repr(node)
