@@ -4,6 +4,8 @@
     PYTHONPATH=src:tests python -m kernels.compile_classes --for 500             as many as there is time for
     PYTHONPATH=src:tests python -m kernels.compile_classes --arch 90 --only fp32 --record /tmp/some.json
 
+Triton 3.6 cannot compile some kernels for sm_100 (there the operators take safe tiles): --arch 100 wants a newer one.
+
 A kernel is compiled for each tile with each pair of padded widths: whether a width is full changes which numbers are
 read, and not where they are kept. For sm_86 and sm_89 Triton makes the same PTX as for sm_80
 (tests/kernels/test_classes.py), so ptxas alone is asked for these. Kernels for sm_90 are compiled by compute_classes,
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from kernels import operator_calls
@@ -188,9 +191,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def write_record(path: Path, record: dict[str, Any], known: set[str], complete: bool) -> None:
     """Writes what is known so far; which kernels only if it is not all, for who goes on."""
-    import triton
-
-    record |= {"triton": triton.__version__, "torch": torch.__version__, "complete": complete}
+    record["complete"] = complete
     record["done"] = [] if complete else sorted(known)
     path.with_suffix(".part").write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".part").replace(path)
@@ -218,6 +219,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 str(capability),
                 {"kernels": 0, "largest": 0, "of": "", "too_large": {}, "wrong_descriptors": [], "problems": []},
             )
+            about["triton"] = triton.__version__
             about["kernels"] += 1
             name = all_jobs[job]
             if built.shared > about["largest"]:

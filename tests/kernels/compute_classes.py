@@ -422,6 +422,15 @@ def main(words: Sequence[str] | None = None) -> int:
     if failed - chosen:  # these calls once more
         calls += [call for call in all_calls() if describe(call) in failed - chosen]
     calls = calls[: args.calls]
+    everything = classes.reachable() | operator_calls.reachable()
+    command = "PYTHONPATH=src:tests python -m kernels.compute_classes"
+
+    def write() -> dict[str, Any]:
+        record = make_record(results, time.monotonic() - start, command, before)
+        record["complete"] = not record["failed"] and everything <= set(record["classes"])
+        write_record(record, args.record)
+        return record
+
     for call, done in compute_all(calls, args.workers, seconds=args.seconds):
         results.append((call, done))
         if done.problem:
@@ -429,11 +438,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if len(results) % 50 == 0 or len(results) == len(calls):
             bad = sum(bool(done.problem) for _, done in results)
             print(f"{len(results)} of {len(calls)} calls, {time.monotonic() - start:.0f} s, {bad} failed", flush=True)
-    command = "PYTHONPATH=src:tests python -m kernels.compute_classes"
-    record = make_record(results, time.monotonic() - start, command, before)
-    everything = classes.reachable() | operator_calls.reachable()
-    record["complete"] = not record["failed"] and everything <= set(record["classes"])
-    write_record(record, args.record)
+            write()
+    record = write()
     print(f"{len(record['classes'])} classes, {len(record['failed'])} calls failed; wrote {args.record}")
     return 1 if record["failed"] else 0
 

@@ -115,14 +115,24 @@ def test_safe_tiles_come_before_torch(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("safe", [False, True])
-def test_a_kernel_that_does_not_fit(safe: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [OutOfResources(131_072, 101_376, "shared memory"), RuntimeError("PassManager::run failed")]
+)
+def test_a_kernel_that_does_not_fit_or_compile(error: Exception, safe: bool, caplog: pytest.LogCaptureFixture) -> None:
     operator = Doubling(safe=safe)
-    operator.error = OutOfResources(131_072, 101_376, "shared memory")
+    operator.error = error
     y, total = call(operator)
     assert torch.equal(y, 2 * X)
     assert torch.equal(total, 1 + X)
     assert operator.runs == int(safe)
-    assert "shared memory" in caplog.text
+    assert str(error).partition(",")[0] in caplog.text
+
+
+def test_another_error_is_the_callers() -> None:
+    operator = Doubling(safe=True)
+    operator.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        call(operator)
 
 
 def test_a_verdict_is_found_again_and_damage_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

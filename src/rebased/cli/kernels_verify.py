@@ -1,5 +1,6 @@
 """rebased kernels verify: compute with every operator on this machine and compare with fp64."""
 
+import os
 from typing import Literal
 
 from rebased.cli.output import TO_TERMINAL, Output, say
@@ -20,7 +21,7 @@ def verify(device: Literal["auto", "cuda", "cpu"] = "auto", *, to: Output = TO_T
 
     One line per case: the largest error of a result beside the tolerance that its arithmetic allows, and what computed
     it: "safe tiles" or "torch" where the usual kernels were found wrong here, or could not be used. On a GPU it takes
-    a minute or two, most of it for compiling. The exit code is 1 if an error is beyond its tolerance.
+    a minute, most of it for compiling. The exit code is 1 if an error is beyond its tolerance.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ def verify(device: Literal["auto", "cuda", "cpu"] = "auto", *, to: Output = TO_T
     """
     to.check()
     with progress_bars(Terminal(stderr=True, quiet=to.quiet)) as begin_bar:
-        found = check_machine(device, on_progress=begin_bar("cases"))
+        found = check_machine(device, processes=min(4, os.cpu_count() or 1), on_progress=begin_bar("cases"))
     result = to.result_console()
     say(result, COLUMNS.format(*HEAD))
     for case in found.cases:

@@ -9,12 +9,16 @@
 """
 
 import math
+import multiprocessing
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -74,13 +78,18 @@ class Verification(NamedTuple):
 
 
 def verify(
-    device: str = "auto", *, cases: Iterable[Case] | None = None, on_progress: Callable[[int, int], None] | None = None
+    device: str = "auto",
+    *,
+    cases: Iterable[Case] | None = None,
+    processes: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """The errors of every operator on this machine, as backend="auto" computes it there.
 
     Args:
         device: "auto", "cuda" or "cpu".
         cases: those to compute; default: all for the path that "auto" takes, `gpu_cases()` or `torch_cases()`.
+        processes: into how many the cases for a GPU are divided. Their time is that of compiling.
         on_progress: on_progress(done, total) is called before the first case and after each one.
 
     Returns:
@@ -93,15 +102,17 @@ def verify(
     path = choose_path("auto", where)
     wanted = list(cases if cases is not None else gpu_cases() if path == "triton" else torch_cases())
     found: list[Checked] = []
-    with _without_verdicts(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about how it computes
-        for case in wanted:
-            if on_progress is not None:
-                on_progress(len(found), len(wanted))
-            found.append(_check(case, where))
-    if on_progress is not None:
-        on_progress(len(wanted), len(wanted))
+    tell = on_progress or (lambda done, total: None)
     precision = torch.get_float32_matmul_precision()
+    with _without_verdicts(), ExitStack() as stack:
+        tell(0, len(wanted))
+        checked: Iterator[Checked] = (_check(case, where) for case in wanted)
+        if processes > 1 and cases is None and path == "triton":
+            pool = stack.enter_context(ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")))
+            checked = pool.map(partial(_check_numbered, where, precision), range(len(wanted)))
+        for each in checked:
+            found.append(each)
+            tell(len(found), len(wanted))
     took = time.perf_counter() - begin
     return Verification(found, str(where), path, _why(path, where), precision, _versions(), took)
 
@@ -146,6 +157,12 @@ def errors(got: Tensor, want: Tensor) -> tuple[float, float]:
     return float(difference.norm() / want.norm().clamp_min(_TINY)), largest
 
 
+def _check_numbered(device: torch.device, precision: str, number: int) -> Checked:
+    """In another process."""
+    torch.set_float32_matmul_precision(precision)
+    return _check(next(islice(gpu_cases(), number, None)), device)
+
+
 def _check(case: Case, device: torch.device) -> Checked:
     begin, limit = time.perf_counter(), tolerance(case, device)
     worst, error, computed_by, problem = "", math.inf, "", None
@@ -154,7 +171,8 @@ def _check(case: Case, device: torch.device) -> Checked:
         given = {name: _rounded(x, case.dtype) for name, x in data.items()}
         given |= {name: _rounded(x, torch.float32) for name, x in parameters.items()}
         given = {name: x.to(device) for name, x in given.items()}
-        with case.within(), _listening() as heard:
+        with case.within(), _listening() as heard, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about how it computes
             computed_by = choose_path("auto", device)
             got = _compute(case, given)
         with use_backend("reference"):  # the equation

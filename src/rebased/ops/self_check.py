@@ -177,7 +177,10 @@ def checked(
                 return operator.plainly(args)
             try:
                 result = run(*args)
-            except TritonError as error:
+            except (TritonError, RuntimeError) as error:
+                _thread.fresh = []
+                if not (isinstance(error, TritonError) or "PassManager" in str(error)):  # not from the compiler
+                    raise
                 return operator.without(args, error)
             except BaseException:
                 _thread.fresh = []
@@ -247,7 +250,6 @@ class Operator:
 
     def without(self, args: tuple[Any, ...], error: Exception) -> Any:
         """The result of a call whose kernel does not fit this GPU, or does not compile."""
-        _thread.fresh = []
         return self._again(args, f"a kernel of {self.name} cannot be used here: {_first_line(error)}", error)
 
     def _again(self, args: tuple[Any, ...], problem: str, error: Exception | None = None) -> Any:
