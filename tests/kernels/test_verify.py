@@ -177,7 +177,7 @@ def test_earlier_verdicts_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
-    found = verify("cuda")
+    found = verify("cuda", processes=4)
     assert found.wrong == []
     assert [case for case in found.cases if case.computed_by != "triton"] == []
     assert found.seconds < 120
