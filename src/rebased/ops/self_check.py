@@ -15,43 +15,27 @@ process.
 """
 
 import hashlib
-import json
 import logging
 import os
-import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, wraps
-from pathlib import Path
+from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from triton.errors import TritonError
 
-from rebased.files import read_json, replacing, seal, unseal
 from rebased.ops.backend import has_gpu
+from rebased.ops.comparison import FP32, Errors, compare_calls, leaves_of, plain_torch, replace_tensors, tensors_of
+from rebased.ops.verdicts import find_verdict, keep_verdict, machine, verdict_key
 
-FP32, RECURRENT = 2.0**-19, 2.0**-16
-"""How exact sums in fp32 are taken to be: 32 roundings of 2^-24, in whatever order; 256 where each token rounds the
-state of the one before."""
-ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10, torch.float32: 2.0**-10}
-"""How exact a factor of the tensor cores is, by the dtype of the data; TF32 drops bits instead of rounding them."""
-MARGIN = 8.0
-"""An error is at most so many times what a change of the inputs by one roundoff makes of the result."""
 TRIES = 8
 """How often kernels are tried to be judged where that is not possible."""
-_VERSION = 1  # of what is compared and how: another number makes old verdicts void
-_LARGEST_FILE = 2**16
-
 Mode = Literal["on", "off", "strict"]
-Errors = dict[str, float]
-"""The largest error of each result, over its tolerance: above 1 is wrong."""
 _log = logging.getLogger("rebased")
-_draw = random.Random(0)  # of our own: what a user draws stays as it is
 
 
 class KernelError(RuntimeError):
@@ -73,7 +57,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_verdicts: dict[str, bool] = {}
 
 
 class Judged(NamedTuple):
@@ -212,8 +195,8 @@ class Operator:
         """The result, if the kernels that made it are right; else that of safer ones."""
         fresh, _thread.fresh = _thread.fresh, []
         kernels = ", ".join(each.kernel for each in fresh)
-        key = _key(self.name, args, fresh)
-        right = _find_verdict(key)
+        key = verdict_key(self.name, args, (each.code for each in fresh))
+        right = find_verdict(key)
         errors: Errors | None = None
         if right is None:
             before = {address: copy for each in fresh for address, copy in each.before.items()}
@@ -233,7 +216,7 @@ class Operator:
                         each.forget()
                 return result
             right = max(errors.values(), default=0.0) <= 1
-            _keep_verdict(key, right, self.name, fresh, errors)
+            keep_verdict(key, right, self.name, (each.kernel for each in fresh), errors)
             took = time.perf_counter() - begin
             _tell(Judged(self.name, tuple(each.kernel for each in fresh), errors, right, took))
         if right:
@@ -243,7 +226,7 @@ class Operator:
         problem = f"{kernels} ({self.name}) computes wrong numbers here{': ' + off if off else ''}"
         for each in fresh:
             each.forget()
-            for x in _tensors(args):
+            for x in tensors_of(args):
                 if x.data_ptr() in each.before:
                     x.copy_(each.before[x.data_ptr()])
         return self._again(args, problem)
@@ -267,158 +250,31 @@ class Operator:
 
     def plainly(self, args: tuple[Any, ...]) -> Any:
         """The result in plain torch, laid out as kernels write it: each tensor has memory of its own."""
-        with _plain_torch():
-            return _replace(self.in_torch(*args), lambda x: x.clone(memory_format=torch.contiguous_format))
+        with plain_torch():
+            return replace_tensors(self.in_torch(*args), lambda x: x.clone(memory_format=torch.contiguous_format))
 
     def errors(self, args: tuple[Any, ...], result: Any, before: dict[int, Tensor]) -> Errors | None:
         """How wrong a result is; None if the arguments are not finite. before: of overwritten ones, by address."""
         if has_gpu():
             torch.cuda.synchronize()
-        given = _replace(args, lambda x: before.get(x.data_ptr(), x))
-        overwritten = [number for number, x in enumerate(_tensors(args)) if x.data_ptr() in before]
-        floats = [x for x in _tensors(self.inputs(*given) if self.inputs else given) if x.is_floating_point()]
-        with _plain_torch():
+        given = replace_tensors(args, lambda x: before.get(x.data_ptr(), x))
+        overwritten = [number for number, x in enumerate(tensors_of(args)) if x.data_ptr() in before]
+        floats = [x for x in tensors_of(self.inputs(*given) if self.inputs else given) if x.is_floating_point()]
+        with plain_torch():
             if not all(bool(x.isfinite().all()) for x in floats):
                 return None
-            after = [_tensors(args)[number] for number in overwritten]
+            after = [tensors_of(args)[number] for number in overwritten]
             if self.compare is not None:
                 return self.compare(given, result, after) if after else self.compare(given, result)
-            results = _tensors(result) + after
+            results = tensors_of(result) + after
             return self._compare_with_torch(given, results, overwritten)
 
     def _compare_with_torch(self, args: tuple[Any, ...], results: list[Tensor], overwritten: list[int]) -> Errors:
         def in_torch(*given: Any) -> list[Tensor]:
-            return _tensors(self.in_torch(*given)) + [_tensors(given)[number] for number in overwritten]
+            return tensors_of(self.in_torch(*given)) + [tensors_of(given)[number] for number in overwritten]
 
         slices = self.slices or (lambda *both: iter([self.sample(*both) if self.sample else both]))
         return compare_calls(in_torch, slices(args, results), results, self.roundoff(*args))
-
-
-def compare_calls(
-    in_torch: Callable[..., Any],
-    calls: Iterable[tuple[Any, Any]],
-    results: list[Tensor],
-    roundoff: float = FP32,
-    terms: Sequence[Tensor | float] = (),
-) -> Errors:
-    """Errors of kernels' results, each over its tolerance.
-
-    in_torch: what they compute, in plain torch. calls: (arguments, the results' parts that they give). If there are
-    fewer parts than results, the others are sums over all calls. The tolerance is MARGIN times what becomes of the
-    results in fp64 if all arguments are changed by one roundoff. terms: how large the terms are whose difference the
-    first results are, where that difference does not move though its terms do.
-    """
-    errors: Errors = {}
-    sums: list[Tensor] = []
-
-    def compare(number: int, got: Tensor, want: Tensor, moved: Tensor) -> None:
-        want, moved = want.double(), moved.double()
-        size = FP32 * terms[number] if number < len(terms) else 0.0
-        error = relative_to(got, want, MARGIN * (_spread(moved - want) + roundoff * want.abs() + size))
-        errors[f"result {number}"] = max(error, errors.get(f"result {number}", 0.0))
-
-    for args, part in calls:
-        exact = _replace(args, _double, torch.float64)
-        moved = _tensors(in_torch(*_replace(exact, lambda x: _changed(x, roundoff))))
-        want, parts = _tensors(in_torch(*exact)), _tensors(part)
-        for number, three in enumerate(zip(parts, want, moved, strict=False)):
-            compare(number, *three)
-        rest = [torch.stack(two) for two in zip(want[len(parts) :], moved[len(parts) :], strict=True)]
-        sums = [a + b for a, b in zip(sums, rest, strict=True)] if sums else rest
-    first = len(results) - len(sums)
-    for number, (got, (total, other)) in enumerate(zip(results[first:], sums, strict=True), first):
-        compare(number, got, total, other)
-    return errors
-
-
-def relative_to(got: Tensor, want: Tensor, tolerance: Tensor) -> float:
-    """The largest error over its tolerance, to which the rounding to the dtype of `got` is added. Numbers that this
-    dtype, or fp32 on the way, cannot hold are not compared."""
-    if got.numel() == 0:
-        return 0.0
-    if not got.is_floating_point():
-        return 0.0 if torch.equal(got.double(), want) else float("inf")
-    about = torch.finfo(got.dtype)
-    tolerance = tolerance + about.eps * want.abs() + max(about.tiny * about.eps, 1e-30)
-    counts = (want.abs() < about.max / 2) & (tolerance < 1e30)
-    error = torch.where(counts, (got.double() - want).abs() / tolerance, 0)
-    return float(error.nan_to_num(nan=float("inf")).max())
-
-
-def some(count: int, wanted: int, *, every: int = 0) -> list[int]:
-    """`wanted` of the numbers below `count`, sorted: the first two, the last two, others at random. every: of each
-    remainder modulo `every` one at least, where there is one, so that no row of a tile of this size is missed."""
-    if count <= wanted:
-        return list(range(count))
-    chosen = {0, 1, count - 2, count - 1}
-    for first in range(min(every, wanted - len(chosen))):
-        chosen.add(_draw.randrange(first, count, every))
-    while len(chosen) < wanted:
-        chosen.add(_draw.randrange(count))
-    return sorted(chosen)
-
-
-def pick(x: Any, axis: int, numbers: list[int]) -> Any:
-    """x at some places of an axis; None stays None."""
-    return None if x is None else x.index_select(axis, torch.tensor(numbers, device=x.device))
-
-
-def some_channels(args: Any, results: Any, wanted: int = 48, keep: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """The same call for some channels, the last axis of all its tensors but those numbered in `keep`."""
-    numbers = some(args[0].shape[-1], wanted)
-
-    def of(x: Any) -> Any:
-        if isinstance(x, list):
-            return list(map(of, x))
-        return pick(x, x.ndim - 1, numbers) if isinstance(x, Tensor) else x
-
-    return tuple(x if index in keep else of(x) for index, x in enumerate(args)), of(list(results))
-
-
-def row_slices(rows: int, width: int) -> Iterator[slice]:
-    """Slices of `rows` rows of so many numbers, a million numbers at a time."""
-    step = max(1, 2**20 // max(1, width))
-    for start in range(0, rows, step):
-        yield slice(start, min(rows, start + step))
-
-
-def differentiate(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], *grads: Tensor) -> list[Any]:
-    """The gradients of a function's results at its inputs; None for None. All in plain torch."""
-    with torch.enable_grad():
-        leaves = [None if x is None else x.detach().requires_grad_() for x in inputs]
-        made = _tensors(function(*leaves))[: len(grads)]
-        wanted = [x for x in leaves if x is not None]
-        found = iter(torch.autograd.grad(made, wanted, grads, materialize_grads=True))
-    return [None if x is None else next(found) for x in leaves]
-
-
-@cache
-def machine() -> dict[str, str]:
-    """What a compiled kernel runs on: the GPU, its driver, torch and Triton."""
-    found = {"torch": torch.__version__, "triton": triton.__version__}
-    if has_gpu():
-        about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found["gpu"] = f"{about.name} (sm_{about.major}{about.minor})"
-        try:
-            found["driver"] = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-        except (OSError, IndexError):  # not Linux
-            found["cuda"] = str(torch.version.cuda)
-    return found
-
-
-def cache_folder() -> Path:
-    """Where verdicts are kept: REBASED_CACHE, or a folder of the user's cache."""
-    if chosen := os.environ.get("REBASED_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rebased"
-
-
-@contextmanager
-def _plain_torch() -> Iterator[None]:
-    """Inside, nothing is recorded for gradients unless asked for, also within an operator of torch.library, where
-    nothing could be; and products are in the dtype of their factors."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
-        yield
 
 
 _WAY_AROUND = "REBASED_BACKEND=chunked computes without kernels"
@@ -426,48 +282,7 @@ _WAY_AROUND = "REBASED_BACKEND=chunked computes without kernels"
 
 def _kind(args: Any) -> tuple[Any, ...]:
     """All of a call but its numbers."""
-    return tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in _leaves(args))
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, tuple | list):
-        for each in x:
-            yield from _leaves(each)
-    else:
-        yield x
-
-
-def _tensors(x: Any) -> list[Tensor]:
-    return [each for each in _leaves(x) if isinstance(each, Tensor)]
-
-
-def _replace(x: Any, change: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None) -> Any:
-    """The same arguments with other tensors and, if given, another dtype where one is an argument."""
-    if isinstance(x, Tensor):
-        return change(x)
-    if isinstance(x, tuple | list):
-        parts = [_replace(each, change, dtype) for each in x]
-        return x._make(parts) if isinstance(x, tuple) and hasattr(x, "_make") else type(x)(parts)
-    return dtype if dtype is not None and isinstance(x, torch.dtype) else x
-
-
-def _double(x: Tensor) -> Tensor:
-    """A copy in fp64: what is computed with it may overwrite it."""
-    return x.detach().to(torch.float64, copy=True) if x.is_floating_point() else x.clone()
-
-
-def _changed(x: Tensor, size: float) -> Tensor:
-    """x with each number changed by a factor 1 + size or 1 - size."""
-    if not x.is_floating_point():
-        return x.clone()
-    generator = torch.Generator(x.device).manual_seed(0)
-    signs = torch.randint(0, 2, x.shape, generator=generator, device=x.device)
-    return x * (1 + size * (2 * signs - 1))
-
-
-def _spread(x: Tensor) -> Tensor:
-    """The largest of each row, for all of it: one number by itself may not move."""
-    return x.abs().amax(-1, keepdim=True) if x.ndim else x.abs()
+    return tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves_of(args))
 
 
 def _first_line(error: Exception) -> str:
@@ -478,34 +293,3 @@ def _code_of(compiled: Any) -> str:
     made = getattr(compiled, "asm", {})
     code = made["cubin"] if "cubin" in made else repr(getattr(compiled, "hash", compiled)).encode()
     return hashlib.sha256(code).hexdigest()
-
-
-def _key(operator: str, args: tuple[Any, ...], fresh: list[Fresh]) -> str:
-    """The name of a verdict. The same code takes other ways through longer data, so their size counts in octaves."""
-    extent = [size.bit_length() for x in _tensors(args)[:1] for size in x.shape]
-    said = [_VERSION, operator, extent, sorted(each.code for each in fresh), machine()]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _find_verdict(key: str) -> bool | None:
-    if key not in _verdicts:
-        try:
-            found = unseal(read_json(cache_folder() / "kernels" / f"{key}.json", _LARGEST_FILE))
-            _verdicts[key] = bool(found["right"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or none that can be used
-            return None
-    return _verdicts[key]
-
-
-def _keep_verdict(key: str, right: bool, operator: str, fresh: list[Fresh], errors: Errors) -> None:
-    _verdicts[key] = right
-    kernels = sorted(each.kernel for each in fresh)
-    worst = {name: error if error < 1e30 else "inf" for name, error in errors.items()}
-    verdict = seal({"right": right, "operator": operator, "kernels": kernels, "errors": worst, **machine()})
-    try:
-        folder = cache_folder() / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{key}.json") as file:
-            file.write(json.dumps(verdict).encode())
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        _log.debug("a verdict on kernels is not kept: %s", error)

@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.comparison import differentiate, some_channels
 from rebased.ops.convolution.chunked import shifted_sum
 from rebased.ops.kernel_launch import launch, strided_rows
-from rebased.ops.self_check import checked, differentiate, some_channels
+from rebased.ops.self_check import checked
 
 TILE, CHANNELS, WARPS = 2048, 64, 4  # per program: tokens times channels; channels at most
 RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a power of 2; warps per program

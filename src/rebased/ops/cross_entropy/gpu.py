@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import some
 from rebased.ops.cross_entropy import reference
 from rebased.ops.cross_entropy.reference import IGNORE
 from rebased.ops.kernel_launch import launch
-from rebased.ops.self_check import checked, some
+from rebased.ops.self_check import checked
 
 MAX_TILE = 16384  # logits that a program holds at once: 32 per thread of 16 warps
 LONG_ROW_TILE = 4096  # of a longer row: 16 per thread

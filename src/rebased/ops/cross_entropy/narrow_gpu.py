@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import ROUNDOFF, compare_calls, some
 from rebased.ops.cross_entropy.reference import IGNORE
 from rebased.ops.kernel_launch import launch
-from rebased.ops.self_check import ROUNDOFF, checked, compare_calls, some
+from rebased.ops.self_check import checked
 
 MAX_WIDTH = 128
 """The largest D. A wider head computes more in a tile than it would read and write."""

@@ -1,8 +1,6 @@
 """One token of every sequence, forward only: what a step of decoding computes, in as few kernels as possible."""
 
 from rebased.ops.decoding.api import (
-    Norm,
-    NormKind,
     advance_slots_,
     best_tokens,
     embed_step,
@@ -11,6 +9,7 @@ from rebased.ops.decoding.api import (
     mlp_step,
     poly_step_,
 )
+from rebased.ops.decoding.norm import Norm, NormKind
 
 __all__ = [
     "Norm",

@@ -7,26 +7,13 @@ makes it. Where there are many rows, products are those of torch (cuBLAS), with 
 None of these functions has a gradient. The plain torch path (reference.py) defines what they compute.
 """
 
-from typing import Literal, NamedTuple
-
 import torch
 from torch import Tensor
 
 from rebased.ops.backend import Backend, kernel_path
 from rebased.ops.decoding import reference
+from rebased.ops.decoding.norm import Norm
 from rebased.ops.polynomial.state import Coefficients, PolyState
-
-NormKind = Literal["layer", "rms", "none"]
-"""LayerNorm, RMSNorm, or scale and shift alone."""
-
-
-class Norm(NamedTuple):
-    """A norm over the last axis, as numbers."""
-
-    weight: Tensor | None  # [D]; None: 1
-    bias: Tensor | None  # [D]; None: 0
-    eps: float
-    kind: NormKind
 
 
 def linear_step(

@@ -1,22 +1,18 @@
 """A decoding step in plain torch: what its kernels compute."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.convolution import short_conv_extend
+from rebased.ops.decoding.norm import Norm
 from rebased.ops.norm import layer_norm, rms_norm
 from rebased.ops.polynomial.recurrent import extend_
 from rebased.ops.polynomial.state import Coefficients, PolyState
 
-if TYPE_CHECKING:
-    from rebased.ops.decoding.api import Norm
 
-
-def normalise(x: Tensor, norm: "Norm | None", groups: int = 1) -> Tensor:
+def normalise(x: Tensor, norm: Norm | None, groups: int = 1) -> Tensor:
     """The norm of x [..., D], in `groups` groups of features that are normalised by themselves."""
     if norm is None:
         return x
@@ -38,7 +34,7 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    norm: "Norm | None",
+    norm: Norm | None,
     gelu: bool,
     residual: Tensor | None,
     out: Tensor | None,
@@ -52,7 +48,7 @@ def linear(
 
 def gated_conv_(
     x: Tensor,
-    norm: "Norm",
+    norm: Norm,
     weight: Tensor,
     bias: Tensor | None,
     taps: Tensor,
@@ -69,8 +65,8 @@ def gated_conv_(
 def poly_(
     qkv: Tensor,
     state: PolyState,
-    q_norm: "Norm | None",
-    k_norm: "Norm | None",
+    q_norm: Norm | None,
+    k_norm: Norm | None,
     heads: int,
     key_width: int,
     joint: bool,

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.comparison import pick, some
 from rebased.ops.kernel_launch import launch
-from rebased.ops.self_check import checked, pick, some
+from rebased.ops.self_check import checked
 
 CHUNK = 256  # positions that a program sums
 TILE = 2048  # numbers that it reads at once

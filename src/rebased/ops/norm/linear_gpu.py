@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import ROUNDOFF, differentiate, pick, row_slices, some
 from rebased.ops.kernel_launch import launch
 from rebased.ops.norm.gpu import locate, standardise
-from rebased.ops.self_check import ROUNDOFF, checked, differentiate, pick, row_slices, some
+from rebased.ops.self_check import checked
 
 MAX_FEATURES = 64
 """The largest D: the gradient of the projection, [D, N], stays in registers."""

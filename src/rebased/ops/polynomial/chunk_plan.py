@@ -1,4 +1,4 @@
-"""How a walk of the chunked path is divided: chunks, tiles, groups of chunks, rows and threads."""
+"""How a pass of the chunked path is divided: chunks, tiles, groups of chunks, rows and threads."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -13,33 +13,33 @@ from rebased.ops.threads import run_on_threads
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
 PASSES = 32  # multiply-adds a matmul does in the time of the element-wise passes over one pair or one feature
 STATE_COST = 1.75  # a multiply-add with a state beside one of two tokens: many are in fp64
-CPU_WORDS = 2**22  # numbers that a walk works on at once: fewer are more calls of torch, more leave the caches
+CPU_WORDS = 2**22  # numbers that a pass works on at once: fewer are more calls of torch, more leave the caches
 ACCELERATOR_WORDS = 2**28
-THREADED = 2**24  # multiply-adds from which a walk runs on several threads: about a millisecond
+THREADED = 2**24  # multiply-adds from which a pass runs on several threads: about a millisecond
 
 
 class Plan(NamedTuple):
-    """How a walk over T tokens is divided."""
+    """How a pass over T tokens is divided."""
 
     T: int
     chunk: int
     tile: int
     groups: list[tuple[int, int, int]]  # the first and last token of each group, and the length of its chunks
-    rows: list[tuple[slice, slice]]  # the batch rows and heads that are walked at once
+    rows: list[tuple[slice, slice]]  # the batch rows and heads that are computed at once
     threads: int
     device: torch.device
 
-    def run(self, walk: Callable[[slice, slice], None]) -> None:
-        """Calls walk(b, h) for all rows."""
+    def run(self, pass_over: Callable[[slice, slice], None]) -> None:
+        """Calls pass_over(b, h) for all rows."""
 
-        def walk_rows(rows: tuple[slice, slice]) -> None:
+        def compute(rows: tuple[slice, slice]) -> None:
             with torch.autocast(self.device.type, enabled=False):
-                walk(*rows)
+                pass_over(*rows)
 
-        run_on_threads(walk_rows, self.rows, self.threads)
+        run_on_threads(compute, self.rows, self.threads)
 
 
-def plan_walk(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool) -> Plan:
+def plan_pass(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool) -> Plan:
     """The plan for queries q [B, T, H, K], sums of W columns and states of F features.
 
     reads_first and writes_last: there is a state before the first token, and one is wanted after the last.
@@ -76,7 +76,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
 
 def _threads(device: torch.device, work: float) -> int:
-    """How many threads share the rows of a walk; 1 where torch itself uses its threads well."""
+    """How many threads share the rows of a pass; 1 where torch itself uses its threads well."""
     if device.type != "cpu" or work < THREADED or not splits_matmuls():
         return 1
     return torch.get_num_threads()
@@ -98,8 +98,8 @@ def find_cuts(u: Tensor, *, reverse: bool = False) -> set[int]:
     """Where tiles of a chunk must end so that no NaN or infinity of u [m, L, W] reaches a token it may not reach.
 
     A product keeps the columns of u apart, and a sum that has met a NaN or an infinity is never finite again. So the
-    first that a walk meets in a matrix and column counts: it must be the first token of its tile, or the last one of a
-    reverse walk. The usual answer, none, costs one sum over u. Only a CPU is asked: elsewhere the host would wait.
+    first one in a matrix and column counts: it must be the first token of its tile, or in a reverse pass the last one.
+    The usual answer, none, costs one sum over u. Only a CPU is asked: elsewhere the host would wait.
     """
     if u.device.type != "cpu" or u.sum(dtype=accumulate_dtype(u.dtype)).isfinite():
         return set()

@@ -1,18 +1,13 @@
-"""Polynomial attention in linear time, in plain torch: the path of CPUs. Derivation: docs/math.md.
-
-With v' = [v, 1], one walk over the tokens (walk.py) sums numerator and denominator at once, o = num / (den + eps). With
-g' = [do, -(do . o)] / (den + eps), two more give the gradients.
-"""
+"""Polynomial attention in linear time, in plain torch: the path of CPUs. Derivation: docs/math.md."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial import walk
-from rebased.ops.polynomial.similarity import AnyKernel, Kernel
-from rebased.ops.polynomial.state import EVERY_DEGREE, Coefficients, PolyState, feature_count
+from rebased.ops.polynomial.chunked_passes import NO_DOUBLE_BACKWARD, backward, forward
+from rebased.ops.polynomial.similarity import Kernel
+from rebased.ops.polynomial.state import Coefficients, PolyState
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
@@ -36,78 +31,6 @@ def extend(
     else:
         o, after, _, _ = _Attention.apply(q, k, v, before, Kernel(coefficients, scale), eps)
     return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
-
-
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, kernel: AnyKernel, eps: float
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """(o, state after or None) of (q, k, v, state or None); a state here is kv and z side by side [B, H, F, V+1].
-
-    Two more outputs are only for the backward: o before it was rounded to half precision (else None), and the
-    denominator [B, T, H, 1].
-    """
-    o = v.new_empty(v.shape, dtype=accumulate_dtype(v.dtype))
-    denominator = o.new_empty(*v.shape[:3], 1)
-
-    def divide(at: walk.At, sums: Tensor) -> None:
-        below = sums[..., -1:].add_(eps)
-        walk.put(o[at], sums[..., :-1] / below)
-        walk.put(denominator[at], below)
-
-    after = walk.sums(kernel, q, k, v, state, divide, want_state=state is not None)
-    if o.dtype == v.dtype:
-        return o, after, None, denominator
-    return o.to(v.dtype), after, o, denominator
-
-
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: Tensor | None,
-    o: Tensor,
-    denominator: Tensor,
-    do: Tensor | None,
-    d_after: Tensor | None,
-    kernel: AnyKernel,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v and the state, of those that are needed, from the gradients of o and the state after."""
-    do = torch.zeros_like(o) if do is None else do
-    last = (do * o).sum(-1, keepdim=True).neg_()
-
-    def gradient_of_sums(at: walk.At, L: int) -> Tensor:
-        below = walk.chunks_first(denominator[at], L).flatten(0, 2)
-        return walk.beside(do[at], last[at], L).div_(below)
-
-    return walk.gradients(kernel, q, k, v, gradient_of_sums, state, d_after, needed)
-
-
-def coefficient_gradient(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, o: Tensor, denominator: Tensor, do: Tensor, scale: float
-) -> Tensor:
-    """The gradient of (c0, c1, c2), [3] in fp64: of c_d it is sum_i g'_i . sum_j s_ij^d v'_j.
-
-    The inner sums are a forward walk with the similarity s^d, whose features are those of degree d alone.
-    """
-    K = q.shape[3]
-    do = do.to(o.dtype)
-    g1 = torch.cat([do, -(do * o).sum(-1, keepdim=True)], dim=-1).double().div_(denominator)
-    sums = torch.empty_like(g1, dtype=o.dtype)
-    bounds = (0, 1, 1 + K, feature_count(K, EVERY_DEGREE))
-    found = []
-    for degree in range(3):
-        one = Kernel((float(degree == 0), float(degree == 1), float(degree == 2)), scale)
-        part = None if state is None else state[:, :, bounds[degree] : bounds[degree + 1]]
-        walk.sums(one, q, k, v, part, lambda at, group: walk.put(sums[at], group))
-        found.append((g1 * sums).sum())
-    return torch.stack(found)
-
-
-NO_DOUBLE_BACKWARD = (
-    "the chunked path of polynomial attention has first derivatives only; "
-    'for second derivatives pass backend="reference"'
-)
 
 
 class _Attention(torch.autograd.Function):

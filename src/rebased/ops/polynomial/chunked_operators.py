@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial import chunked_passes
 from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import Coefficients, feature_count
 
@@ -41,8 +41,8 @@ def chunked_forward(
     scale: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The outputs of chunked.forward, with an empty tensor where there is none."""
-    return _filled(q, chunked.forward(q, k, v, state, Kernel((c0, c1, c2), scale), eps))
+    """The outputs of chunked_passes.forward, with an empty tensor where there is none."""
+    return _filled(q, chunked_passes.forward(q, k, v, state, Kernel((c0, c1, c2), scale), eps))
 
 
 @chunked_forward.register_fake
@@ -69,9 +69,9 @@ def chunked_backward(
     scale: float,
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The outputs of chunked.backward, with an empty tensor where there is none."""
+    """The outputs of chunked_passes.backward, with an empty tensor where there is none."""
     kernel = Kernel((c0, c1, c2), scale)
-    return _filled(q, chunked.backward(q, k, v, state, o, denominator, do, d_after, kernel, tuple(needed)))
+    return _filled(q, chunked_passes.backward(q, k, v, state, o, denominator, do, d_after, kernel, tuple(needed)))
 
 
 @chunked_backward.register_fake
@@ -101,7 +101,7 @@ def _differentiate(ctx: Any, do: Tensor | None, d_after: Tensor | None, *_: Tens
 
 
 def _no_double_backward(ctx: Any, *_: Tensor | None) -> None:
-    raise RuntimeError(chunked.NO_DOUBLE_BACKWARD)
+    raise RuntimeError(chunked_passes.NO_DOUBLE_BACKWARD)
 
 
 chunked_forward.register_autograd(_differentiate, setup_context=_save)

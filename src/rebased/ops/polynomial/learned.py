@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.derivatives import first_derivatives_only
-from rebased.ops.polynomial import chunked
+from rebased.ops.polynomial import chunked_passes
 from rebased.ops.polynomial.similarity import LearnedKernel
 from rebased.ops.polynomial.state import Coefficients, PolyState
 
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, c: Tensor, scale: float, eps: float
     ) -> tuple[Tensor, Tensor | None]:
         kernel = LearnedKernel(c.detach(), scale)
-        o, after, o_wide, denominator = chunked.forward(q, k, v, state, kernel, eps)
+        o, after, o_wide, denominator = chunked_passes.forward(q, k, v, state, kernel, eps)
         ctx.save_for_backward(q, k, v, state, o if o_wide is None else o_wide, denominator, c)
         ctx.scale = scale
         ctx.set_materialize_grads(False)
@@ -89,8 +89,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, state, o, denominator, c = ctx.saved_tensors
         kernel = LearnedKernel(c.detach(), ctx.scale)
-        found = chunked.backward(q, k, v, state, o, denominator, do, d_after, kernel, ctx.needs_input_grad[:4])
+        found = chunked_passes.backward(q, k, v, state, o, denominator, do, d_after, kernel, ctx.needs_input_grad[:4])
         dc = None
         if ctx.needs_input_grad[4] and do is not None:  # the state after does not depend on the coefficients
-            dc = chunked.coefficient_gradient(q, k, v, state, o, denominator, do, ctx.scale).to(c.dtype)
+            dc = chunked_passes.coefficient_gradient(q, k, v, state, o, denominator, do, ctx.scale).to(c.dtype)
         return *found, dc, None, None

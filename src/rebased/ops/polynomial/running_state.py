@@ -1,4 +1,4 @@
-"""The state that a walk of the chunked path carries from chunk to chunk, and what tokens read from it."""
+"""The state of the chunked path, which grows from chunk to chunk, and what tokens read from it."""
 
 from itertools import pairwise
 
@@ -11,9 +11,9 @@ from rebased.ops.polynomial.state import feature_count
 
 
 class RunningState:
-    """The sum of phi(y) u^T over the writers (y, u) that a walk has met, [n, F, W]; None as long as there are none.
+    """The sum of phi(y) u^T over the writers (y, u) of all chunks so far, [n, F, W]; None before the first.
 
-    In a reverse walk queries are the writers, and chunks come last to first.
+    In reverse, queries are the writers, and chunks come last to first.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class RunningState:
             rows = start.flatten(0, 1).to(dtype)
             self.sum = torch.empty_like(rows).index_copy_(1, order, rows)
 
-    def walk(self, y: Tensor, u: Tensor, chunks: int, *, write_last: bool) -> Tensor:
+    def add(self, y: Tensor, u: Tensor, chunks: int, *, write_last: bool) -> Tensor:
         """Adds the chunks of a group, y [m, K, L] and u [m, L, W], and returns the sum before each: [m, F, W].
 
-        Before the first chunk there may be no sum; then n matrices less are returned. Without write_last the chunk that
-        is met last is not added, for walks that end there.
+        Before the first chunk there may be no sum; then n matrices less are returned. Without write_last the last
+        chunk is not added: nothing reads it.
         """
         (m, K, L), W = y.shape, u.shape[2]
         n, starts, writes = m // chunks, int(self.sum is not None), chunks if write_last else chunks - 1

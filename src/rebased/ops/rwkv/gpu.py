@@ -17,12 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, some_channels
 from rebased.ops.kernel_launch import launch
 from rebased.ops.rwkv import chunked
 from rebased.ops.rwkv.chunked import running_sums
 from rebased.ops.rwkv.state import NOTHING, WKVState
 from rebased.ops.scan.gpu import count_chunks
-from rebased.ops.self_check import RECURRENT, ROUNDOFF, checked, compare_calls, differentiate, some_channels
+from rebased.ops.self_check import checked
 
 NOTHING_ = tl.constexpr(NOTHING)
 CHANNELS = 32  # per program: one warp

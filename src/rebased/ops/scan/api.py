@@ -16,8 +16,6 @@ from rebased.ops.backend import Backend, accumulate_dtype, kernel_path
 from rebased.ops.derivatives import refuse_transforms
 from rebased.ops.scan import chunked, reference
 
-INTERVAL = 16  # tokens between two checkpoints of the kernels: these take no more memory than one [B, T, D] at N = 16
-
 
 def selective_scan(
     x: Tensor,
@@ -82,7 +80,9 @@ def selective_scan_extend(
     """
     _check(x, dt, A, B, C, skip, state, dt_bias, gate)
     (_, T, D), N = x.shape, state.shape[2]
-    path = kernel_path(backend, x, offset=max(T * D, -(-T // INTERVAL) * D * N))  # of tokens, and of checkpoints
+    path = kernel_path(
+        backend, x, offset=max(T * D, -(-T // chunked.INTERVAL) * D * N)
+    )  # of tokens, and of checkpoints
     if path != "reference":
         refuse_transforms(f"the {path} path of selective_scan")
     if path == "triton":

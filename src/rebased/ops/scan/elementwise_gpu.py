@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.comparison import differentiate, some_channels
 from rebased.ops.kernel_launch import launch, strided_rows
-from rebased.ops.self_check import checked, differentiate, some_channels
+from rebased.ops.self_check import checked
 
 ROWS, CHANNELS, WARPS = 32, 64, 4  # per program; a row is one token of one sequence
 

@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import RECURRENT, compare_calls, differentiate, pick, some
 from rebased.ops.kernel_launch import launch
 from rebased.ops.linear_scan import Decays, states
 from rebased.ops.scan import chunked
-from rebased.ops.scan.api import INTERVAL
+from rebased.ops.scan.chunked import INTERVAL
 from rebased.ops.scan.elementwise_gpu import apply_gate, step_size
-from rebased.ops.self_check import RECURRENT, checked, compare_calls, differentiate, pick, some
+from rebased.ops.self_check import checked
 
 CHANNELS = 16  # per program, at most
 GROUP = 4  # tokens that are loaded at once, at most; a power of two, at most INTERVAL

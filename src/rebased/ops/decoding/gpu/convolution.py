@@ -23,7 +23,7 @@ from rebased.ops.kernel_launch import launch
 from rebased.ops.self_check import checked
 
 if TYPE_CHECKING:
-    from rebased.ops.decoding.api import Norm
+    from rebased.ops.decoding.norm import Norm
 
 MAX_ROWS = 64  # beyond, torch multiplies: three kernels are then faster than one
 ROWS, CHANNELS = 4, 256  # per program, where torch multiplies

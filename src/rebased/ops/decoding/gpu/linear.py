@@ -13,14 +13,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.comparison import FP32, ROUNDOFF, pick, some
 from rebased.ops.decoding import reference
 from rebased.ops.decoding.reference import normalise
 from rebased.ops.kernel_launch import launch
 from rebased.ops.norm.api import MAX_FEATURES
-from rebased.ops.self_check import FP32, ROUNDOFF, checked, pick, some
+from rebased.ops.self_check import checked
 
 if TYPE_CHECKING:
-    from rebased.ops.decoding.api import Norm
+    from rebased.ops.decoding.norm import Norm
 
 MAX_ROWS = 16  # beyond, torch's products are faster
 MAX_COLUMNS = 8192  # of a product of more than one row; beyond, torch's is as fast

@@ -11,16 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import pick, some
 from rebased.ops.decoding import reference
 from rebased.ops.decoding.gpu.linear import row_statistics, scaled
 from rebased.ops.kernel_launch import launch
 from rebased.ops.polynomial.gpu.check import step_errors
 from rebased.ops.polynomial.gpu.layout import monomials
 from rebased.ops.polynomial.state import Coefficients, PolyState
-from rebased.ops.self_check import checked, pick, some
+from rebased.ops.self_check import checked
 
 if TYPE_CHECKING:
-    from rebased.ops.decoding.api import Norm
+    from rebased.ops.decoding.norm import Norm
 
 LOOP = {"BF": 32, "STAGES": 3, "num_warps": 1}  # BF: features that a program reads at a time
 

@@ -6,9 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rebased.ops.comparison import Errors, compare_calls
 from rebased.ops.decoding import reference
 from rebased.ops.kernel_launch import launch
-from rebased.ops.self_check import Errors, checked, compare_calls
+from rebased.ops.self_check import checked
 
 TILE = 4096  # logits that a program reads at a time
 PROGRAMS = 1056  # that share the logits, at least: eight per multiprocessor

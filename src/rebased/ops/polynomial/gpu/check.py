@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rebased.ops.comparison import FP32, MARGIN, Errors, pick, relative_to, some
 from rebased.ops.polynomial.gpu.call import choose_products
 from rebased.ops.polynomial.gpu.forward import EARLY
 from rebased.ops.polynomial.gpu.layout import canonical, monomials, public_gradient
 from rebased.ops.polynomial.state import Coefficients, PolyState, key_features, query_features
-from rebased.ops.self_check import FP32, MARGIN, Errors, pick, relative_to, some
 
 HEADS = 4  # of all sequences together
 ROWS = 72  # queries, and keys, of a head: all rows of a tile of 64, and the ends

@@ -1,9 +1,9 @@
-"""The walks of the chunked path: sums over pairs of tokens, and their gradients, in linear time.
+"""The sums over pairs of tokens of the chunked path, and their gradients, in linear time.
 
-A walk divides time into *chunks*. Tokens called readers see the writers (y, u) of other chunks through a state, the sum
-of phi(y) u^T over the chunks that the walk has met, and those of their own chunk pair by pair, one *tile* of readers
-after another. Chunks of one tile are the classic chunked form; one chunk for all tokens is tiled quadratic attention.
-The backward computes states again, so nothing of the size of a state is stored per chunk.
+A pass goes over the *chunks* of a sequence in order. Tokens called readers see the writers (y, u) of earlier chunks
+through a state, the sum of phi(y) u^T, and those of their own chunk pair by pair, one *tile* of readers after another.
+Chunks of one tile are the classic chunked form; one chunk for all tokens is tiled quadratic attention. The backward
+computes states again, so nothing of the size of a state is stored per chunk.
 
 A call of torch takes several microseconds, whatever it does, so every call works on a *group*: m = G n matrices of G
 chunks and n pairs (b, h), in this order. In a group tokens are the last axis of x, y and w: features are then rows, and
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.polynomial.chunk_plan import Plan, find_cuts, plan_walk, spans
+from rebased.ops.polynomial.chunk_plan import Plan, find_cuts, plan_pass, spans
 from rebased.ops.polynomial.running_state import RunningState
 from rebased.ops.polynomial.similarity import AnyKernel
 from rebased.ops.polynomial.state import feature_count
@@ -47,7 +47,7 @@ def sums(
     dtype = accumulate_dtype(v.dtype)
     after = _empty_state(kernel, q, v) if want_state else None
 
-    def walk(b: slice, h: slice) -> None:
+    def pass_over(b: slice, h: slice) -> None:
         past = _running_state(kernel, q, state, (b, h), _wide(v), plan)
         for first, last, L in plan.groups:
             at = b, slice(first, last), h
@@ -59,14 +59,14 @@ def sums(
                 sim = kernel.similarity_(s)
                 sim[:, i:].triu_()
                 _multiply(sim.transpose(1, 2), u[:, :j], o[:, i:j])
-            before = past.walk(y, u, (last - first) // L, write_last=last < plan.T or want_state)
+            before = past.add(y, u, (last - first) // L, write_last=last < plan.T or want_state)
             if n := len(before):
                 o[-n:].add_(past.read(before, x[-n:]))
             take(at, o)
         if after is not None:
             past.copy_to(after[b, h])
 
-    plan.run(walk)
+    plan.run(pass_over)
     return after
 
 
@@ -87,7 +87,7 @@ def gradients(
         dq_i = sum over j <= i of (g_i . v'_j) d sim(q_i, k_j) / dq_i
         dk_j = sum over i >= j of (g_i . v'_j) d sim(q_i, k_j) / dk_j      dv_j = sum over i >= j of sim(q_i, k_j) g_i
 
-    The first walk goes forward, with all pairs of one chunk and the state for dq; the second goes back, with the state
+    The first pass goes forward, with all pairs of one chunk and the state for dq; the second goes back, with the state
     for dk and dv.
     """
     need_q, need_k, need_v, need_state = needed
@@ -97,7 +97,7 @@ def gradients(
     d_state = _empty_state(kernel, q, v) if need_state else None
     unit = kernel.scale * kernel.slope_unit
 
-    def walk_forward(b: slice, h: slice) -> None:
+    def go_forward(b: slice, h: slice) -> None:
         past = _running_state(kernel, q, state, (b, h), dtype, plan)
         for first, last, L in plan.groups:
             at = b, slice(first, last), h
@@ -122,7 +122,7 @@ def gradients(
                     sim[:, i:].triu_()
                     _multiply(sim, gs[:, i:j, :-1], du[:, :j], add=j < L)
             if dq is not None:
-                before = past.walk(y, u, (last - first) // L, write_last=last < plan.T)
+                before = past.add(y, u, (last - first) // L, write_last=last < plan.T)
                 dx *= unit
                 if n := len(before):
                     dx[-n:].add_(past.read_slope(before, x[-n:], w[-n:]))
@@ -132,12 +132,12 @@ def gradients(
             if dv is not None:
                 put(dv[at], du)
 
-    def walk_back(b: slice, h: slice) -> None:
+    def go_back(b: slice, h: slice) -> None:
         later = _running_state(kernel, q, d_after, (b, h), _wide(v) if need_v else dtype, plan, reverse=True)
         for first, last, L in plan.groups[::-1]:
             at = b, slice(first, last), h
             x, y = (features_first(a[at], L, dtype) for a in (q, k))
-            before = later.walk(x, g(at, L), (last - first) // L, write_last=first > 0 or need_state)
+            before = later.add(x, g(at, L), (last - first) // L, write_last=first > 0 or need_state)
             n = len(before)
             if n and dv is not None:
                 put(dv[at], later.read(before[..., :-1], y[:n]), add=True)
@@ -147,13 +147,13 @@ def gradients(
         if d_state is not None:
             later.copy_to(d_state[b, h])
 
-    def walk(b: slice, h: slice) -> None:
+    def pass_over(b: slice, h: slice) -> None:
         if need_q or need_k or need_v:
-            walk_forward(b, h)
+            go_forward(b, h)
         if need_state or ((need_k or need_v) and (plan.chunk < plan.T or d_after is not None)):
-            walk_back(b, h)
+            go_back(b, h)
 
-    plan.run(walk)
+    plan.run(pass_over)
     dq, dk, dv = (None if d is None else d.to(a.dtype) for d, a in ((dq, q), (dk, k), (dv, v)))
     return dq, dk, dv, d_state
 
@@ -184,7 +184,7 @@ def _wide(v: Tensor) -> torch.dtype:
 
 def _plan(kernel: AnyKernel, q: Tensor, v: Tensor, *, reads_first: bool, writes_last: bool) -> Plan:
     F = feature_count(q.shape[3], kernel.coefficients)
-    return plan_walk(q, v.shape[3] + 1, F, reads_first=reads_first, writes_last=writes_last)
+    return plan_pass(q, v.shape[3] + 1, F, reads_first=reads_first, writes_last=writes_last)
 
 
 def _running_state(
@@ -197,7 +197,7 @@ def _running_state(
     *,
     reverse: bool = False,
 ) -> RunningState:
-    """The state of some rows before the first step of a walk."""
+    """The state of some rows before the first chunk."""
     return RunningState(kernel, q.shape[3], None if state is None else state[rows], dtype, plan.tile, reverse=reverse)
 
 
