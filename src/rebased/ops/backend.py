@@ -7,14 +7,14 @@ lines of code (`with use_backend("reference"): ...`) or for a process (REBASED_B
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -198,6 +198,22 @@ def matmul_dtype(x: Tensor, weight: Tensor | None = None) -> torch.dtype:
     if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return dtype
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_autocast(function: Function) -> Function:
+    """A decorator: what the function computes has the dtype of its first argument, a tensor, under autocast too."""
+
+    @wraps(function)
+    def call(x: Tensor, *args: Any, **options: Any) -> Any:
+        if not torch.is_autocast_enabled(x.device.type):
+            return function(x, *args, **options)
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x, *args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func
+from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func, without_autocast
 from rebased.ops.derivatives import in_forward_mode, refuse_forward_mode, refuse_transforms
 from rebased.ops.polynomial import chunked, learned, recurrent, reference, summary
 from rebased.ops.polynomial.state import (
@@ -30,6 +30,7 @@ _log = logging.getLogger("rebased")
 _PLAIN_TORCH: dict[Backend, ModuleType] = {"reference": reference, "recurrent": recurrent, "chunked": chunked}
 
 
+@without_autocast
 def poly_attention(
     q: Tensor,
     k: Tensor,
@@ -62,7 +63,8 @@ def poly_attention(
             "chunked" on a GPU too; complete_square is a way around it if all similarities are positive.
 
     Returns:
-        o [B, T, H, V] in the dtype of v. Half precision is computed in fp32. Differentiable in q, k and v. With
+        o [B, T, H, V] in the dtype of v. Half precision is computed in fp32; autocast changes nothing (cast q, k and v
+        to compute in half precision). Differentiable in q, k and v. With
         torch.func.grad and torch.func.vmap use any backend but "triton"; "auto" does so.
 
         A sum of similarities beyond the range of fp32, 3.4e38, gives NaN: for REBASED that is |s| above 1.8e19, so q
@@ -91,6 +93,7 @@ def poly_attention(
     return torch.cat(documents, dim=1)
 
 
+@without_autocast
 def poly_attention_at(
     q: Tensor,
     k: Tensor,
@@ -161,6 +164,7 @@ def poly_at_pays(
     return selection_pays(n, x.shape[1], key_width, value_width, coefficients[0] != 0 or coefficients[1] != 0)
 
 
+@without_autocast
 def poly_attention_extend(
     q: Tensor,
     k: Tensor,
@@ -215,6 +219,7 @@ def poly_attention_extend(
     return torch.cat(outputs, dim=1), PolyState(*(torch.cat(each) for each in zip(*states, strict=True)))
 
 
+@without_autocast
 def poly_attention_extend_(
     q: Tensor,
     k: Tensor,
@@ -252,6 +257,7 @@ def poly_attention_extend_(
         return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
 
 
+@without_autocast
 def poly_attention_map(
     q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float | None = None, eps: float = EPS
 ) -> Tensor:
@@ -270,6 +276,7 @@ def poly_attention_map(
     return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps)
 
 
+@without_autocast
 def poly_state(k: Tensor, v: Tensor, *, coefficients: AnyCoefficients) -> PolyState:
     """The state after these tokens alone, without outputs.
 

@@ -1,4 +1,8 @@
-"""Polynomial attention one token at a time, from the state alone: what decoding computes, in plain torch."""
+"""Polynomial attention one token at a time, from the state alone: what decoding computes, in plain torch.
+
+A product of features and state cancels where a query is nearly orthogonal to its keys, and gradients divide by it. So
+`attend` and `extend` compute in fp64; one step of decoding has no gradient and stays in the dtype of its state.
+"""
 
 import torch
 from torch import Tensor
@@ -24,7 +28,8 @@ def extend(
     q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them."""
-    dtype = accumulate_dtype(q.dtype)
+    dtype = torch.float64 if q.device.type != "mps" else accumulate_dtype(q.dtype)
+    state_dtype, state = state.kv.dtype, PolyState(*(x.to(dtype) for x in state))
     phi_q = query_features(q.to(dtype), coefficients, scale)  # [B, T, H, F]
     phi_k = key_features(k.to(dtype), coefficients)  # [B, T, H, F]
     values = v.to(dtype)
@@ -37,7 +42,7 @@ def extend(
         numerator = (phi_q[:, t].unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]
         denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B, H, 1]
         outputs.append(numerator / (denominator + eps))
-    return torch.stack(outputs, dim=1).to(v.dtype), state
+    return torch.stack(outputs, dim=1).to(v.dtype), PolyState(*(x.to(state_dtype) for x in state))
 
 
 def extend_(

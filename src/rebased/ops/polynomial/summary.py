@@ -28,8 +28,7 @@ def summarise(k: Tensor, v: Tensor, *, coefficients: Coefficients) -> PolyState:
     dtype = accumulate_dtype(k.dtype)
     keys = k.permute(0, 2, 3, 1).to(dtype).flatten(0, 1)  # [BH,K,T]
     values = torch.nn.functional.pad(v.to(dtype), (0, 1), value=1.0).transpose(1, 2).flatten(0, 1)  # [BH,T,V+1]
-    with torch.autocast(k.device.type, enabled=False):
-        S = _Summary.apply(keys, values, coefficients).unflatten(0, (B, H))
+    S = _Summary.apply(keys, values, coefficients).unflatten(0, (B, H))
     return PolyState(kv=S[..., :-1].contiguous(), z=S[..., -1].contiguous())
 
 
