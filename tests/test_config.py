@@ -212,6 +212,21 @@ def test_files_that_are_no_config(tmp_path: Path, text: str, message: str) -> No
         read_yaml(path)
 
 
+@pytest.mark.parametrize("text", ["1:40", "010", "0x10", "0b11", "1:40.5", "-017"])
+def test_numbers_are_decimal(text: str) -> None:
+    """YAML 1.1 reads these as 100, 8, 16, 3, 100.5 and -15."""
+    with pytest.raises(ValueError, match=r"here is not valid YAML in line 1, column 9: .* is not a decimal number"):
+        parse_yaml(f"epochs: {text}", "here")
+    assert parse_yaml(f"name: '{text}'", "here") == {"name": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1_000", 1000), ("-7", -7), ("+3", 3), ("0", 0), (".5", 0.5), ("1.", 1.0), ("2.5e3", 2500.0)]
+)
+def test_usual_numbers(text: str, value: float) -> None:
+    assert parse_yaml(text, "here") == value
+
+
 def test_yaml_anchors_and_merges_work() -> None:
     assert parse_yaml("a: &x {p: 1, q: 2}\nb: {<<: *x, q: 3}", "here")["b"] == {"p": 1, "q": 3}
 

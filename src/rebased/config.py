@@ -236,6 +236,13 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0|[1-9][0-9_]*)"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?([0-9][0-9_]*)?\.?[0-9_]*([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    ),
+}
+"""Decimal numbers. YAML 1.1 also reads 010 as 8 and 1:40 as 100."""
 _TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
@@ -271,6 +278,14 @@ class _Loader(yaml.SafeLoader):
         if node.tag not in _TAGS:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} has no use here", node.start_mark
+            )
+        if (
+            isinstance(node, yaml.ScalarNode)
+            and (decimal := _NUMBERS.get(node.tag))
+            and not decimal.fullmatch(node.value)
+        ):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{short(node.value)} is not a decimal number; text needs quotes", node.start_mark
             )
         try:
             return super().construct_object(node, deep)
