@@ -49,6 +49,35 @@ def hybrid() -> RebasedForCausalLM:
     return build(PATTERNS["hybrid"])
 
 
+def test_a_flipped_bit_in_the_weights_is_an_error(hybrid: RebasedForCausalLM, tmp_path: Path) -> None:
+    hybrid.save_pretrained(tmp_path)
+    weights, auto = tmp_path / "model.safetensors", transformers.AutoModelForCausalLM
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 16
+    weights.write_bytes(content)
+    for load in (auto.from_pretrained, RebasedForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"model\.safetensors is not what was saved"):
+            load(tmp_path)
+    content[-5] ^= 16
+    weights.write_bytes(content)
+    auto.from_pretrained(tmp_path)
+    (tmp_path / "checksums.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"checksums\.json cannot be read"):
+        auto.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_checksums_is_loaded_with_a_warning(
+    hybrid: RebasedForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hybrid.save_pretrained(tmp_path)
+    (tmp_path / "checksums.json").unlink()
+    transformers.logging.set_verbosity_warning()
+    monkeypatch.setattr(transformers.logging.get_logger("transformers"), "propagate", True)
+    RebasedForCausalLM.from_pretrained(tmp_path)
+    assert "has no checksums.json" in caplog.text
+    assert "pip install 'rebased[hf]'" in (tmp_path / "config.json").read_text()
+
+
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     before = transformers.logging.get_verbosity()

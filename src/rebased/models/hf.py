@@ -2,29 +2,41 @@
 
 A thin shell: weights and computation are LanguageModel's. Rows of a padded batch are computed as if they were alone, so
 padding changes nothing, whatever the mixers are. The cache holds one slot per row (mixers/slots.py).
+
+A saved folder has the checksums of its weights, and a folder is loaded only if they match.
 """
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tokenizers import Tokenizer as Inner
-from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    Cache,
-    GenerationMixin,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import logging
+
+try:
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        Cache,
+        GenerationMixin,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+    )
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.utils import logging
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"models for Hugging Face need {error.name}: pip install 'rebased[hf]'", name=error.name
+    ) from error
 
 from rebased.data.tokenizer import Tokenizer
+from rebased.files import read_json, replacing, sha256_file
 from rebased.mixers import init_slots
 from rebased.mixers.slots import map_tensors, tensors_of
 from rebased.models.config import LMConfig
@@ -32,6 +44,8 @@ from rebased.models.language_model import LanguageModel, LMState
 from rebased.ops import IGNORE, linear_cross_entropy
 
 NO_LIMIT = -1  # transformers' word for a cache without a longest sequence
+CHECKSUMS = "checksums.json"
+TO_LOAD = "pip install 'rebased[hf]', then `import rebased.models.hf` before AutoModelForCausalLM.from_pretrained"
 LACKING = ("inputs_embeds", "output_hidden_states", "output_attentions")  # arguments of other models
 
 
@@ -54,6 +68,7 @@ class RebasedConfig(PretrainedConfig):
         for name, value in _standard_names(config).items():
             kwargs.pop(name, None)
             setattr(self, name, value)
+        kwargs["to_load"] = TO_LOAD  # for those who read config.json because transformers does not know the model
         kwargs.setdefault("tie_word_embeddings", True)  # some versions tie no weights at all without it
         super().__init__(**kwargs)
 
@@ -226,6 +241,25 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
         shell.model = model
         return shell.train(model.training)
 
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """As of every PreTrainedModel; then writes the checksums of the weights to checksums.json."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        folder = Path(save_directory)
+        found = {path.name: sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
+        with replacing(folder / CHECKSUMS) as file:
+            file.write(json.dumps(found, indent=1).encode())
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of every PreTrainedModel. The weights of a folder must have the checksums that were saved with them.
+
+        Raises ValueError if they do not. A folder without checksums.json is loaded with a warning.
+        """
+        folder = Path(str(pretrained_model_name_or_path)) / kwargs.get("subfolder", "")
+        if folder.is_dir():
+            _check_weights(folder)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `forward` makes the cache
@@ -352,6 +386,24 @@ class RebasedForCausalLM(PreTrainedModel, GenerationMixin):
         asked = targets != IGNORE
         losses = linear_cross_entropy(hidden[:, :-1][asked], self.model.embedding.weight, targets[asked])
         return losses / (asked.sum() if num_items is None else num_items)
+
+
+def _check_weights(folder: Path) -> None:
+    """Raises ValueError if the weights in a folder are not those that were saved."""
+    path = folder / CHECKSUMS
+    if not path.exists():
+        logging.get_logger(__name__).warning(f"{folder} has no {CHECKSUMS}: damaged weights would not be noticed")
+        return
+    try:
+        expected = dict(read_json(path))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for file in sorted({*expected, *(each.name for each in folder.glob("*.safetensors"))}):
+        if not (folder / file).is_file() or sha256_file(folder / file) != expected.get(file):
+            raise ValueError(
+                f"{folder / file} is not what was saved with the model: it is damaged or was replaced. Export the "
+                f"model again, or remove {CHECKSUMS} if the weights were changed on purpose"
+            )
 
 
 def _row_of(state: LMState, row: int) -> LMState:
