@@ -15,10 +15,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import compile_classes, compute_classes, operator_calls
+from kernels import classes, compile_classes, compute_classes, operator_calls
+from kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
 from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, still_valid, write_record
-from rebased.kernels import classes
-from rebased.kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
 from rebased.kernels.machine_code import compile_launch
 from tolerances import KERNEL_ERRORS
 
