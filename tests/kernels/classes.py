@@ -364,7 +364,7 @@ def source_hashes(root: Path | None = None) -> dict[str, str]:
         name = path.relative_to(root).as_posix()
         if path.name not in plain:
             digest = digests.setdefault(folder_of(name.replace("/", ".")), hashlib.sha256())
-            digest.update(f"{name}\n{_syntax(ast.parse(path.read_text()))}\n".encode())
+            digest.update(f"{name}\n{_syntax_of(path.read_text())}\n".encode())
     return {folder: digest.hexdigest() for folder, digest in sorted(digests.items())}
 
 
@@ -372,6 +372,11 @@ def folder_of(name: str) -> str:
     """The folder of operators that a class is of."""
     folder = name.partition(".")[0]
     return "polynomial" if folder == "poly" else folder
+
+
+@cache
+def _syntax_of(text: str) -> str:
+    return str(_syntax(ast.parse(text)))
 
 
 def _syntax(node: Any) -> Any:
