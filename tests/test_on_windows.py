@@ -50,7 +50,7 @@ def python(code: str, folder: Path) -> str:
     path = folder / "script.py"
     path.write_text(code, encoding="utf-8")
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp1252"}
-    command = [sys.executable, str(Path(__file__).parent / "like_windows.py"), str(path)]
+    command = [sys.executable, str(Path(__file__).parent / "helpers" / "like_windows.py"), str(path)]
     done = subprocess.run(
         command,
         cwd=folder,

@@ -1,9 +1,8 @@
-"""What the README says is true: its code is an example, its configs load, its times are the records. It is short."""
+"""What the README says is true: its code is an example, its configs load, its times are the records."""
 
 import json
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 from docs.images.make_speed import nanoseconds_per_token, newest_record
@@ -20,19 +19,10 @@ RECORD = newest_record()
 TOKENS = 32_768
 
 
-def test_it_is_short_and_the_layer_is_on_the_first_screens() -> None:
-    lines = README.splitlines()
-    assert len(lines) <= 150
-    headings = [line for line in lines if line.startswith("## ")]
-    assert headings[:5] == ["## Install", "## The layer", "## How fast", "## The lab", "## The language model"]
-    assert lines.index("## The layer") < 30
-
-
-def test_its_python_is_the_example_in_eight_lines() -> None:
+def test_its_python_is_the_example() -> None:
     """tests/test_examples.py runs the example."""
     (layer,) = blocks(README, "python")
     example = (ROOT / "examples" / "layer.py").read_text()
-    assert len(layer.splitlines()) <= 8
     lines = [line for line in layer.splitlines() if line]
     assert [line for line in lines if line not in example.splitlines()] == []
     assert sorted(lines, key=example.index) == lines
@@ -89,9 +79,3 @@ def test_what_it_says_about_cpus_is_the_record() -> None:
     assert f"{ratio[4096]:.1f} times at 4,096 and {ratio[16384]:.0f} times at 16,384" in said
     assert ratio[256] < 1 < ratio[512]
     assert "softmax attention is faster below T = 512" in said
-
-
-def test_make_alone_lists_its_targets() -> None:
-    listed = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
-    for target in ("setup", "demo", "test", "test-all", "test-gpu", "lint", "bench", "docs", "figures"):
-        assert f"make {target} " in listed

@@ -69,10 +69,12 @@ def test_an_input_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what a command takes")
-def test_a_slice_of_the_torture() -> None:
-    """Forty trials, the same ones every time. `make torture` runs as many as you have minutes for."""
-    words = [sys.executable, "-m", "tests.torture", "--minutes", "5", "--count", "40", "--seed", "0", "--kills", "0.4"]
+@pytest.mark.parametrize("trials", [15, pytest.param(40, marks=pytest.mark.release)])
+def test_a_slice_of_the_torture(trials: int) -> None:
+    """The same trials every time. `make torture` runs as many as you have minutes for."""
+    words = [sys.executable, "-m", "tests.torture", "--minutes", "5", "--seed", "0", "--kills", "0.4"]
+    words += ["--count", str(trials)]
     root = Path(__file__).parents[1]
     made = subprocess.run(words, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
-    assert "40 trials, 0 broke something" in made.stdout
+    assert f"{trials} trials, 0 broke something" in made.stdout

@@ -34,9 +34,8 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels import operator_calls
-from rebased.kernels import classes
-from rebased.kernels.classes import Launched, source_hashes
+from kernels import classes, operator_calls
+from kernels.classes import Launched, source_hashes
 from rebased.kernels.machine_code import compile_launch, read_cubin
 
 RECORD = Path(__file__).parent / "compiled.json"

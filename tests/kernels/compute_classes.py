@@ -31,9 +31,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kernels import operator_calls
-from rebased.kernels import classes
-from rebased.kernels.classes import DTYPES, Call, Launched, classes_of, cut, folder_of, recorded_launches, source_hashes
+from kernels import classes, operator_calls
+from kernels.classes import DTYPES, Call, Launched, classes_of, cut, folder_of, recorded_launches, source_hashes
 from rebased.kernels.machine_code import read_cubin
 from rebased.ops import (
     PolyState,

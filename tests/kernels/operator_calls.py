@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rebased.kernels.classes import (
+from kernels.classes import (
     ARITHMETICS,
     DTYPES,
     GUARD,

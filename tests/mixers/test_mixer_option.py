@@ -1,15 +1,11 @@
 """`pytest --mixer NAME`: the contract suite over a user's own mixer passes and fails as it should."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from forked_python import run_pytest
 from mixer_option import find_mixer
-
-ROOT = Path(__file__).parents[2]
 
 GOOD = """
 import torch
@@ -28,12 +24,9 @@ LOOKS_AHEAD = GOOD.replace("x.cumsum(1)", "x.flip(1).cumsum(1).flip(1)")
 
 
 def test_own_mixer_from_a_file(tmp_path: Path) -> None:
-    """With the command that a user types."""
     (tmp_path / "own.py").write_text(GOOD)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/mixers"]
-    mixer = ["--mixer", f"{tmp_path / 'own.py'}:running_mean"]
-    result = subprocess.run([*command, *mixer], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout
+    result = run_pytest("--mixer", f"{tmp_path / 'own.py'}:running_mean", "tests/mixers")
+    assert result.returncode == 0, result.output
     assert "failed" not in result.stdout
     assert "mixer 'running_mean' has no init_state, extend and state_size" in result.stdout  # the reason for skipping
     assert "deselected" in result.stdout

@@ -1,4 +1,4 @@
-"""Every interpreted_*.py beside this file, in processes in which kernels are interpreted."""
+"""The tests in tests/ops/interpreted, in processes in which kernels are interpreted."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ import pytest
 
 from triton_interpreter import run_interpreted, why_not_interpreted
 
-HERE = Path(__file__).parent
-POLYNOMIAL = sorted(HERE.glob("interpreted_polynomial*.py"))
-OTHERS = sorted(set(HERE.glob("interpreted_*.py")) - set(POLYNOMIAL))
+FOLDER = Path(__file__).parent / "interpreted"
+POLYNOMIAL = sorted(FOLDER.glob("polynomial*.py"))
+OTHERS = sorted(set(FOLDER.glob("*.py")) - set(POLYNOMIAL))
 PROCESSES = {"polynomial": POLYNOMIAL, "others": OTHERS}  # each takes seconds to start
 
 

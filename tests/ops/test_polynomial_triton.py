@@ -1,6 +1,6 @@
 """backend="triton" where there is no GPU: one clear ValueError, and plain torch stays as it is.
 
-The kernels themselves run in interpreted_polynomial*.py (test_interpreted.py), are built for GPUs in
+The kernels themselves run in interpreted/polynomial*.py (test_interpreted.py), are built for GPUs in
 test_polynomial_aot.py, and are held against fp64 on one in test_polynomial_gpu.py.
 """
 

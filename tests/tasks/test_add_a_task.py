@@ -27,11 +27,6 @@ def test_the_page_keeps_the_contract(tmp_path: Path) -> None:
     assert f"{len(CHECKS) - 2} passed, 2 skipped" in done.output  # it has no slices and no answer_positions
 
 
-def test_the_ceremony_is_under_ten_lines() -> None:
-    lines = [line for line in block("python").splitlines() if line and "import" not in line and '"""' not in line]
-    assert len(lines) < 10
-
-
 def test_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_task.py").write_text(block("python"))

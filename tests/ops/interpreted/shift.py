@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.test_token_shift_triton import assert_matches_torch
+from ops.test_shift_triton import assert_matches_torch
 from rebased.ops import token_shift
 from rebased.ops.backend import triton_interpreted
 from tolerances import assert_near

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import compute_classes
+from kernels.classes import Call, classes_of, launches
 from kernels.compute_classes import compute
-from rebased.kernels.classes import Call, classes_of, launches
 from rebased.ops.backend import triton_interpreted
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

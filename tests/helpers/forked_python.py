@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 600  # seconds; a process that takes longer is killed
 
 

@@ -1,8 +1,8 @@
 """Runs files of tests with Triton's kernels interpreted on the CPU.
 
 Whether a kernel is interpreted is decided when its module is imported, so these tests need a process of their own.
-Their files are called interpreted_*.py: pytest finds them only when they are named, by `run_interpreted` or by hand
-(`TRITON_INTERPRET=1 pytest tests/ops/interpreted_scan.py`).
+Their files are in tests/ops/interpreted: pytest finds them only when they are named, by `run_interpreted` or by hand
+(`TRITON_INTERPRET=1 pytest tests/ops/interpreted/scan.py`).
 """
 
 import inspect

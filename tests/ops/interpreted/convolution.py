@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from ops.test_short_conv_triton import assert_matches_torch
+from ops.test_convolution_triton import assert_matches_torch
 from rebased.ops import short_conv
 from rebased.ops.backend import triton_interpreted
 from rebased.ops.convolution import gpu

@@ -3,8 +3,8 @@
 K, V and T are constants of a kernel, so there are more kernels than anyone can compute. A class leaves out the numbers
 that select no other code. A launch has several classes, each a few properties that are crossed: the tile with the
 padded widths, the tile with the flags, and how the data lie in memory. `reachable` sweeps over sizes and finds all
-classes of polynomial attention, without a GPU; `calls` is a small set of calls that has them all. tests/kernels
-computes these calls on a GPU and keeps a record (docs/kernels.md).
+classes of polynomial attention, without a GPU; `calls` is a small set of calls that has them all.
+`compute_classes` computes these calls on a GPU and keeps a record (docs/kernels.md).
 """
 
 import ast
@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from rebased import ops
 from rebased.ops.backend import SMALLEST_SHARED_MEMORY
 from rebased.ops.kernel_launch import Launch, planned
 from rebased.ops.polynomial.gpu import launch as gpu
@@ -356,14 +357,14 @@ def cover(classes: Mapping[C, Iterable[str]], known: Set[str] = frozenset()) -> 
 def source_hashes(root: Path | None = None) -> dict[str, str]:
     """Per folder of operators, the SHA-256 of its kernels and plans: of their syntax without imports and docstrings, so
     that nothing counts but what is computed."""
-    root = root or Path(__file__).parents[1] / "ops"
+    root = root or Path(ops.__file__).parent
     digests: dict[str, Any] = {}
     plain = ("check.py", "in_torch.py")  # without kernels
     for path in sorted(path for path in root.rglob("*.py") if "gpu" in path.relative_to(root).as_posix()):
         name = path.relative_to(root).as_posix()
         if path.name not in plain:
             digest = digests.setdefault(folder_of(name.replace("/", ".")), hashlib.sha256())
-            digest.update(f"{name}\n{_syntax(ast.parse(path.read_text()))}\n".encode())
+            digest.update(f"{name}\n{_syntax_of(path.read_text())}\n".encode())
     return {folder: digest.hexdigest() for folder, digest in sorted(digests.items())}
 
 
@@ -371,6 +372,11 @@ def folder_of(name: str) -> str:
     """The folder of operators that a class is of."""
     folder = name.partition(".")[0]
     return "polynomial" if folder == "poly" else folder
+
+
+@cache
+def _syntax_of(text: str) -> str:
+    return str(_syntax(ast.parse(text)))
 
 
 def _syntax(node: Any) -> Any:
