@@ -155,7 +155,8 @@ def checked(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator for functions that launch kernels: their first results are checked as this module says.
 
-    in_torch: the same function in plain torch, for any float dtype. It computes what kernels got wrong, and the law.
+    in_torch: the same function in plain torch, for any float dtype. It decides what is right, and replaces
+        wrong kernels.
     sample: (arguments, results) -> a smaller call, and the parts of the results that it gives. Default: everything.
         Arguments are as before the call. Results are tensors in a list, with overwritten arguments at its end.
     slices: (arguments, results) -> such smaller calls, which together are the whole call; each with its parts of the
@@ -346,8 +347,10 @@ def relative_to(got: Tensor, want: Tensor, tolerance: Tensor) -> float:
 
 
 def some(count: int, wanted: int, *, every: int = 0) -> list[int]:
-    """`wanted` of the numbers below `count`, sorted: the first two, the last two, others at random. every: of each
-    remainder modulo `every` one at least, where there is one, so that no row of a tile of this size is missed."""
+    """`wanted` of the numbers below `count`, sorted: the first two, the last two, others at random.
+
+    every: at least one number of each remainder modulo `every`, so that every row of a tile of this size is checked.
+    """
     if count <= wanted:
         return list(range(count))
     chosen = {0, 1, count - 2, count - 1}
@@ -415,8 +418,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Inside, nothing is recorded for gradients unless asked for, also within an operator of torch.library, where
-    nothing could be; and products are in the dtype of their factors."""
+    """Inside, torch records nothing for gradients unless asked, also within an operator of torch.library, and products
+    are in the dtype of their factors."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
         yield
 
@@ -481,7 +484,7 @@ def _code_of(compiled: Any) -> str:
 
 
 def _key(operator: str, args: tuple[Any, ...], fresh: list[Fresh]) -> str:
-    """The name of a verdict. The same code takes other ways through longer data, so their size counts in octaves."""
+    """The name of a verdict. It holds the size as a power of two: longer data take other paths through the code."""
     extent = [size.bit_length() for x in _tensors(args)[:1] for size in x.shape]
     said = [_VERSION, operator, extent, sorted(each.code for each in fresh), machine()]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
