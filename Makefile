@@ -110,7 +110,7 @@ figures: $(DEMO) ## draw the documentation's figures and compute docs/scaling.md
 notebook: $(DOCS) ## run docs/notebooks/first_hour.ipynb again and keep its outputs
 	$(BIN)/python -m nbconvert --to notebook --execute --ExecutePreprocessor.record_timing=False --inplace docs/notebooks/first_hour.ipynb
 
-tree: $(DEMO) ## write the file tree in docs/architecture.md from the first line of each file
+tree: $(DEMO) ## write the list of folders in docs/architecture.md from the first line of each package
 	$(BIN)/python docs/make_tree.py
 
 clean: ## remove .venv and caches; runs/ stays

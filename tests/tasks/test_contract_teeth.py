@@ -69,7 +69,7 @@ def test_a_task_of_too_few_examples() -> None:
             return Examples(inputs * 0, labels)
 
     message = failed(Constant)["no example in two splits"]
-    assert "test: 64 of 64 examples (seq_len=6) could not be made that no other split has" in message
+    assert "test: 64 of 64 examples (seq_len=6) would repeat those of another split" in message
     assert "the task has too few different ones; raise vocab_size, seq_len, or ask for fewer" in message
 
 
@@ -172,7 +172,7 @@ def test_the_register_refuses_what_is_no_task() -> None:
     class NoLength(Last):
         segment_fields: ClassVar = ("vocab_size",)
 
-    with pytest.raises(ValueError, match="has a field 'train', a word of the task section; call it otherwise"):
+    with pytest.raises(ValueError, match="has a field 'train', a word of the task section; choose another name"):
         register_task("x")(Reserved)
     with pytest.raises(ValueError, match="segment_fields names 'sze', which is no field; did you mean 'size'"):
         register_task("x")(Misspelt)

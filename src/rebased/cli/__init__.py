@@ -22,19 +22,19 @@ if TYPE_CHECKING:  # imported by `main`, where Ctrl-C ends the command without a
 # (None means 0). If it raises, the error is shown in one line. A verb may have two words ("lm train"); then its first
 # word must be in GROUPS.
 COMMANDS = {
-    "train": ("rebased.cli.train:train", "Train one model on a synthetic task as a config file says, and resume it."),
-    "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs, planned and resumed by one file."),
+    "train": ("rebased.cli.train:train", "Train one model on a synthetic task, from a config file."),
+    "sweep": ("rebased.cli.sweep:sweep", "Train a grid of runs from one file; the same command resumes it."),
     "list mixers": ("rebased.cli.lists:mixers", "The mixers that a config can name."),
     "list tasks": ("rebased.cli.lists:tasks", "The synthetic tasks that a config can name."),
     "list presets": ("rebased.cli.lists:presets", "The paper's models by name."),
     "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
-    "check": ("rebased.cli.check:check", "Run the contract suite for a mixer or a task, yours or ours."),
-    "paper": ("rebased.cli.paper:paper", "Every table and figure of the paper beside ours, with a verdict each."),
+    "check": ("rebased.cli.check:check", "Test a mixer or a task, yours or ours, against its contract."),
+    "paper": ("rebased.cli.paper:paper", "Compare our results with every table and figure of the paper."),
     "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
-    "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
-    "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state, from bundles."),
-    "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks, beside the answers."),
-    "explore": ("rebased.cli.explore:explore", "See inside two models on a page: predictions, attention, state."),
+    "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from runs."),
+    "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state."),
+    "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks."),
+    "explore": ("rebased.cli.explore:explore", "Compare two trained models on a page: predictions, attention, state."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
     "lm eval": ("rebased.cli.lm_eval:lm_eval", "Measure perplexity: all, AR and non-AR tokens, by distance."),
     "lm compare": ("rebased.cli.lm_compare:lm_compare", "Compare trained models over seeds."),
@@ -58,10 +58,18 @@ COMMANDS = {
 
 # First words of two-word verbs, with their line in `rebased --help`. `rebased WORD` alone lists the verbs of a group.
 GROUPS: dict[str, str] = {
-    "lm": "Language models: train them, measure them, let them write.",
-    "data": "Text for language models.",
-    "kernels": "GPU kernels, ours and yours: are they right?",
-    "list": "What there is by name: mixers, tasks, presets and configs.",
+    "lm": "Train, measure, compare, serve and export language models.",
+    "data": "Prepare text for language models.",
+    "kernels": "Check GPU kernels: ours on this machine, and your own.",
+    "list": "List mixers, tasks, presets and configs.",
+}
+
+# The panels of `rebased --help`: what a newcomer needs comes first. A first word that is missing here goes to the last.
+PANELS = {
+    "Start here": ("demo", "train", "report", "explore", "list"),
+    "Compare models": ("sweep", "probe", "check", "leaderboard", "paper"),
+    "Language models": ("data", "lm"),
+    "More": (),
 }
 
 # Example arguments of the verbs that need some: the error about a missing one shows them.
@@ -94,23 +102,32 @@ began = time.monotonic()
 """When the command began: `main` sets it before it imports a verb, which can take seconds."""
 
 START = (
-    'Begin with "rebased demo", which trains three small models in a few minutes, or with "rebased explore", which '
-    'shows trained ones at work. "rebased list" names what can be trained, and on what.'
+    '"rebased demo" trains three small models in a few minutes. "rebased explore" shows trained models at work. '
+    '"rebased list" names what can be trained, and on what.'
 )
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 
 
 def build_app() -> "App":
     """Return the command with all its verbs. No verb's module is imported yet."""
-    from cyclopts import App
+    from cyclopts import App, Group
 
-    app = App(name="rebased", version=__version__, help=f"ReBased linear attention.\n\n{START}\n\n{EPILOGUE}")
-    groups = {word: App(name=word, help=summary) for word, summary in GROUPS.items()}
+    *panels, more = (Group(title, sort_key=place) for place, title in enumerate(PANELS))
+    panel_of = {word: panel for panel, words in zip(panels, PANELS.values(), strict=False) for word in words}
+    about = f"ReBased linear attention.\n\n{START}\n\n{EPILOGUE}"
+    app = App(name="rebased", version=__version__, help=about, group_commands=more)
+    groups = {
+        word: App(name=word, help=summary, group=panel_of.get(word, more), group_commands="Commands")
+        for word, summary in GROUPS.items()
+    }
     for group in groups.values():
         app.command(group)
     for verb, (function, summary) in COMMANDS.items():
         word, _, second = verb.rpartition(" ")
-        (groups[word] if word else app).command(function, name=second, help=summary)
+        if word:
+            groups[word].command(function, name=second, help=summary)
+        else:
+            app.command(function, name=second, help=summary, group=panel_of.get(verb, more))
     for alias, verb in ALIASES.items():
         if verb in COMMANDS:
             word, _, second = alias.rpartition(" ")

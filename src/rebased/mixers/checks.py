@@ -136,9 +136,9 @@ def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
 
 
 def is_plain(kind: type[nn.Module], *modules: nn.Module | None) -> bool:
-    """Return True if calling each of these modules is nothing but what `kind` does: no subclass, no hook.
+    """Return True if every module is exactly of class `kind` and has no hooks.
 
-    Only then may fused code read its weights instead.
+    Only then may fused code read its weights instead of calling it.
     """
     return all(
         type(each) is kind and not (each._forward_hooks or each._forward_pre_hooks or each._backward_hooks)
@@ -211,7 +211,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 class _SameRandomNumbers:
-    """Random number streams that `rewind` sets back to where they were; on leaving they are there again.
+    """Saves the random number streams. `rewind` sets them back, and so does leaving the context.
 
     The states are saved, since a new seed would change the streams of all other devices too.
     """

@@ -20,8 +20,8 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 The constructor's signature is the schema of a mixer's config. Its arguments are the config's keys, except those that
 the model fills in: CONTEXT and FACTORY.
 
-An argument that is added to a mixer of which there are runs already is named in a class attribute, `added_later =
-("gate",)`: while it has its default, the digests of those runs stay what they were.
+If runs with a mixer exist, a new argument is named in a class attribute, `added_later = ("gate",)`: while it has its
+default, the digests of those runs do not change.
 """
 
 import difflib

@@ -116,7 +116,7 @@ class PolynomialAttention(nn.Module):
         )
 
     def _kernel(self) -> dict[str, Any]:
-        """Return what every call of the operator is told of the similarity."""
+        """Return the arguments of the operator that define the similarity."""
         return {"coefficients": self.operator_coefficients(), "scale": self.scale, "eps": self.eps}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -136,7 +136,7 @@ class PolynomialAttention(nn.Module):
     def attends_at(self, x: Tensor, n: int) -> bool:
         """Return True if forward_at of n positions per row is faster than forward of x [B,T,D] (mixers/positions.py).
 
-        It is on a GPU, if nothing about the mixer was changed that forward_at would not see.
+        It is faster on a GPU. False if a subclass or a hook changes the mixer: forward_at would ignore that.
         """
         plain = self.fuses_steps() and is_plain(type(self), self)
         return plain and poly_at_pays(
@@ -220,15 +220,15 @@ class PolynomialAttention(nn.Module):
 
     @property
     def slots_class(self) -> type[FixedSlots]:
-        """Slots whose steps are fused, unless something was changed that they would not see (mixers/slots.py)."""
+        """Slots with fused steps; plain slots if a subclass or a hook changes the mixer (mixers/slots.py)."""
         return PolynomialSlots if self.fuses_steps() else FixedSlots
 
     def fuses_steps(self) -> bool:
-        """Return True if `poly_step_` computes this mixer. A class of which it is known overrides this."""
+        """Return True if `poly_step_` computes this mixer. ReBased and Based override it."""
         return False
 
     def has_plain_steps(self) -> bool:
-        """Return True if nothing about the projections, coefficients and backend stands against `poly_step_`."""
+        """Return True if the projections, coefficients and backend allow `poly_step_`."""
         layers = (self.proj_q, self.proj_k, self.proj_v, self.proj_o)
         known = not isinstance(self.operator_coefficients(), Tensor) and self.backend in ("auto", "triton")
         return known and is_plain(nn.Linear, *layers)

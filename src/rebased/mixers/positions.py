@@ -1,4 +1,4 @@
-"""Some positions of each row, where the others are not wanted: the questions of a synthetic task.
+"""Mixers at some positions of each row only: the questions of a synthetic task.
 
 What a mixer computes at a position needs all tokens before it, but its queries, its output and all that follows need
 only the position itself. A mixer with `forward_at` leaves the rest out (AttendsAt). `attends_at` says whether that is
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @runtime_checkable
 class AttendsAt(Protocol):
-    """A mixer that can leave out the positions that are not wanted."""
+    """A mixer that can compute some positions only."""
 
     def attends_at(self, x: Tensor, n: int) -> bool:
         """Return True if forward_at of n positions per row is faster than forward of x [B,T,D]."""

@@ -22,8 +22,9 @@ heads."""
 class AffineNorm(nn.Module):
     """A norm over the last axis in which normalisation, scale and shift are each optional.
 
-    `transform` says which of them are there (QKTransform), `norm` how is normalised. With `groups` > 1 the features
-    are normalised in so many groups of equal width. The output has the dtype of the input, under autocast too.
+    `transform` says which of them there are (QKTransform), `norm` which normalisation it is. With `groups` > 1 the
+    features are normalised in that many groups of equal width. The output has the dtype of the input, also under
+    autocast.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class ShortConv(nn.Module):
 
     @property
     def slots_class(self) -> type[FixedSlots]:
-        """Slots whose steps are fused, unless something was changed that they would not see (mixers/slots.py)."""
+        """Slots with fused steps; plain slots if a subclass or a hook changes the mixer (mixers/slots.py)."""
         return ShortConvSlots if type(self) is ShortConv and is_plain(nn.Linear, self.projection) else FixedSlots
 
     def state_size(self, seq_len: int) -> int:

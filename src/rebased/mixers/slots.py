@@ -2,7 +2,8 @@
 
 A state that `extend` returns is a value: it can be kept, copied and continued twice. Slots are memory of a fixed size
 into which such values are put. A step reads all slots and overwrites them, so nothing is allocated per token, and a
-CUDA graph can replay it. Rows never see each other: what stands in a slot that nobody uses does not matter.
+CUDA graph can replay it. Rows never see each other, so the content of an unused slot does
+not matter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ class Slots(Protocol):
         """Copy the state of one sequence of `length` tokens, as `extend` returned it at B = 1, into a slot."""
 
     def get(self, slot: int, length: int) -> Any:
-        """Return a copy of what `put` took, for the sequence of `length` tokens that stands in the slot now."""
+        """Return a copy of the state in a slot, which has read `length` tokens, in the form that `put` takes."""
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return y [count,1,D] of one more token x [count,1,D] per slot, and overwrite the states.
@@ -65,8 +66,8 @@ class HasSlots(Protocol):
 def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
     """Return empty slots for `count` sequences of at most `capacity` tokens, on the device of the mixer's weights.
 
-    `mixer` has init_state, extend and state_size. Where its states grow, and it does not bring slots of its own, each
-    sequence is stepped by itself: always right, and slow.
+    `mixer` has init_state, extend and state_size. If its states grow and it has no `init_slots`, each sequence
+    is stepped by itself, which is correct and slow.
     """
     if isinstance(mixer, HasSlots):
         return mixer.init_slots(count, capacity)

@@ -1,5 +1,6 @@
-"""Derivatives that an operator does not have: asking for one is an error, never a wrong number. The table of those that
-it has is in docs/math.md.
+"""Errors for derivatives that an operator does not have: they are never a wrong number.
+
+docs/math.md lists the derivatives of each operator.
 """
 
 from collections.abc import Callable
@@ -16,11 +17,11 @@ Backward = Callable[..., Any]
 
 
 def first_derivatives_only(operator: str) -> Callable[[Backward], Backward]:
-    """A decorator for the backward of a torch.autograd.Function whose saved tensors are all that it depends on.
+    """A decorator for the backward of a torch.autograd.Function: a second derivative raises RuntimeError.
 
-    Its results become a function of the saved tensors and of the given gradients whose own backward raises RuntimeError
-    and names the operator. torch's once_differentiable marks only the end of the graph: a second derivative then
-    silently loses all that goes through the function, if an input is reached on another way too.
+    The backward may depend on its saved tensors and the given gradients only. Its results become a function of these,
+    and the backward of that function raises the error, which names the operator. torch's once_differentiable is not
+    enough: if an input is reached in another way too, a second derivative silently loses a part.
     """
     message = f"{operator} has first derivatives only; for second derivatives pass backend='reference', if it has one"
 
@@ -51,7 +52,7 @@ def refuse_forward_mode(operator: str) -> None:
 
 
 def refuse_transforms(operator: str) -> None:
-    """Raise RuntimeError inside a transform of torch.func and in forward mode: a backward pass written by hand."""
+    """Raise RuntimeError inside a transform of torch.func and in forward mode."""
     refuse_forward_mode(operator)
     if in_torch_func():
         raise RuntimeError(

@@ -174,7 +174,7 @@ def register_task(name: str) -> Callable[[type[Class]], type[Class]]:
         if cls.draw is Task.draw and cls.build is Task.build:
             raise ValueError(f"task {name!r} has no draw(self, rows, generator, split); write one")
         if taken := [key for key in cls.model_fields if key in RESERVED]:
-            raise ValueError(f"task {name!r} has a field {taken[0]!r}, a word of the task section; call it otherwise")
+            raise ValueError(f"task {name!r} has a field {taken[0]!r}, a word of the task section; choose another name")
         if unknown := [key for key in cls.segment_fields if key not in cls.model_fields]:
             hint = did_you_mean(unknown[0], list(cls.model_fields))
             raise ValueError(f"task {name!r}: segment_fields names {unknown[0]!r}, which is no field; {hint}")

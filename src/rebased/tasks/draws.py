@@ -9,8 +9,8 @@ from torch import Generator, Tensor
 def draw_slots(rows: int, n: int, n_slots: int, alpha: float, generator: Generator) -> Tensor:
     """[rows,n] slots, drawn one after another without replacement, slot g with weight p_g = (g + 1) ** (alpha - 1).
 
-    Of exponential clocks with rates p_g the order of ringing is that of successive draws: the n smallest of E_g / p_g,
-    here of its logarithm, which no alpha over- or underflows. In fp64, where ties do not happen.
+    Exponential clocks with rates p_g ring in the order of successive draws, so the n smallest E_g / p_g are taken.
+    Logarithms neither overflow nor underflow at any alpha, and fp64 has practically no ties.
     """
     device = generator.device
     clock = torch.empty(rows, n_slots, dtype=torch.float64, device=device).exponential_(generator=generator).log_()
@@ -21,7 +21,7 @@ def draw_slots(rows: int, n: int, n_slots: int, alpha: float, generator: Generat
 def draw_distinct(rows: int, n: int, size: int, generator: Generator) -> Tensor:
     """[rows,n] numbers below size, distinct in each row and in random order: a draw without replacement.
 
-    Independent draws of which repeats are discarded are just that, and cost O(n log n) a row rather than O(size).
+    Independent draws without their repeats have the same distribution, and cost O(n log n) per row instead of O(size).
     """
     # Draws until n are distinct: a sum of n geometric variables. Four standard deviations more are seldom too few.
     misses = [i / (size - i) for i in range(n)]

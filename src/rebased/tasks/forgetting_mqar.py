@@ -36,7 +36,7 @@ class ForgettingMQAR(MQAR):
     def _check(self) -> "ForgettingMQAR":
         n, u = self.kv_pairs, self.updates
         if not 1 <= u <= n:
-            raise ValueError(f"updates must lie between 1 and kv_pairs={n}, for each has a key of its own; got {u}")
+            raise ValueError(f"updates must lie between 1 and kv_pairs={n}, because each needs its own key; got {u}")
         if 4 * n + 2 * u > self.seq_len:
             raise ValueError(
                 f"kv_pairs={n} and updates={u} need {4 * n + 2 * u} tokens (4 per pair, 2 per update), but seq_len is "

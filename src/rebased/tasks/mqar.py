@@ -98,8 +98,10 @@ class MQAR(Task):
         return positions
 
     def build(self, n: int, seed: int, device: torch.device | str = "cpu", split: Split = "train") -> Examples:
-        """As every task, and then the fillers: these have a generator of their own, so that with and without random
-        fillers a seed asks the same questions."""
+        """n examples, as Task.build makes them, with their fillers.
+
+        Fillers have a generator of their own, so a seed asks the same questions with and without random fillers.
+        """
         examples = super().build(n, seed, device, split)
         if self.random_non_queries:
             filling = Generator(device).manual_seed(mix_seed(seed, 1))

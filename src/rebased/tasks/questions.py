@@ -9,7 +9,7 @@ from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples
 
 
 class Questions(NamedTuple):
-    """Every row has as many questions as the longest; those that a row lacks have the target IGNORE, at position 0."""
+    """All rows are padded to the largest number of questions. Padding has the target IGNORE, at position 0."""
 
     inputs: Tensor  # [N,T] int64
     positions: Tensor  # [N,n] int64, rising in each row
@@ -25,7 +25,7 @@ class Questions(NamedTuple):
 
 
 def find_questions(examples: Examples) -> Questions:
-    """Asks the device once how many questions a row has; the rows of most tasks all have as many."""
+    """The questions of all rows. The host asks the device once how many questions a row has at most."""
     inputs, labels = examples.inputs, examples.labels
     n = int((labels != IGNORE).sum(1).max())
     positions, targets = labels.new_empty(len(labels), n), labels.new_empty(len(labels), n)

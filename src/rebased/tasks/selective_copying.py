@@ -46,7 +46,7 @@ class SelectiveCopying(Task):
 
     @property
     def n_blanks(self) -> int:
-        """Before the copy sign."""
+        """The number of blanks before the copy sign."""
         return self.seq_len - 2 * self.n_tokens - 1
 
     def count(self) -> int:
@@ -58,7 +58,7 @@ class SelectiveCopying(Task):
         return 1 / (self.vocab_size - 2)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels; every split has the same law."""
+        """Rows [rows,T] and their labels; every split has the same distribution."""
         n, device = self.n_tokens, generator.device
         tokens = torch.randint(self.vocab_size - 2, (rows, n), generator=generator, device=device)
         before = torch.randint(n, (rows, self.n_blanks), generator=generator, device=device)  # which token it precedes

@@ -20,7 +20,7 @@ _ROUND_SIZE = 1024  # at least this many candidates a round, so that small split
 
 
 class Segment(Config):
-    """So many examples of one length and one load. Each task has a subclass with its own segment fields."""
+    """A number of examples of one length and one load. Each task has a subclass with its own segment fields."""
 
     if TYPE_CHECKING:  # every subclass has both, the task's other fields between them
         seq_len: int
@@ -42,7 +42,7 @@ class Splits(NamedTuple):
 class TaskData(Config):
     """The task section of a run. Each task has a subclass, made by `task_data`, with its shared fields and segments.
 
-    The paper selects on `test`; a number on `held_out` has not been selected for.
+    The paper selects on `test`; nothing is selected on `held_out`.
     """
 
     task_type: ClassVar[type[Task]]
@@ -173,7 +173,7 @@ AnyTask = Annotated[SerializeAsAny[TaskData], BeforeValidator(_parse_task)]
 def _build_unseen(
     task: Task, n: int, seeds: list[int], seen: dict[int, Tensor], device: torch.device | str, split: Split
 ) -> Examples:
-    """Draw, drop what another split has, draw again for what is missing: the task's law, given that it is new."""
+    """Draw rows, drop those that another split has, and draw again until none is missing."""
     if task.seq_len not in seen:
         return task.build(n, seeds[0], device, split)
     parts: list[Examples] = []
@@ -188,7 +188,7 @@ def _build_unseen(
     settings = ", ".join(f"{key}={getattr(task, key)}" for key in task.segment_fields)
     count = task.count()
     raise ValueError(
-        f"{split}: {missing} of {n} examples ({settings}) could not be made that no other split has: the task has "
+        f"{split}: {missing} of {n} examples ({settings}) would repeat those of another split: the task has "
         f"{'too few' if count is None else f'only {count:,}'} different ones; raise vocab_size, "
         f"{' or '.join(task.segment_fields)}, or ask for fewer examples"
     )

@@ -200,7 +200,9 @@ def advance_slots_(
     *,
     backend: Backend = "auto",
 ) -> Tensor:
-    """The log-probabilities of the chosen tokens, which the active slots take: all but the first four are overwritten.
+    """The log-probabilities of the chosen tokens. The active slots advance by one token.
+
+    `tokens`, `lengths`, `drawn` and `seen` are overwritten.
 
     Args:
         chosen: [S] int64, the next tokens.

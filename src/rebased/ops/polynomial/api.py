@@ -370,7 +370,7 @@ def _check_kind(
     scale: float | None,
     eps: float,
 ) -> tuple[Any, float, float]:
-    """_check of shapes, dtypes, devices and numbers: of a short sequence, checks take a tenth of the time of a call."""
+    """_check of shapes, dtypes, devices and numbers, cached: for short sequences it takes a tenth of a call's time."""
     for name, shape, dtype in (("q", q, q_dtype), ("k", k, k_dtype), ("v", v, v_dtype)):
         if len(shape) != 4:
             raise ValueError(f"{name} must be [B, T, H, width], four axes; it has shape {list(shape)}")

@@ -23,7 +23,7 @@ class Kernel(NamedTuple):
 
     @property
     def slope_unit(self) -> float:
-        """What times_slope_ leaves out: a number that is cheaper to multiply with later."""
+        """The factor that times_slope_ leaves out, because it is cheaper to multiply later."""
         _, c1, c2 = self.coefficients
         return 1.0 if c1 != 0 else 2 * c2
 
