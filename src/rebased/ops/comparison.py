@@ -72,8 +72,10 @@ def relative_to(got: Tensor, want: Tensor, tolerance: Tensor) -> float:
 
 
 def some(count: int, wanted: int, *, every: int = 0) -> list[int]:
-    """`wanted` of the numbers below `count`, sorted: the first two, the last two, others at random. every: of each
-    remainder modulo `every` one at least, where there is one, so that no row of a tile of this size is missed."""
+    """`wanted` of the numbers below `count`, sorted: the first two, the last two, others at random.
+
+    every: at least one number of each remainder modulo `every`, so that every row of a tile of this size is checked.
+    """
     if count <= wanted:
         return list(range(count))
     chosen = {0, 1, count - 2, count - 1}
@@ -120,8 +122,8 @@ def differentiate(function: Callable[..., Any], inputs: tuple[Tensor | None, ...
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Inside, nothing is recorded for gradients unless asked for, also within an operator of torch.library, where
-    nothing could be; and products are in the dtype of their factors."""
+    """Inside, torch records nothing for gradients unless asked, also within an operator of torch.library, and products
+    are in the dtype of their factors."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast("cuda", enabled=False):
         yield
 

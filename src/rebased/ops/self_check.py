@@ -138,7 +138,8 @@ def checked(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator for functions that launch kernels: their first results are checked as this module says.
 
-    in_torch: the same function in plain torch, for any float dtype. It computes what kernels got wrong, and the law.
+    in_torch: the same function in plain torch, for any float dtype. It decides what is right, and replaces wrong
+        kernels.
     sample: (arguments, results) -> a smaller call, and the parts of the results that it gives. Default: everything.
         Arguments are as before the call. Results are tensors in a list, with overwritten arguments at its end.
     slices: (arguments, results) -> such smaller calls, which together are the whole call; each with its parts of the

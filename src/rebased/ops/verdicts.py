@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 
 def verdict_key(operator: str, args: tuple[Any, ...], codes: Iterable[str]) -> str:
-    """The name of a verdict. The same code takes other ways through longer data, so their size counts in octaves."""
+    """The name of a verdict. It holds the size as a power of two: longer data take other paths through the code."""
     extent = [size.bit_length() for x in tensors_of(args)[:1] for size in x.shape]
     said = [_VERSION, operator, extent, sorted(codes), machine()]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
