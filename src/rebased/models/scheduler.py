@@ -300,7 +300,8 @@ class Scheduler:
 
     def _fail_all(self, error: Exception) -> None:
         """End all jobs that are being read or decoded; those that wait stay, if there are others."""
-        jobs = {each.job for each in [*self._running.values(), *self._reading]} | {each.job for each, _ in self._ready}
+        jobs = {each.job for each in self._running.values()} | {each.job for each in self._reading}
+        jobs |= {each.job for each, _ in self._ready}
         for job in jobs or {job for job, _ in self._waiting}:
             self._fail(job, Failed("step", f"the model failed: {_short(error)}", error))
 
