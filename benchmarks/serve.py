@@ -113,7 +113,7 @@ def be_server(args: argparse.Namespace) -> None:
     )
     engine.warm_up()
     about = {"parameters": model.num_parameters(), "state_bytes": engine.decoder.state_bytes}
-    about |= {"fusion": engine.decoder.fusion, "captured": engine._capture}
+    about |= {"fusion": engine.decoder.fusion, "captured": engine.captures}
     app = build_app(Service(args.server, engine, Limits(max_tokens=args.max_tokens, seconds=3600)))
     with open_socket("127.0.0.1", 0) as sock:
         about["port"] = sock.getsockname()[1]

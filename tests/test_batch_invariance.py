@@ -1,7 +1,6 @@
 """A row has the same bits whatever else is in the batch: every row of the table in docs/batch_invariance.md."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,10 @@ from torch import Tensor, nn
 from docs_text import ROOT
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.mixers import can_extend, mixer_class, mixer_names
-from rebased.models import Generated, LanguageModel, LMConfig, Sampling, load_generation, save_generation
+from rebased.models import Generated, GenerateOptions, LanguageModel, LMConfig, Sampling
 from rebased.models.block import build_mixer
 from rebased.models.invariant_decoder import InvariantDecoder
+from rebased.models.job import Job
 from rebased.ops import (
     BASED,
     REBASED,
@@ -25,7 +25,6 @@ from rebased.ops import (
 )
 from rebased.ops.invariance import GRID, fixed_linear
 from rebased.serve.engine import Engine
-from rebased.serve.job import Job
 from served_model import Listener, run
 
 B = 64
@@ -74,7 +73,7 @@ def prompt(number: int) -> list[int]:
     return [(7 * start + 3 * i + i * i // 5) % 256 for i in range(length)]
 
 
-def operator(device: str, tmp_path: Path) -> None:
+def operator(device: str) -> None:
     for T in (1, 65, 300):
         generator = torch.Generator().manual_seed(T)
         q, k, v = (torch.randn(B, T, 3, width, generator=generator).to(device) for width in (16, 16, 24))
@@ -89,7 +88,7 @@ def operator(device: str, tmp_path: Path) -> None:
             assert rows_are_equal(extend, q, k, v, *(torch.rand_like(x) for x in state))
 
 
-def layer(device: str, tmp_path: Path) -> None:
+def layer(device: str) -> None:
     x = torch.randn(B, 70, D, device=device)
     for name in ("rebased", "based", "short_conv"):
         mixer = build(device, name).blocks[0].mixer
@@ -97,7 +96,7 @@ def layer(device: str, tmp_path: Path) -> None:
             assert rows_are_equal(mixer, x), name
 
 
-def forward(device: str, tmp_path: Path) -> None:
+def forward(device: str) -> None:
     tokens = torch.randint(257, (B, GRID + 9), device=device)
     places = torch.tensor([[3, GRID]] * B, device=device)
     model = build(device, "rebased", "attention")
@@ -106,7 +105,7 @@ def forward(device: str, tmp_path: Path) -> None:
         assert rows_are_equal(lambda x, p: model.hidden_at(x, p).view(*p.shape, D), tokens, places)
 
 
-def padding(device: str, tmp_path: Path) -> None:
+def padding(device: str) -> None:
     model = build(device, "short_conv", "rebased", max_len=300)
     tokens = torch.randint(257, (1, 300), device=device)
     with batch_invariant(), torch.no_grad():
@@ -132,26 +131,13 @@ def one(made: Generated) -> tuple[list[int], list[float]]:
     return made.tokens[0], made.logprobs[0]
 
 
-def greedy(device: str, tmp_path: Path) -> None:
+def greedy(device: str) -> None:
     generated(device, temperature=0.0)
     generated(device, temperature=0.0, repetition_penalty=1.3, among=12)
 
 
-def drawn(device: str, tmp_path: Path) -> None:
+def drawn(device: str) -> None:
     generated(device, **SAMPLING)
-
-
-def saved(device: str, tmp_path: Path) -> None:
-    """A generation of three that is saved between two tokens, and one of the first alone that is not."""
-    model = build(device)
-    options: dict[str, Any] = {"max_tokens": 8, "batch_invariant": True, **SAMPLING}
-    stream = model.stream([prompt(5), prompt(2), prompt(3)], slots=2, **options)
-    for _ in range(5):
-        next(stream)
-    save_generation(stream, tmp_path / "paused")
-    again = load_generation(tmp_path / "paused", model)
-    assert again.batch_invariant
-    assert one(again.run()) == one(model.generate([prompt(5)], **options))
 
 
 def answers(model: LanguageModel, requests: list[list[int]], *, cache_bytes: int = 0, waves: int = 1) -> list[Any]:
@@ -159,10 +145,11 @@ def answers(model: LanguageModel, requests: list[list[int]], *, cache_bytes: int
     engine = Engine(
         model, ByteTokenizer(), slots=20, context=512, prefill_chunk=50, cache_bytes=cache_bytes, batch_invariant=True
     )
-    sampled, heard = Sampling(temperature=0.7, seed=5), [Listener() for _ in requests]
+    heard = [Listener() for _ in requests]
+    greedy, drawn = (GenerateOptions(temperature=t, seed=5, max_tokens=5, ignore_end_of_text=True) for t in (0.0, 0.7))
     jobs = [
-        Job([tokens], listener, sampling=sampled if number % 2 else Sampling(temperature=0.0), max_tokens=5,
-            ignore_end_of_text=True, top=2, score_prompts=len(tokens) == 40, marks=[[len(tokens) // 2]], keep_end=True)
+        (Job([tokens], drawn if number % 2 else greedy, top=2, score_prompts=len(tokens) == 40,
+             marks=[[len(tokens) // 2]], keep_end=True), listener)
         for number, (tokens, listener) in enumerate(zip(requests, heard, strict=True))
     ]  # fmt: skip
     size = -(-len(jobs) // waves)
@@ -177,7 +164,7 @@ def answers(model: LanguageModel, requests: list[list[int]], *, cache_bytes: int
     ]
 
 
-def served(device: str, tmp_path: Path) -> None:
+def served(device: str) -> None:
     model = build(device)
     requests = [prompt(number) for number in range(B)]
     together = answers(model, requests)
@@ -186,7 +173,7 @@ def served(device: str, tmp_path: Path) -> None:
         assert answers(model, few)[-1] == together[number]
 
 
-def cached(device: str, tmp_path: Path) -> None:
+def cached(device: str) -> None:
     """The same requests without a cache, and in waves that find states of earlier ones, some to their very end."""
     model = build(device)
     requests = [prompt(number) for number in range(24)]
@@ -195,14 +182,13 @@ def cached(device: str, tmp_path: Path) -> None:
     assert answers(model, requests, cache_bytes=2**24, waves=4) == fresh
 
 
-CHECKS: dict[str, Callable[[str, Path], None]] = {
+CHECKS: dict[str, Callable[[str], None]] = {
     "poly_attention, poly_attention_extend": operator,
     "a layer: rebased, based, short_conv": layer,
     "LanguageModel.forward, hidden, hidden_at": forward,
     "the same with padding after a row": padding,
     "generated tokens and log-probabilities, greedy": greedy,
     "the same, drawn with a seed": drawn,
-    "a generation that was saved and loaded": saved,
     "served answers": served,
     "served answers with a cache of prefixes": cached,
 }
@@ -210,9 +196,9 @@ CHECKS: dict[str, Callable[[str, Path], None]] = {
 
 @DEVICES
 @pytest.mark.parametrize("name", CHECKS)
-def test_rows_have_the_same_bits(name: str, device: str, tmp_path: Path) -> None:
+def test_rows_have_the_same_bits(name: str, device: str) -> None:
     torch.manual_seed(1)
-    CHECKS[name](device, tmp_path)
+    CHECKS[name](device)
 
 
 def test_the_page_promises_what_is_tested() -> None:

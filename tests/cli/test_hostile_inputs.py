@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import save_file
 from tests.torture.outcome import FORBIDDEN
 
 import rebased
@@ -172,11 +170,6 @@ def test_weights_without_a_config_are_an_error(capsys: pytest.CaptureFixture[str
 def test_prompts_nested_too_deep_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
     assert "nested" in refused(capsys, "lm", "generate", "--file", "x.jsonl")
-
-
-def test_a_saved_generation_nested_too_deep_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    save_file({"state": torch.zeros(1)}, "saved", {"rebased": '{"about": ' + "[" * 100_000})
-    assert "nested" in refused(capsys, "lm", "generate", "--continue", "saved")
 
 
 def test_a_report_needs_no_histograms() -> None:

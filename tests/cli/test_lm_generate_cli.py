@@ -1,4 +1,4 @@
-"""rebased lm generate: what it prints and writes, how it goes on, and its error messages."""
+"""rebased lm generate: what it prints and writes, and its error messages."""
 
 import io
 import json
@@ -125,31 +125,13 @@ def test_options_are_those_of_generate(capsys: pytest.CaptureFixture[str], tmp_p
     assert out["sampling"] == options
 
 
-def test_going_on_is_one_generation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ("random", *BYTES)
-    prompts = ("--prompt", "def", "--prompt", "x", "--prompt", "a longer one", "--n", "2", "--batch-size", "4")
-    whole, parts, kept = tmp_path / "whole.json", tmp_path / "parts.json", str(tmp_path / "kept")
-    said(capsys, *words, *prompts, "--max-tokens", "20", "--json", str(whole))
-    said(capsys, *words, *prompts, "--max-tokens", "7", "--save", kept)
-    said(capsys, *words, "--continue", kept, "--max-tokens", "5", "--save", kept)
-    said(capsys, *words, "--continue", kept, "--max-tokens", "8", "--json", str(parts))
-    assert read(parts) == read(whole)
-    other = tmp_path / "other.json"
-    said(capsys, *words, "--continue", kept, "--max-tokens", "8", "--seed", "9", "--json", str(other))
-    assert [each["tokens"][:12] for each in read(other)] == [each["tokens"][:12] for each in read(whole)]
-    assert [each["tokens"] for each in read(other)] != [each["tokens"] for each in read(whole)]
-
-
 def test_a_sequence_does_not_depend_on_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("random", *BYTES, "--batch-invariant", "--max-tokens", "9", "--device", "cpu", "--prompt", "ab")
     alone, among = tmp_path / "alone.json", tmp_path / "among.json"
-    said(capsys, *words, "--json", str(alone), "--save", str(tmp_path / "kept"))
+    said(capsys, *words, "--json", str(alone))
     said(capsys, *words, "--prompt", "", "--prompt", "a longer one", "--json", str(among))
     assert read(alone)[0] == read(among)[0]
     assert json.loads(among.read_text())["batch_invariant"]
-    with pytest.raises(SystemExit):
-        main(["lm", "generate", "random", *BYTES, "--continue", str(tmp_path / "kept"), "--batch-invariant"])
-    assert "leave out --batch-invariant" in capsys.readouterr().err
 
 
 def test_in_a_terminal_the_prompt_stands_before_the_text(home: Path) -> None:
@@ -221,12 +203,6 @@ ERRORS: list[tuple[list[str], str]] = [
     (["random", *BYTES, "--prompt", "a", "--batch-size", "0"], "--batch-size 0 is not a number of sequences at a time"),
     (["random", *BYTES, "--prompt", "a", "--n", "100001"], "100,001 sequences (prompts times n) are more than the"),
     (["random", *BYTES, "--prompt", "a", "--json", "bad.jsonl"], "bad.jsonl is there already; choose another file"),
-    (["random", *BYTES, "--prompt", "a", "--save", "bad.txt"], "bad.txt is there already; choose another file"),
-    (["random", *BYTES, "--continue", "bad.txt"], "bad.txt is damaged or not a safetensors file"),
-    (
-        ["random", *BYTES, "--continue", "bad.txt", "--top-k", "5"],
-        "--continue goes on as the generation began: leave out --top-k",
-    ),
     (
         ["spoken", *BYTES, "--prompt", "a" * 65],
         "the prompt has 65 tokens, more than the model's 64 positions; shorten it",

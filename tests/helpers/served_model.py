@@ -4,8 +4,8 @@ import torch
 
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel, LMConfig
+from rebased.models.job import Event, Failed, Job, Made, PromptRead
 from rebased.serve.engine import Engine
-from rebased.serve.job import Event, Failed, Job, Made, PromptRead
 
 TIE = 1e-4  # logits that are closer may change places when others share the batch
 SMALL = LMConfig(
@@ -39,11 +39,11 @@ class Listener:
         self.events += events
 
     def tokens(self, choice: int = 0) -> list[int]:
-        mine = [event for event in self.events if isinstance(event, Made) and event.choice == choice]
+        mine = [event for event in self.events if isinstance(event, Made) and event.sequence == choice]
         return [event.scored.token for event in mine if event.scored is not None]
 
     def text(self, choice: int = 0) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, Made) and event.choice == choice)
+        return "".join(event.text for event in self.events if isinstance(event, Made) and event.sequence == choice)
 
     def reasons(self) -> list[str]:
         return [event.finish_reason for event in self.events if isinstance(event, Made) and event.finish_reason]
@@ -61,10 +61,10 @@ def make_engine(model: LanguageModel, slots: int = 4, context: int = 4096, **opt
     return Engine(model, ByteTokenizer(), slots=slots, context=context, **options)  # type: ignore[arg-type]
 
 
-def run(engine: Engine, *jobs: Job) -> None:
+def run(engine: Engine, *jobs: tuple[Job, Listener]) -> None:
     """Submit jobs and take turns until all are over, without a thread."""
-    for job in jobs:
-        engine.submit(job)
+    for job, listener in jobs:
+        engine.submit(job, listener)
     turns = 0
     while engine.busy:
         engine.turn()

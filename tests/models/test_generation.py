@@ -1,19 +1,15 @@
-"""Generation: what sequences get, when they end, how they take slots; saved, loaded and forked, equal to the bit."""
+"""Generation: what sequences get, when they end, and how they take slots."""
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.models import Generation, LanguageModel, LMConfig, Sampling, load_generation, save_generation
-from rebased.models.generation import group_prompts
+from rebased.models import GenerateOptions, LanguageModel, LMConfig
+from rebased.models.scheduler import count_together
 from tolerances import assert_near
 
 VOCAB, D = 257, 24
@@ -145,90 +141,6 @@ def test_learned_positions_end_a_sequence(bounded: LanguageModel) -> None:
         bounded.generate([[1], [2] * 17])
 
 
-@pytest.mark.parametrize("kind", ["saved", "forked"])
-@pytest.mark.parametrize("pause", [0, 7, 23])
-def test_going_on_is_equal_to_the_bit(model: LanguageModel, tmp_path: Path, kind: str, pause: int) -> None:
-    """Wherever the iterator pauses, also in the middle of a step, with sequences that wait and some that are done."""
-
-    def begin() -> Generation:
-        return model.stream(
-            [bytes(prompt).decode() for prompt in PROMPTS], max_tokens=9, seed=3, slots=3, tokenizer=BYTES, **DRAWN
-        )
-
-    whole = list(begin())
-    stream = begin()
-    first = [next(stream) for _ in range(pause)]
-    if kind == "saved":
-        save_generation(stream, tmp_path / "paused")
-        other = load_generation(tmp_path / "paused", model, BYTES)
-    else:
-        other = stream.fork()
-    rest = list(other)
-    assert first + rest == whole
-    assert first + list(stream) == whole  # the one that was saved goes on as well
-    assert other.result() == stream.result()
-    assert [path.name for path in tmp_path.iterdir()] == (["paused"] if kind == "saved" else [])
-
-
-@pytest.mark.parametrize("slots", [3, 10])
-def test_sequences_can_go_on_from_where_they_ended(model: LanguageModel, slots: int) -> None:
-    settings: dict[str, Any] = {"seed": 3, "slots": slots, "n": 2, **DRAWN}
-    whole = model.generate(PROMPTS, max_tokens=9, **settings)
-    stream = model.stream(PROMPTS, max_tokens=4, keep_states=True, **settings)
-    stream.run()
-    for more in (2, 3):
-        stream.go_on(more)
-        stream.run()
-    assert stream.result().tokens == whole.tokens
-    if slots == 10:
-        assert stream.result() == whole
-    with pytest.raises(ValueError, match="were not kept; begin with keep_states=True"):
-        model.stream(PROMPTS, max_tokens=4).go_on(3)
-
-
-def test_a_fork_with_another_seed_goes_another_way(model: LanguageModel) -> None:
-    stream = model.stream([1, 2], max_tokens=30, seed=3)
-    first = [next(stream) for _ in range(10)]
-    fork = stream.fork(seed=4)
-    assert fork.result().tokens[0] == [token.token for token in first]
-    assert stream.run().tokens[0][10:] != fork.run().tokens[0][10:]
-    assert stream.sampling == Sampling(seed=3)
-
-
-def test_what_a_file_is_checked_for(model: LanguageModel, bounded: LanguageModel, tmp_path: Path) -> None:
-    path = tmp_path / "paused"
-    stream = model.stream(PROMPTS, max_tokens=9)
-    next(stream)
-    save_generation(stream, path)
-    content = path.read_bytes()
-    with pytest.raises(ValueError, match="begun by a model of another config"):
-        load_generation(path, bounded)
-    other = LanguageModel(model.config).double().eval()
-    with pytest.raises(ValueError, match="begun by a model with other weights"):
-        load_generation(path, other)
-    with pytest.raises(ValueError, match="begun with the tokenizer None; this one is bytes"):
-        load_generation(path, model, BYTES)
-    path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-    with pytest.raises(ValueError, match="is damaged: its checksum is another one"):
-        load_generation(path, model)
-    path.write_bytes(content[:-3])
-    with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
-        load_generation(path, model)
-    save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="holds no generation"):
-        load_generation(path, model)
-    with pytest.raises(ValueError, match="is not a file"):
-        load_generation(tmp_path, model)
-
-
-def test_a_file_holds_only_tensors_and_json(model: LanguageModel, tmp_path: Path) -> None:
-    save_generation(model.stream(PROMPTS, max_tokens=9), tmp_path / "paused")
-    with safe_open(tmp_path / "paused", framework="pt") as file:
-        about = json.loads(json.loads(file.metadata()["rebased"])["about"])
-    assert about["sampling"]["seed"] == 0
-    assert [each["prompt"] for each in about["sequences"]] == [len(prompt) for prompt in PROMPTS]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -279,13 +191,22 @@ def test_prefill_tells_how_far_it_is(model: LanguageModel) -> None:
     assert told == [(19, 20)]
 
 
-def test_prompts_are_read_in_groups_that_do_not_depend_on_slots_that_are_free() -> None:
+def test_which_prompts_are_read_together() -> None:
     short, other, long = [1] * 10, [2] * 10, [3] * 100
     prompts = [short, short, other, long, short, other, [4], [5]]
-    assert group_prompts(prompts, 2, 100) == [range(3)] * 3 + [range(3, 4)] + [range(4, 6)] * 2 + [range(6, 8)] * 2
-    assert group_prompts(prompts, 1, 100)[0] == range(2)
-    assert group_prompts([[0] * 50] * 3 + [[1]] * 2, 9, 100) == [range(5)] * 5  # the first is one prompt, thrice
-    assert group_prompts([[n] * 50 for n in range(3)], 9, 100)[2] == range(2, 3)
+    assert [count_together(prompts[begin:], 2, 100) for begin in (0, 3, 4, 6)] == [3, 1, 2, 2]
+    assert count_together(prompts, 1, 100) == 2
+    assert count_together([[0] * 50] * 3 + [[1]] * 2, 9, 100) == 5  # the first is one prompt, thrice
+    assert count_together([[n] * 50 for n in range(3)], 9, 100) == 2
+
+
+def test_options_are_an_object_or_words(model: LanguageModel) -> None:
+    options = GenerateOptions(max_tokens=6, seed=5, n=2, **DRAWN)
+    wanted = model.generate(PROMPTS, max_tokens=6, seed=5, n=2, **DRAWN)
+    assert model.generate(PROMPTS, options) == wanted
+    assert model.generate(PROMPTS, options, max_tokens=4).tokens == [tokens[:4] for tokens in wanted.tokens]
+    with pytest.raises(TypeError, match="temprature"):
+        model.generate(PROMPTS, temprature=0.5)
 
 
 def test_several_prompts_are_one_pass(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from openai import OpenAI
 
 from live_server import Live, live_server
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.models import LanguageModel
-from rebased.serve.job import Job
+from rebased.models import GenerateOptions, LanguageModel
+from rebased.models.job import Job
 from rebased.serve.schema import MAX_TOP
 from rebased.serve.service import Limits
 from served_model import TIE, Listener, is_greedy, small_model
@@ -319,11 +319,11 @@ def test_a_full_server_says_so(model: LanguageModel, monkeypatch: pytest.MonkeyP
     with live_server(model, slots=1, max_waiting=1) as live:
         step = live.engine.decoder.step
         monkeypatch.setattr(live.engine.decoder, "step", lambda: gate.wait(60) and step())
-        heard = [Listener(), Listener()]
+        heard, few = [Listener(), Listener()], GenerateOptions(max_tokens=16)
         try:
-            live.engine.submit(Job([[1]], heard[0]))
+            live.engine.submit(Job([[1]], few), heard[0])
             wait_for(lambda: live.engine.running == 1)
-            live.engine.submit(Job([[2]], heard[1]))
+            live.engine.submit(Job([[2]], few), heard[1])
             refused = httpx.post(f"{live.url}/v1/completions", json={"prompt": "y"})
         finally:
             gate.set()

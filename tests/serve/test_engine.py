@@ -1,19 +1,19 @@
 """The engine: requests get together what each gets alone; slots, queues, deadlines, cancellation, kept states."""
 
 import time
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.models import LanguageModel, LMConfig, LMState, Sampling
+from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
+from rebased.models.job import Job, Made
+from rebased.models.prefixes import GRID, PrefixStates, state_bytes
 from rebased.serve.engine import Closed, Engine, Full
-from rebased.serve.job import Job, Made
-from rebased.serve.prefixes import GRID, PrefixStates, state_bytes
 from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
 
-GREEDY = Sampling(temperature=0.0)
+FIELDS = ("n", "temperature", "top_p", "seed", "max_tokens", "stop")
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,10 @@ def model() -> LanguageModel:
     return small_model()
 
 
-def job_of(*prompts: str, **options: object) -> tuple[Job, Listener]:
-    listener = Listener()
-    fields: dict[str, object] = {"sampling": GREEDY, "max_tokens": 12, **options}
-    return Job([list(prompt.encode()) for prompt in prompts], listener, **fields), listener  # type: ignore[arg-type]
+def job_of(*prompts: str, **asked: Any) -> tuple[Job, Listener]:
+    given = {name: asked.pop(name) for name in FIELDS if name in asked}
+    options = GenerateOptions(**{"temperature": 0.0, "max_tokens": 12, "end_of_text": 256, **given})
+    return Job([list(prompt.encode()) for prompt in prompts], options, **asked), Listener()
 
 
 @pytest.mark.parametrize("mixer", ["rebased", "attention"])
@@ -33,20 +33,19 @@ def test_together_each_gets_what_it_gets_alone(mixer: str) -> None:
     model = small_model(config)
     engine = make_engine(model, slots=3, context=200, prefill_chunk=16)
     pairs = [job_of("ab" * n + "c", max_tokens=5 + n % 7) for n in range(10)]
-    run(engine, *(job for job, _ in pairs))
+    run(engine, *pairs)
     for n, (job, heard) in enumerate(pairs):
         assert len(heard.tokens()) == 5 + n % 7
         assert is_greedy(model, job.prompts[0], heard.tokens())
         assert heard.text() == ByteTokenizer().decode(heard.tokens())
         assert heard.reasons() == ["length"]
     assert engine.running == engine.waiting == 0
-    assert sorted(engine._free) == [0, 1, 2]
+    assert sorted(engine.scheduler._free) == [0, 1, 2]
 
 
 def test_draws_are_those_of_generate(model: LanguageModel) -> None:
-    sampling = Sampling(temperature=0.9, top_p=0.9, seed=7)
-    job, heard = job_of("hello", "world!", n=3, sampling=sampling)
-    run(make_engine(model, slots=2), job)
+    job, heard = job_of("hello", "world!", n=3, temperature=0.9, top_p=0.9, seed=7)
+    run(make_engine(model, slots=2), (job, heard))
     expected = model.generate(
         job.prompts, n=3, max_tokens=12, temperature=0.9, top_p=0.9, seed=7, tokenizer=ByteTokenizer()
     )
@@ -55,7 +54,7 @@ def test_draws_are_those_of_generate(model: LanguageModel) -> None:
 
 def test_tokens_and_prompts_are_scored(model: LanguageModel) -> None:
     job, heard = job_of("scored", top=3, score_prompts=True, max_tokens=1)
-    run(make_engine(model, prefill_chunk=2), job)
+    run(make_engine(model, prefill_chunk=2), (job, heard))
     prompt = job.prompts[0]
     with torch.no_grad():
         logprobs = model(torch.tensor([prompt]))[0].log_softmax(-1)
@@ -71,27 +70,27 @@ def test_tokens_and_prompts_are_scored(model: LanguageModel) -> None:
 
 
 def test_a_scored_prompt_needs_no_slot(model: LanguageModel) -> None:
-    job, heard = job_of("only read", top=1, score_prompts=True, max_tokens=0)
+    job, heard = job_of("only read", top=1, score_prompts=True, only_read=True)
     engine = make_engine(model)
-    run(engine, job)
+    run(engine, (job, heard))
     assert len(heard.read.scores) == len("only read")
     assert (heard.tokens(), heard.reasons(), engine.stats.steps) == ([], ["length"], 0)
 
 
 def test_a_stop_string_ends_a_choice_and_is_left_out(model: LanguageModel) -> None:
     job, heard = job_of("abc", max_tokens=30)
-    run(make_engine(model), job)
+    run(make_engine(model), (job, heard))
     text = heard.text()
     stop = text[8:10]
     job, heard = job_of("abc", max_tokens=30, stop=(stop,))
-    run(make_engine(model), job)
+    run(make_engine(model), (job, heard))
     assert heard.text() == text.partition(stop)[0]
     assert heard.reasons() == ["stop"]
 
 
 def test_a_full_context_ends_a_choice(model: LanguageModel) -> None:
     job, heard = job_of("x" * 10, max_tokens=100)
-    run(make_engine(model, context=16), job)
+    run(make_engine(model, context=16), (job, heard))
     assert heard.reasons() == ["length"]
     assert len(heard.tokens()) == 7  # the last one needs no place
 
@@ -102,12 +101,12 @@ def test_a_shared_beginning_is_read_once(model: LanguageModel) -> None:
     alone = []
     for question in ("one", "two", "three"):
         job, heard = job_of(system + question, marks=[[len(system)]])
-        run(engine, job)
+        run(engine, (job, heard))
         alone.append(heard.read.cached)
         assert is_greedy(model, job.prompts[0], heard.tokens())
     assert alone == [0, len(system), len(system)]
     again, heard = job_of(system + "two")
-    run(engine, again)
+    run(engine, (again, heard))
     assert heard.read.cached == len(system + "two") - 1
 
 
@@ -121,7 +120,7 @@ def test_prompts_are_read_together_but_for_those_that_begin_alike(
         read.clear()
         engine = make_engine(model, slots=4, cache_bytes=cache_bytes)
         pairs = [job_of(prompt) for prompt in ("one is one", "two is two", "one is oneself", "three")]
-        run(engine, *(job for job, _ in pairs))
+        run(engine, *pairs)
         for job, heard in pairs:
             assert is_greedy(model, job.prompts[0], heard.tokens())
         assert pairs[2][1].read.cached == cached
@@ -144,7 +143,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(model: LanguageModel, monkeypa
     monkeypatch.setattr(model, "extend", extend)
     monkeypatch.setattr(model, "extend_documents", documents)
     pairs = [job_of(prompt) for prompt in ("a good one", "bad", "another")]
-    run(make_engine(model, slots=4), *(job for job, _ in pairs))
+    run(make_engine(model, slots=4), *pairs)
     assert [len(heard.tokens()) for _, heard in pairs] == [12, 0, 12]
     assert [heard.failure is None for _, heard in pairs] == [True, False, True]
 
@@ -154,7 +153,7 @@ def test_a_beginning_that_nobody_marked_is_kept_the_second_time(model: LanguageM
     beginning, cached = "s" * (2 * GRID + 5), []
     for question in ("one", "two", "three"):
         job, heard = job_of(beginning + question)
-        run(engine, job)
+        run(engine, (job, heard))
         cached.append(heard.read.cached)
         assert is_greedy(model, job.prompts[0], heard.tokens())
     assert cached == [0, 0, 2 * GRID]
@@ -163,10 +162,11 @@ def test_a_beginning_that_nobody_marked_is_kept_the_second_time(model: LanguageM
 def test_a_chat_goes_on_where_it_ended(model: LanguageModel) -> None:
     engine = make_engine(model, cache_bytes=2**20)
     first, heard = job_of("a chat", keep_end=True)
-    run(engine, first)
+    run(engine, (first, heard))
     longer = [*first.prompts[0], *heard.tokens(), 65, 66]
-    second = replace(job_of("")[0], prompts=[longer], deliver=(again := Listener()))
-    run(engine, second)
+    second, again = job_of("")
+    second.prompts = [longer]
+    run(engine, (second, again))
     assert again.read.cached == len(longer) - 3
     assert is_greedy(model, longer, again.tokens())
 
@@ -190,12 +190,12 @@ def test_kept_states_are_bounded(model: LanguageModel) -> None:
 def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> None:
     engine = make_engine(model, slots=2, max_waiting=8)
     long, heard = job_of("long", n=8, max_tokens=1000)
-    engine.submit(long)
+    engine.submit(long, heard)
     for _ in range(3):
         engine.turn()
     assert engine.running == 2
     other, other_heard = job_of("other")
-    engine.submit(other)
+    engine.submit(other, other_heard)
     before = len(heard.events)
     engine.cancel(long)
     engine.turn()
@@ -207,20 +207,20 @@ def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> Non
 
 def test_a_full_queue_refuses(model: LanguageModel) -> None:
     engine = make_engine(model, slots=1, max_waiting=2)
-    engine.submit(job_of("a", n=2)[0])
+    engine.submit(*job_of("a", n=2))
     with pytest.raises(Full):
-        engine.submit(job_of("b")[0])
+        engine.submit(*job_of("b"))
     engine.turn()  # one of the two takes the slot
-    engine.submit(job_of("b")[0])
+    engine.submit(*job_of("b"))
 
 
 def test_a_job_whose_time_is_over_ends(model: LanguageModel) -> None:
     engine = make_engine(model, slots=1)
-    slow, heard = job_of("slow", max_tokens=1000, deadline=time.monotonic() + 1000)
-    engine.submit(slow)
+    slow, heard = job_of("slow", max_tokens=10**6)
+    engine.submit(slow, heard, deadline=time.monotonic() + 0.5)
     engine.turn()
-    slow.deadline = 0.0
-    run(engine, job_of("next")[0])
+    assert engine.running == 1
+    run(engine, job_of("next"))
     assert heard.failure is not None
     assert heard.failure.kind == "timeout"
     assert engine.running == 0
@@ -231,7 +231,7 @@ def test_a_prompt_that_fails_hurts_nobody_else(model: LanguageModel, caplog: pyt
     good, heard = job_of("good")
     bad, bad_heard = job_of("bad")
     bad.prompts = [[1, 10**6, 3]]
-    run(engine, bad, good)
+    run(engine, (bad, bad_heard), (good, heard))
     assert bad_heard.failure is not None
     assert is_greedy(model, good.prompts[0], heard.tokens())
     assert engine.stats.failures == 1
@@ -241,17 +241,17 @@ def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, mon
     engine = make_engine(model, slots=1, max_waiting=4)
     monkeypatch.setattr(engine.decoder, "put", lambda *_, **__: 1 / 0)
     failed, heard = job_of("x", n=4)
-    run(engine, failed)
+    run(engine, (failed, heard))
     assert heard.failure is not None
     monkeypatch.undo()
-    left, _ = job_of("y", n=4, max_tokens=1000)
-    engine.submit(left)
+    left, unheard = job_of("y", n=4, max_tokens=1000)
+    engine.submit(left, unheard)
     engine.turn()
     engine.cancel(left)
     run(engine)
-    assert (engine.waiting, engine.running, engine._free) == (0, 0, [0])
+    assert (engine.waiting, engine.running, engine.scheduler._free) == (0, 0, [0])
     job, heard = job_of("z", n=4)
-    run(engine, job)
+    run(engine, (job, heard))
     assert heard.reasons() == ["length"] * 4
 
 
@@ -266,13 +266,13 @@ def test_a_step_that_fails_ends_the_requests_and_not_the_engine(
 
     monkeypatch.setattr(engine.decoder, "step", fail)
     job, heard = job_of("first", n=2)
-    run(engine, job)
+    run(engine, (job, heard))
     assert heard.failure is not None
     assert "the device is gone" in heard.failure.message
     assert engine.broken
     monkeypatch.setattr(engine.decoder, "step", step)
     job, heard = job_of("second")
-    run(engine, job)
+    run(engine, (job, heard))
     assert is_greedy(model, job.prompts[0], heard.tokens())
     assert engine.broken is None
 
@@ -283,7 +283,7 @@ def test_a_model_that_diverged_is_an_error() -> None:
         model.norm.weight.fill_(float("nan"))
     job, heard = job_of("x")
     engine = make_engine(model)
-    run(engine, job)
+    run(engine, (job, heard))
     assert heard.failure is not None
     assert heard.failure.kind == "model"
     assert engine.running == 0
@@ -292,10 +292,10 @@ def test_a_model_that_diverged_is_an_error() -> None:
 def test_draining_ends_what_was_taken_and_refuses_the_rest(model: LanguageModel) -> None:
     engine = make_engine(model, slots=1)
     job, heard = job_of("taken", n=2)
-    engine.submit(job)
+    engine.submit(job, heard)
     engine.drain()
     with pytest.raises(Closed):
-        engine.submit(job_of("late")[0])
+        engine.submit(*job_of("late"))
     run(engine)
     assert heard.reasons() == ["length", "length"]
 
@@ -304,7 +304,7 @@ def test_closing_tells_those_that_wait(model: LanguageModel) -> None:
     engine = make_engine(model, slots=1)
     job, heard = job_of("long", max_tokens=4000)
     engine.start()
-    engine.submit(job)
+    engine.submit(job, heard)
     while not heard.tokens():
         time.sleep(0.001)
     engine.close()
@@ -316,6 +316,6 @@ def test_memory_is_flat(model: LanguageModel) -> None:
     engine: Engine = make_engine(model, slots=2, cache_bytes=20_000)
     sizes = []
     for n in range(30):
-        run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2)[0])
-        sizes.append((engine.decoder.state_bytes, engine.prefixes.bytes <= 20_000, len(engine._jobs)))
+        run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2))
+        sizes.append((engine.decoder.state_bytes, engine.prefixes.bytes <= 20_000, len(engine._clients)))
     assert len(set(sizes)) == 1

@@ -103,7 +103,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "lm compare": (["lm", "compare", "lm-run"], ("--json",)),
     "lm generate": (
         ["lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "4"],
-        ("--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--n", "--stop", "--save", "--continue", "--file"),
+        ("--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--n", "--stop", "--file"),
     ),
     "probe": (
         ["probe", "done", "--device", "cpu"],
@@ -131,7 +131,6 @@ def make_world(folder: Path) -> None:
         ["data", "prepare", "text.txt", "-o", "text", "--tokenizer", "bytes"],
         ["train", "--config", "run.yaml", "--out", "done"],
         ["lm", "train", "--config", "lm.yaml", "--out", "lm-run"],
-        ["lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "4", "--save", "saved"],
         ["probe", "done", "--device", "cpu", "--json", "probes.json"],
         ["report", "done", "-o", "report.html", "--bundle", "bundle.jsonl.gz"],
     ):
@@ -232,11 +231,6 @@ def weights(random: Random, folder: Path) -> list[str]:
     return ["lm", "eval", "lm-run", "--device", "cpu"]
 
 
-def generation(random: Random, folder: Path) -> list[str]:
-    mutate_safetensors(random, next(folder.glob("saved*")))
-    return ["lm", "generate", "lm-run", "--continue", "saved", "--max-tokens", "2"]
-
-
 def prompts(random: Random, folder: Path) -> list[str]:
     lines = [mutate_json(random, {"prompt": "the quick", "id": 1}) for _ in range(3)]
     write(folder / "x.jsonl", b"\n".join(lines))
@@ -291,7 +285,6 @@ KINDS: tuple[Kind, ...] = (
     weights,
     jsonl,
     facts,
-    generation,
     prompts,
     probes,
     bundle,

@@ -3,56 +3,87 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import torch
 from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.imports import import_user_code
 from rebased.cli.output import STDOUT, TO_TERMINAL, Output
 from rebased.cli.prompts import collect_prompts
-from rebased.cli.results import check_new, progress_bars
+from rebased.cli.results import progress_bars
+from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.cli.text_output import TextOutput
-from rebased.models import Generation, load_generation, save_generation
+from rebased.models import GenerateOptions, Generation, Sampling
 from rebased.models.decoder import PREFILL_CHUNK
-from rebased.ops.backend import choose_device
-from rebased.runs.load import TextModel, open_text_model
+from rebased.runs.load import TextModel
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.train.interrupt import StopRequest, stop_request
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Texts = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, allow_leading_hyphen=True)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class WritingOptions:
+    """What is written: GenerateOptions as a command takes them.
+
+    Parameters
+    ----------
+    max_tokens
+        How many tokens to write at most, per sequence.
+    temperature
+        1 is the model's own distribution; 0 always takes the most probable token.
+    top_k
+        Draw only from the k most probable tokens; 0 for all.
+    top_p
+        Draw only from the most probable tokens that together reach this probability; 1 for all.
+    min_p
+        Draw only from tokens with at least this share of the largest probability; 0 for all.
+    repetition_penalty
+        Above 1: tokens that are there already become less probable.
+    stop
+        Text that ends a sequence; it is not written. Can be given several times.
+    seed
+        Of the draws.
+    n
+        How many sequences to write per prompt.
+    ignore_end
+        Go on after the token that ends a text.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Texts = ()
+    seed: int = 0
+    n: int = 1
+    ignore_end: Annotated[bool, Parameter(negative="")] = False
+
+    def checked(self) -> GenerateOptions:
+        """Return them as the model takes them. Raises ValueError."""
+        given = asdict(self)
+        return GenerateOptions(ignore_end_of_text=given.pop("ignore_end"), **given)
+
+
+DEFAULT_WRITING = WritingOptions()
 
 
 def lm_generate(
     model: Path | None = None,
     /,
     *,
-    prompt: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, allow_leading_hyphen=True)] = (),
+    prompt: Texts = (),
     file: Path | None = None,
-    max_tokens: int = 256,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False, allow_leading_hyphen=True)] = (),
-    seed: int | None = None,
-    n: int = 1,
-    ignore_end: Annotated[bool, Parameter(negative="")] = False,
+    writing: WritingOptions = DEFAULT_WRITING,
     batch_size: int = 64,
     batch_invariant: Annotated[bool, Parameter(negative="")] = False,
-    save: Path | None = None,
-    continue_: Annotated[Path | None, Parameter(name="--continue")] = None,
-    tokenizer: str | None = None,
-    data: Path | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
-    cuda_graph: bool = True,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    opening: ModelOptions = DEFAULT_MODEL,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Write text after prompts, token by token. The same command writes the same text.
@@ -66,92 +97,25 @@ def lm_generate(
         text on stdin, without its last line break; in a terminal the beginning of a text.
     file
         Prompts, one per line; or .jsonl with one {"prompt": "..."} per line.
-    max_tokens
-        How many tokens to write at most, per sequence.
-    temperature
-        0 always takes the most probable token. Default: 1, the model's own distribution.
-    top_k
-        Draw only from the k most probable tokens. Default: all.
-    top_p
-        Draw only from the most probable tokens that together reach this probability. Default: 1, all.
-    min_p
-        Draw only from tokens with at least this share of the largest probability. Default: 0, all.
-    repetition_penalty
-        Above 1: tokens that are there already become less probable. Default: 1.
-    stop
-        Text that ends a sequence; it is not written. Can be given several times.
-    seed
-        Of the draws. Default: 0.
-    n
-        How many sequences to write per prompt.
-    ignore_end
-        Go on after the token that ends a text.
     batch_size
         How many sequences are written at once; the others wait.
     batch_invariant
         Give each sequence the same tokens and log-probabilities, to the bit, whatever others are written with it.
         Slower.
-    save
-        Keep the generation in this new file when it ends, or when Ctrl-C stops it, for --continue.
-    continue_
-        Go on with a saved generation: --max-tokens more for sequences that ended for lack of them. All settings are
-        those that it began with; but --seed begins other draws from here on.
-    tokenizer
-        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
-    data
-        Folder that `rebased data prepare` wrote, for its tokenizer.
-    device
-        Where to compute.
-    precision
-        Precision of the weights.
-    cuda_graph
-        Replay steps as CUDA graphs, on a GPU: faster, above all with few sequences. The text is the same.
-    imports
-        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     to.check()
-    if save != continue_:
-        check_new(save)
-    for name in imports:
-        import_user_code(name)
-    sampling = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    given: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
-    if continue_ is None:
-        prompts = collect_prompts(prompt, file)
-    else:
-        begun = {"prompt": prompt, "file": file, "stop": stop, "n": n != 1, "ignore_end": ignore_end}
-        check_continued(given, **begun, batch_invariant=batch_invariant)
-    where = choose_device(device)
-    opened = open_text_model(model, tokenizer, data, where)
-    opened.model.to(DTYPES[precision])
-    with options_in_errors(*sampling, "max_tokens", "n", slots="batch_size"):
-        if continue_ is None:
-            generation = opened.model.stream(
-                prompts,
-                max_tokens=max_tokens,
-                stop=stop,
-                n=n,
-                ignore_end_of_text=ignore_end,
-                tokenizer=opened.tokenizer,
-                slots=batch_size,
-                keep_states=save is not None,
-                batch_invariant=batch_invariant,
-                **given,
-            )
-        else:
-            generation = load_generation(continue_, opened.model, opened.tokenizer)
-            if seed is not None:
-                generation = generation.fork(seed)
-            if generation.done:
-                generation.go_on(max_tokens)
-    if cuda_graph and where.type == "cuda":
+    where = opening.import_code()
+    prompts = collect_prompts(prompt, file)
+    opened = opening.open(model, where)
+    with options_in_errors(*asdict(writing), slots="batch_size"):
+        generation = opened.model.stream(
+            prompts,
+            writing.checked(),
+            tokenizer=opened.tokenizer,
+            slots=batch_size,
+            batch_invariant=batch_invariant,
+        )
+    if opening.cuda_graph and where.type == "cuda":
         generation.capture()
     begin = time.perf_counter()
     with stop_request() as request:
@@ -160,12 +124,10 @@ def lm_generate(
         made = write(generation, output, request)
     seconds = time.perf_counter() - begin
     output.close()
-    if save is not None:
-        save_generation(generation, save)
     about = {"code": describe_code(), "machine": describe_machine(where)}
-    to.emit(describe(opened, generation, model, n, made, seconds) | about)
+    to.emit(describe(opened, generation, model, made, seconds) | about)
     if not to.quiet:
-        output.summarise(made, seconds, save, request.asked)
+        output.summarise(made, seconds)
     return INTERRUPTED if request.asked else 0
 
 
@@ -182,19 +144,9 @@ def options_in_errors(*arguments: str, **renamed: str) -> Iterator[None]:
         raise ValueError(f"--{options[name].replace('_', '-')} {rest}") from error
 
 
-def check_continued(given: dict[str, Any], **others: Any) -> None:
-    """Raise ValueError if --continue is given with an option that a saved generation has decided already."""
-    wrong = [key for key, value in (given | others).items() if value and key != "seed"]
-    if wrong:
-        names = ", ".join(f"--{key.replace('_', '-')}" for key in wrong)
-        raise ValueError(f"--continue goes on as the generation began: leave out {names}")
-
-
 def read(generation: Generation) -> None:
     """Read the first prompts and make the first tokens; a progress bar shows how far a long prompt is read."""
-    if generation.done:
-        return
-    if max(len(sequence.prompt) for sequence in generation.sequences) <= PREFILL_CHUNK:
+    if max(map(len, generation.prompts)) <= PREFILL_CHUNK:
         generation.advance()
         return
     with progress_bars(Console(stderr=True)) as begin_bar:
@@ -214,31 +166,32 @@ def write(generation: Generation, output: TextOutput, request: StopRequest) -> i
 
 
 def describe(
-    opened: TextModel, generation: Generation, model: Path | None, n: int, made: int, seconds: float
+    opened: TextModel, generation: Generation, model: Path | None, made: int, seconds: float
 ) -> dict[str, Any]:
     """Everything about a generation as JSON data."""
-    found = generation.result()
+    found, options = generation.result(), asdict(generation.options)
+    ending = ("max_tokens", "stop", "end_of_text", "ignore_end_of_text")
     return {
         "model": "shipped" if model is None else str(model),
         "parameters": opened.model.num_parameters(),
         "tokenizer": opened.tokenizer.name,
-        "sampling": asdict(generation.sampling),
-        "ending": asdict(generation.ending),
+        "sampling": {each.name: options[each.name] for each in fields(Sampling)},
+        "ending": {name: options[name] for name in ending},
         "batch_invariant": generation.batch_invariant,
         "new_tokens": made,
         "seconds": seconds,
         "state_bytes": generation.state_bytes,
         "sequences": [
             {
-                "prompt": opened.tokenizer.decode(sequence.prompt),
-                "prompt_tokens": sequence.prompt,
+                "prompt": opened.tokenizer.decode(prompt),
+                "prompt_tokens": prompt,
                 "text": text,
                 "tokens": tokens,
                 "logprobs": logprobs,
                 "finish_reason": reason,
             }
-            for sequence, text, tokens, logprobs, reason in zip(
-                generation.sequences, found.texts, found.tokens, found.logprobs, found.finish_reasons, strict=True
+            for prompt, text, tokens, logprobs, reason in zip(
+                generation.prompts, found.texts, found.tokens, found.logprobs, found.finish_reasons, strict=True
             )
         ],
     }

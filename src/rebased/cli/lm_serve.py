@@ -3,19 +3,22 @@
 import os
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from cyclopts import Parameter
+from rich.console import Console
 
-from rebased.cli.imports import import_user_code
-from rebased.cli.lm_generate import DTYPES
 from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
 from rebased.models import LanguageModel
-from rebased.ops.backend import choose_device
-from rebased.runs.load import open_text_model
+from rebased.runs.load import TextModel
+
+if TYPE_CHECKING:
+    from rebased.serve.engine import Engine  # needs the extra "serve"
 
 KEY_VARIABLE = "REBASED_API_KEY"
 CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
@@ -23,6 +26,60 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SLOTS = 65_536
 SLOTS = {"cpu": 8, "cuda": 64}
 AllowHost = Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="", show_default=False)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ServeOptions:
+    """How much a server takes on.
+
+    Parameters
+    ----------
+    slots
+        Sequences that are decoded at once. Default: 64 on a GPU, 8 on a CPU.
+    context
+        Tokens per sequence, prompt included. Default: the model's positions, or 32,768 if it has none.
+    max_waiting
+        Sequences that wait for a slot at most. Beyond, requests get the status 429.
+    max_tokens
+        Tokens that are made per sequence at most.
+    seconds
+        Time that a request may take.
+    max_body
+        Bytes that the body of a request may have.
+    prefill_chunk
+        Tokens of prompts that are read between two steps at most.
+    cache_mb
+        Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
+    batch_invariant
+        Give the same request the same answer, to the bit, whatever other requests there are and whatever is cached.
+        Slower.
+    grace
+        Seconds that requests under way get at the end.
+    """
+
+    slots: int | None = None
+    context: int | None = None
+    max_waiting: int = 1024
+    max_tokens: int = 4096
+    seconds: float = 300.0
+    max_body: int = 4 * 2**20
+    prefill_chunk: int = 1024
+    cache_mb: int = 256
+    batch_invariant: Annotated[bool, Parameter(negative="")] = False
+    grace: float = 30.0
+
+    def check(self) -> None:
+        """Raise ValueError if a number is out of range."""
+        positive = ("slots", "context", "max_waiting", "max_tokens", "seconds", "grace", "max_body", "prefill_chunk")
+        check_positive(**{name: getattr(self, name) for name in positive})
+        if self.slots is not None and self.slots > MAX_SLOTS:
+            raise ValueError(f"--slots {self.slots} is out of range; give 1 to {MAX_SLOTS}")
+        if not 0 <= self.cache_mb < 2**30:
+            raise ValueError(f"--cache-mb {self.cache_mb} is out of range; give 0 (none) or more")
+
+
+DEFAULT_SERVING = ServeOptions()
 
 
 def lm_serve(
@@ -33,23 +90,9 @@ def lm_serve(
     port: int = 8000,
     allow_host: AllowHost = (),
     name: str | None = None,
-    tokenizer: str | None = None,
-    data: Path | None = None,
-    slots: int | None = None,
-    context: int | None = None,
-    max_waiting: int = 1024,
-    max_tokens: int = 4096,
-    seconds: float = 300.0,
-    max_body: int = 4 * 2**20,
-    prefill_chunk: int = 1024,
-    cache_mb: int = 256,
-    batch_invariant: Annotated[bool, Parameter(negative="")] = False,
     api_key_file: Path | None = None,
-    grace: float = 30.0,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
-    cuda_graph: bool = True,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    serving: ServeOptions = DEFAULT_SERVING,
+    opening: ModelOptions = DEFAULT_MODEL,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Serve a trained language model over HTTP, with OpenAI's endpoints and a page to try it.
@@ -70,92 +113,29 @@ def lm_serve(
         that of a reverse proxy. *.NAME for all names below NAME, * for any. Can be given several times.
     name
         The model's name in requests. Default: that of the folder.
-    tokenizer
-        bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the one that the run was trained with.
-    data
-        Folder that `rebased data prepare` wrote, for its tokenizer.
-    slots
-        Sequences that are decoded at once. Default: 64 on a GPU, 8 on a CPU.
-    context
-        Tokens per sequence, prompt included. Default: the model's positions, or 32,768 if it has none.
-    max_waiting
-        Sequences that wait for a slot at most. Beyond, requests get the status 429.
-    max_tokens
-        Tokens that are made per sequence at most.
-    seconds
-        Time that a request may take.
-    max_body
-        Bytes that the body of a request may have.
-    prefill_chunk
-        Tokens of prompts that are read between two steps at most.
-    cache_mb
-        Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
-    batch_invariant
-        Give the same request the same answer, to the bit, whatever other requests there are and whatever is cached.
-        Slower.
     api_key_file
         File with the API key, instead of REBASED_API_KEY.
-    grace
-        Seconds that requests under way get at the end.
-    device
-        Where to compute.
-    precision
-        Precision of the weights.
-    cuda_graph
-        Replay steps as CUDA graphs, on a GPU: faster, above all with few sequences.
-    imports
-        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     try:
         from rebased.serve.api import build_app
-        from rebased.serve.engine import Engine
-        from rebased.serve.hosts import ANY, allowed_names
+        from rebased.serve.hosts import allowed_names
         from rebased.serve.server import open_socket, serve
         from rebased.serve.service import Limits, Service
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed; serving needs it: pip install 'rebased[serve]'") from error
-    check_positive(
-        slots=slots, context=context, max_waiting=max_waiting, max_tokens=max_tokens, seconds=seconds, grace=grace
-    )
-    check_positive(max_body=max_body, prefill_chunk=prefill_chunk)
-    if slots is not None and slots > MAX_SLOTS:
-        raise ValueError(f"--slots {slots} is out of range; give 1 to {MAX_SLOTS}")
-    if not 0 <= cache_mb < 2**30:
-        raise ValueError(f"--cache-mb {cache_mb} is out of range; give 0 (none) or more")
+    serving.check()
     key, hosts = read_key(api_key_file), allowed_names(host, allow_host)
-    for each in imports:
-        import_user_code(each)
+    where = opening.import_code()
     to.check()
-    where, console = choose_device(device), to.console()
-    sock = open_socket(host, port)  # first: to load a model takes longer
-    with sock:
+    console = to.console()
+    with open_socket(host, port) as sock:  # first: to load a model takes longer
         with console.status("loading the model"):
-            opened = open_text_model(model, tokenizer, data, where)
-            opened.model.to(DTYPES[precision])
-            try:
-                engine = Engine(
-                    opened.model,
-                    opened.tokenizer,
-                    slots=slots or SLOTS[where.type],
-                    context=context_of(opened.model, context),
-                    max_waiting=max_waiting,
-                    prefill_chunk=prefill_chunk,
-                    cache_bytes=cache_mb * 2**20,
-                    batch_invariant=batch_invariant,
-                    capture=where.type == "cuda" and cuda_graph,
-                )
-                engine.warm_up()
-            except RuntimeError as error:
-                if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
-                    raise
-                raise ValueError(
-                    "the slots do not fit into memory; give fewer --slots, or a smaller --context"
-                ) from error
-            limits = Limits(max_tokens=max_tokens, seconds=seconds, body_bytes=max_body)
+            opened = opening.open(model, where)
+            engine = build_engine(opened, serving, where, capture=opening.cuda_graph)
+            limits = Limits(max_tokens=serving.max_tokens, seconds=serving.seconds, body_bytes=serving.max_body)
             service = Service(name or name_of(model), engine, limits, key)
             app = build_app(service, hosts)
-        bound = sock.getsockname()[1]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
         def say_ready() -> None:
             what = f"{service.name}: {opened.model.num_parameters():,} parameters, tokenizer {opened.tokenizer.name}"
@@ -163,18 +143,51 @@ def lm_serve(
             rooms = f"{plural(engine.slots, 'slot')} of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
             say(console, f"{what}, on {where}; {rooms}")
             say(console, f"page {address}/   API {address}/v1   Ctrl-C ends")
-            if key is None and host not in LOOPBACK:
-                say(console, "note: anyone who reaches this address can use it; set an API key")
-            if host not in LOOPBACK and ANY not in hosts:
-                names = ", ".join(sorted(hosts))
-                say(console, f"it answers under any IP address and as {names}; --allow-host adds names")
+            say_who_reaches_it(console, host, hosts, has_key=key is not None)
             to.emit({"model": service.name, "address": address, "slots": engine.slots, "context": engine.context})
             sys.stdout.flush()
 
         with closing(engine):
-            serve(app, sock, grace_seconds=grace, on_ready=say_ready, on_signal=engine.drain)
+            serve(app, sock, grace_seconds=serving.grace, on_ready=say_ready, on_signal=engine.drain)
     say(console, "ended")
     return 0
+
+
+def build_engine(opened: TextModel, serving: ServeOptions, where: torch.device, *, capture: bool) -> "Engine":
+    """Return the engine, after its first steps. Raises ValueError if its slots do not fit into memory."""
+    from rebased.serve.engine import Engine
+
+    try:
+        engine = Engine(
+            opened.model,
+            opened.tokenizer,
+            slots=serving.slots or SLOTS[where.type],
+            context=context_of(opened.model, serving.context),
+            max_waiting=serving.max_waiting,
+            prefill_chunk=serving.prefill_chunk,
+            cache_bytes=serving.cache_mb * 2**20,
+            batch_invariant=serving.batch_invariant,
+            capture=where.type == "cuda" and capture,
+        )
+        engine.warm_up()
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "alloc" not in str(error):
+            raise
+        raise ValueError("the slots do not fit into memory; give fewer --slots, or a smaller --context") from error
+    return engine
+
+
+def say_who_reaches_it(console: Console, host: str, hosts: frozenset[str], *, has_key: bool) -> None:
+    """Say what those should know who let other machines reach the server."""
+    from rebased.serve.hosts import ANY
+
+    if host in LOOPBACK:
+        return
+    if not has_key:
+        say(console, "note: anyone who reaches this address can use it; set an API key")
+    if ANY not in hosts:
+        names = ", ".join(sorted(hosts))
+        say(console, f"it answers under any IP address and as {names}; --allow-host adds names")
 
 
 def check_positive(**options: float | None) -> None:

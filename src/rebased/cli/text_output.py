@@ -2,7 +2,6 @@
 
 import sys
 import unicodedata
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +21,7 @@ class TextOutput:
     def __init__(self, console: Console, generation: Generation, *, silent: bool) -> None:
         self._console, self._generation, self._silent = console, generation, silent
         self._plain = not console.is_terminal
-        self._count = len(generation.sequences)
+        self._count = len(generation.prompts)
         self._held = [""] * self._count
         self._ended = [False] * self._count
         self._current = -1
@@ -50,13 +49,9 @@ class TextOutput:
             self._end_line()
             sys.stdout.flush()
 
-    def summarise(self, made: int, seconds: float, save: Path | None, interrupted: bool) -> None:
-        """Say on stderr how much was written, in a terminal; and where a stopped generation can go on."""
+    def summarise(self, made: int, seconds: float) -> None:
+        """Say on stderr how much was written, in a terminal."""
         on = Console(stderr=True, highlight=False)
-        if save is not None:
-            on.print(f"saved to {save}; go on with: --continue {save}", soft_wrap=True, markup=False)
-        elif interrupted:
-            on.print("stopped; --save FILE would keep the state to go on from", soft_wrap=True, markup=False)
         if not self._plain and made:
             size = self._generation.state_bytes / self._generation.slots
             rate = f"{plural(made, 'token')} in {seconds:.1f} s, {made / seconds:,.0f} tokens/s"
@@ -78,7 +73,7 @@ class TextOutput:
 
     def _prompt(self, number: int) -> str:
         tokenizer = self._generation.tokenizer
-        return tokenizer.decode(self._generation.sequences[number].prompt) if tokenizer else ""
+        return tokenizer.decode(self._generation.prompts[number]) if tokenizer else ""
 
     def _put(self, text: str) -> None:
         if self._silent or not text:

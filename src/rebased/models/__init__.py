@@ -3,9 +3,11 @@
 from rebased.models.causality import check_causality
 from rebased.models.config import LMConfig, MixerConfig
 from rebased.models.decoder import Decoder
-from rebased.models.generation import FinishReason, Generated, Generation, Token
-from rebased.models.generation_file import load_generation, save_generation
-from rebased.models.language_model import IGNORE, LanguageModel, LMState, Shard
+from rebased.models.generation import Generated, Generation, Token
+from rebased.models.job import FinishReason
+from rebased.models.language_model import LanguageModel
+from rebased.models.network import IGNORE, LMState, Network, Shard
+from rebased.models.options import GenerateOptions
 from rebased.models.presets import preset, preset_names
 from rebased.models.sampling import Sampling
 from rebased.models.shapes import check_model_fits, shape_of
@@ -15,21 +17,21 @@ __all__ = [
     "IGNORE",
     "Decoder",
     "FinishReason",
+    "GenerateOptions",
     "Generated",
     "Generation",
     "LMConfig",
     "LMState",
     "LanguageModel",
     "MixerConfig",
+    "Network",
     "Sampling",
     "Shard",
     "Stepped",
     "Token",
     "check_causality",
     "check_model_fits",
-    "load_generation",
     "preset",
     "preset_names",
-    "save_generation",
     "shape_of",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rebased.mixers import init_slots
 from rebased.models.fused_step import can_fuse, fused_step_, fuses_by_default
-from rebased.models.language_model import LanguageModel, LMState
+from rebased.models.network import LMState, Network
 from rebased.models.sampling import Mode, Sampling, SamplingSlots
 from rebased.models.step_graph import StepGraphs, Stepped
 from rebased.ops import advance_slots_, best_tokens
@@ -59,7 +59,7 @@ class Decoder:
     @torch.inference_mode(False)  # its tensors are written to later, whatever the mode is then
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         slots: int,
         *,
         capacity: int = FIRST_CAPACITY,

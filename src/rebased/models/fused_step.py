@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rebased.mixers import FusedSlots, Slots, check_output
 from rebased.mixers.checks import is_plain
 from rebased.models.block import MLP, Block
-from rebased.models.language_model import LanguageModel
+from rebased.models.network import Network
 from rebased.models.norm import LayerNorm, RMSNorm
 from rebased.ops import Norm, embed_step, linear_step, mlp_step
 from rebased.ops.backend import kernel_path
@@ -21,21 +21,21 @@ from rebased.ops.backend import kernel_path
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def can_fuse(model: LanguageModel) -> bool:
+def can_fuse(model: Network) -> bool:
     """Return True if the model computes what this file does, with weights of one dtype that the kernels take."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
-    same = all(getattr(type(model), name) is getattr(LanguageModel, name) for name in ("step", "logits"))
+    same = all(getattr(type(model), name) is getattr(Network, name) for name in ("step", "logits"))
     known = type(model.norm) is LayerNorm and all(type(block) is Block for block in model.blocks)
     return same and known and len(dtypes) == 1 and dtypes <= {*DTYPES}
 
 
-def fuses_by_default(model: LanguageModel) -> bool:
+def fuses_by_default(model: Network) -> bool:
     """Return True if a step should be fused where nobody chooses: kernels compute it."""
     return can_fuse(model) and kernel_path("auto", model.embedding.weight) == "triton"
 
 
 def fused_step_(
-    model: LanguageModel, tokens: Tensor, layers: Sequence[Slots], lengths: Tensor, longest: int, logits: Tensor
+    model: Network, tokens: Tensor, layers: Sequence[Slots], lengths: Tensor, longest: int, logits: Tensor
 ) -> None:
     """Write the logits [S,vocab] of one more token [S] per slot to `logits`, and overwrite the slots.
 

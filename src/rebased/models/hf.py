@@ -40,7 +40,8 @@ from rebased.files import read_json, replacing, sha256_file
 from rebased.mixers import init_slots
 from rebased.mixers.slots import map_tensors, tensors_of
 from rebased.models.config import LMConfig
-from rebased.models.language_model import LanguageModel, LMState
+from rebased.models.language_model import LanguageModel
+from rebased.models.network import LMState
 from rebased.ops import IGNORE, linear_cross_entropy
 
 NO_LIMIT = -1  # transformers' word for a cache without a longest sequence

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rebased.mixers import init_slots
 from rebased.models.decoder import FIRST_CAPACITY, Decoder
-from rebased.models.language_model import LanguageModel, LMState
+from rebased.models.network import LMState, Network
 from rebased.models.sampling import Sampling
 from rebased.models.step_graph import Stepped
 from rebased.ops.invariance import GRID
@@ -30,7 +30,7 @@ class InvariantDecoder:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Network,
         slots: int,
         *,
         capacity: int = FIRST_CAPACITY,
@@ -38,7 +38,7 @@ class InvariantDecoder:
         capture: bool = False,
     ) -> None:
         model.init_state(1)  # an error that names a mixer without states
-        self.slots = slots
+        self.model, self.slots = model, slots
         self.has_caches = any(init_slots(block.mixer, 1, 1).grows for block in model.blocks)
         on_cpu = model.embedding.weight.device.type == "cpu"
         self._size = 1 if self.has_caches else CPU_BLOCK if on_cpu else ACCELERATOR_BLOCK

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from rebased.data.tokenizer import Tokenizer
-from rebased.models.language_model import LanguageModel
+from rebased.models.config import LMConfig
 
 
 class TooLong(ValueError):
@@ -17,18 +17,19 @@ Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 
 def read_prompts(
-    prompts: Prompts, tokenizer: Tokenizer | None, model: LanguageModel, end_of_text: int | None
+    prompts: Prompts, tokenizer: Tokenizer | None, config: LMConfig, end_of_text: int | None
 ) -> list[list[int]]:
-    """Return the tokens of each prompt, checked. A prompt without tokens becomes the end-of-text token alone.
+    """Return the tokens of each prompt, checked against a model's config.
 
-    `prompts` is a text, tokens, or a sequence of either; or a tensor [T] or [B,T].
+    `prompts` is a text, tokens, or a sequence of either; or a tensor [T] or [B,T]. A prompt without tokens becomes the
+    end-of-text token alone.
     """
     given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
     if isinstance(given, str) or (len(given) > 0 and all(_is_whole(each) for each in given)):
         given = [given]
     if len(given) == 0:
         raise ValueError("there are no prompts; give a list of at least one, such as ['']")
-    vocab_size, limit = model.config.vocab_size, model.config.length_limit
+    vocab_size, limit = config.vocab_size, config.length_limit
     read = []
     for number, prompt in enumerate(given, 1):
         this = f"prompt {number} of {len(given)}" if len(given) > 1 else "the prompt"

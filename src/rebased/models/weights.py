@@ -76,12 +76,6 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     return model.to(device).eval()
 
 
-def weights_digest(model: LanguageModel) -> str:
-    """Return the SHA-256 of the config and all weights: the checksum that a file of this model has."""
-    tensors, about = _contents(model)
-    return _checksum(about, tensors, tensors.__getitem__)
-
-
 def model_checksum(path: Path | str) -> str | None:
     """Return the checksum that a run's folder or a model.safetensors names; None for a file of an older version."""
     path = _file(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rebased.data.tokenizer import ByteTokenizer, Tokenizer
 from rebased.models import FinishReason
-from rebased.serve.job import Made, PromptRead, Scored
+from rebased.models.job import Made, PromptRead, Scored
 
 END = "<|endoftext|>"  # how clients write the end-of-text token, whatever the tokenizer calls it
 
@@ -87,12 +87,12 @@ class Answer:
 
     def add(self, made: Made) -> tuple[int, str, list[Scored]]:
         """Note a token. Returns (choice, text, tokens) that are new."""
-        choice, text = self.choices[made.choice], made.text
+        choice, text = self.choices[made.sequence], made.text
         if self.chat and not any(choice.texts):
             text = text.lstrip()  # the space after "Assistant:"
         choice.finish_reason = made.finish_reason
         self.made_tokens += made.scored is not None
-        return self._add(made.choice, text, [] if made.scored is None else [made.scored])
+        return self._add(made.sequence, text, [] if made.scored is None else [made.scored])
 
     def _add(self, number: int, text: str, scored: list[Scored]) -> tuple[int, str, list[Scored]]:
         self.choices[number].texts.append(text)

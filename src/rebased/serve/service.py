@@ -17,14 +17,14 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from rebased.data.tokenizer import Tokenizer
-from rebased.models import Sampling
+from rebased.models import GenerateOptions
+from rebased.models.job import Event, Job, Made, PromptRead, Scored
 from rebased.models.prompts import TooLong, read_prompts
 from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
 from rebased.serve.errors import ApiError
-from rebased.serve.job import Event, Job, Made, PromptRead, Scored
 from rebased.serve.metrics import Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
@@ -109,8 +109,8 @@ class Service:
         room = min(self.limits.max_tokens, self.engine.context + 1 - len(tokens))
         if asked == 0:
             raise ApiError(400, "max_tokens is 0: there is nothing to answer", param="max_tokens")
-        job = self._job(body, [tokens], room if asked is None else asked)
-        job.stop, job.marks, job.keep_end = (*job.stop, STOP), [marks], True
+        job = self._job(body, [tokens], room if asked is None else asked, stop=(STOP,))
+        job.marks, job.keep_end = [marks], True
         job.top = (body.top_logprobs or 0) if body.logprobs else None
         return await self._respond(request, body, job, self._answer(job, chat=True))
 
@@ -139,7 +139,7 @@ class Service:
 
     def _prompt_tokens(self, body: CompletionRequest) -> list[list[int]]:
         try:
-            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.model, self.tokenizer.end_of_text)
+            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.model.config, self.tokenizer.end_of_text)
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLong) else None
             raise ApiError(400, str(error), param="prompt", code=code) from error
@@ -158,13 +158,13 @@ class Service:
             self.names,
             chat=chat,
             prompts=job.prompts,
-            n=job.n,
+            n=job.options.n,
             with_logprobs=job.top is not None,
             echoes=echoes,
         )
 
-    def _job(self, body: Settings, prompts: list[list[int]], max_tokens: int) -> Job:
-        """Return the job that a body asks for, checked."""
+    def _job(self, body: Settings, prompts: list[list[int]], max_tokens: int, stop: tuple[str, ...] = ()) -> Job:
+        """Return the job that a body asks for, checked; `stop` are strings that end a sequence besides the body's."""
         self.check_model(body.model)
         longest, n = max(map(len, prompts)), body.n or 1
         if max_tokens > self.limits.max_tokens:
@@ -177,25 +177,21 @@ class Service:
         if len(prompts) * n > min(self.limits.choices, self.engine.max_waiting):
             limit = min(self.limits.choices, self.engine.max_waiting)
             raise ApiError(400, f"prompts times n is {len(prompts) * n:,}, more than {limit:,} choices", param="n")
-        given = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-            if (value := getattr(body, name)) is not None
-        }
+        fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {name: value for name in fields if (value := getattr(body, name)) is not None}
         try:
-            sampling = Sampling(seed=secrets.randbits(62) if body.seed is None else body.seed, **given)
+            options = GenerateOptions(
+                **given,
+                seed=secrets.randbits(62) if body.seed is None else body.seed,
+                max_tokens=max(1, max_tokens),
+                n=n,
+                stop=(*body.stops, *stop),
+                end_of_text=self.tokenizer.end_of_text,
+                ignore_end_of_text=bool(body.ignore_eos),
+            )
         except ValueError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from error
-        return Job(
-            prompts,
-            deliver=lambda events: None,
-            n=n,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=body.stops,
-            ignore_end_of_text=bool(body.ignore_eos),
-            deadline=time.monotonic() + self.limits.seconds,
-        )
+        return Job(prompts, options, only_read=max_tokens == 0)
 
     async def _respond(self, request: Request, body: Settings, job: Job, answer: Answer) -> Response:
         """Submit the job and return its answer: at once as a stream, or when it is whole."""
@@ -209,9 +205,8 @@ class Service:
                 first = False
             events.put_nowait(some)
 
-        job.deliver = deliver
         try:
-            self.engine.submit(job)
+            self.engine.submit(job, deliver, deadline=started + self.limits.seconds)
         except Full:
             message = "the server is full; try again later"
             raise ApiError(429, message, kind="rate_limit_error", code="server_full") from None

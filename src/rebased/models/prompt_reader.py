@@ -8,33 +8,34 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rebased.models import LanguageModel, LMState
+from rebased.models.job import Job, Scored
+from rebased.models.network import LMState, Network
+from rebased.models.prefixes import GRID, PrefixStates
 from rebased.ops.invariance import GRID as CHUNK_GRID
-from rebased.serve.job import Choice, Job, Scored
-from rebased.serve.prefixes import GRID, PrefixStates
 
 SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
 
 
-@dataclass
+@dataclass(eq=False)
 class Reading:
-    """A prompt that is being read, with the choices that will go on from it."""
+    """A prompt of a job that is being read."""
 
-    choices: deque[Choice]
-    prompt: list[int]
+    job: Job
+    number: int  # of the prompt
     state: LMState
     marks: deque[int]  # numbers of tokens after which the state is kept, rising
     cached: int  # tokens that a kept state had read
     scores: list[Scored] = field(default_factory=list)
+    same: "Reading | None" = None  # an equal prompt, whose state this one takes
 
     @property
-    def job(self) -> Job:
-        """The job that the prompt belongs to."""
-        return self.choices[0].job
+    def prompt(self) -> list[int]:
+        """The tokens."""
+        return self.job.prompts[self.number]
 
     @property
     def left(self) -> int:
-        """How many tokens are to be read. The last token is none of them: the first step reads it."""
+        """How many tokens are to be read, without the last one: the first step reads that."""
         return len(self.prompt) - 1 - self.state.position
 
 
@@ -45,54 +46,42 @@ class PromptReader:
     states are kept too: the state after a prompt is then a function of the prompt alone, to the bit.
     """
 
-    def __init__(self, model: LanguageModel, prefixes: PrefixStates, *, batch_invariant: bool = False) -> None:
+    def __init__(self, model: Network, prefixes: PrefixStates, *, batch_invariant: bool = False) -> None:
         self._model, self._prefixes, self._by_itself = model, prefixes, batch_invariant
         self._grid = CHUNK_GRID if batch_invariant else 1
 
-    def begin(self, choices: deque[Choice]) -> Reading:
-        """Begin with the prompt of these choices, where a kept state ends."""
-        job, number = choices[0].job, choices[0].prompt
+    def begin(self, job: Job, number: int) -> Reading:
+        """Begin with a prompt of a job, where a kept state ends."""
         prompt = job.prompts[number]
         marks = {*job.marks[number]} if job.marks else set()
         marks = {mark // self._grid * self._grid for mark in marks} | {len(prompt) - 1}
         if job.score_prompts:  # every token has to be read
             scores = [Scored(prompt[0], None, [])]
-            return Reading(choices, prompt, self._model.init_state(1), _rising(marks, 0, prompt), 0, scores)
+            return Reading(job, number, self._model.init_state(1), _rising(marks, 0, prompt), 0, scores)
         found = self._prefixes.find(prompt[:-1], self._grid)
         marks.add(found.shared // self._grid * self._grid)
         state = found.state or self._model.init_state(1)
-        return Reading(choices, prompt, state, _rising(marks, state.position, prompt), state.position)
+        return Reading(job, number, state, _rising(marks, state.position, prompt), state.position)
 
     @torch.no_grad()
-    def read(self, readings: Sequence[Reading], budget: int) -> int:
+    def read(self, readings: Sequence[Reading], budget: float) -> int:
         """Read up to `budget` tokens of these prompts in one pass, each no further than its next mark.
 
         Earlier ones come first. Returns how many tokens were read: with batch_invariant whole chunks, so the last of
         them may pass the budget. An error changes nothing.
         """
         pieces: list[tuple[Reading, int, int]] = []
-        left = budget
+        count = 0
         for reading in readings:
-            start = reading.state.position
+            start, left = reading.state.position, 0 if reading.same else reading.left
             if self._by_itself:
-                stop = min(start + reading.left, start + self._grid) if left > 0 else start
+                stop = start + min(left, self._grid) if count < budget else start
             else:
-                stop = min(start + reading.left, start + left, *reading.marks)
+                stop = int(min(start + left, start + budget - count, *reading.marks))
             if stop > start:
                 pieces.append((reading, start, stop))
-                left -= stop - start
-        if not pieces:
-            return 0
-        if len(pieces) == 1 or self._by_itself:
-            features, states, device = [], [], self._model.embedding.weight.device
-            for reading, start, stop in pieces:
-                tokens = torch.tensor([reading.prompt[start:stop]], device=device)
-                hidden, state = self._model.extend(tokens, reading.state)
-                features.append(hidden[0])
-                states.append(state)
-        else:
-            documents = [reading.prompt[start:stop] for reading, start, stop in pieces]
-            features, states = self._model.extend_documents(documents, [reading.state for reading, *_ in pieces])
+                count += stop - start
+        features, states = self._extend(pieces)
         scores = [
             self._score(found, reading.prompt[start + 1 : stop + 1], reading.job.top or 0)
             if reading.job.score_prompts
@@ -105,7 +94,22 @@ class PromptReader:
             if reading.marks and reading.marks[0] == stop:
                 reading.marks.popleft()
                 self._prefixes.keep(reading.prompt[:stop], state)
-        return budget - left
+        for reading in readings:
+            if reading.same is not None:
+                reading.state = reading.same.state
+        return count
+
+    def _extend(self, pieces: Sequence[tuple[Reading, int, int]]) -> tuple[list[Tensor], list[LMState]]:
+        """Return (features [T,D], state after it) of each piece, tokens start to stop of a prompt."""
+        documents = [reading.prompt[start:stop] for reading, start, stop in pieces]
+        states = [reading.state for reading, *_ in pieces]
+        if len(pieces) > 1 and not self._by_itself:
+            return self._model.extend_documents(documents, states)
+        features, device = [], self._model.embedding.weight.device
+        for number, tokens in enumerate(documents):
+            hidden, states[number] = self._model.extend(torch.tensor([tokens], device=device), states[number])
+            features.append(hidden[0])
+        return features, states
 
     def _score(self, hidden: Tensor, targets: list[int], top: int) -> list[Scored]:
         """Return the log-probabilities of tokens `targets` [T], predicted by features [T,D]."""

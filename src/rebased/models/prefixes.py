@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rebased.mixers import map_tensors, tensors_of
-from rebased.models import LMState
+from rebased.models.network import LMState
 
 GRID = 64  # tokens; a beginning that two prompts share is noticed at multiples of this
 NOTED = 65_536  # beginnings that are remembered by their digest alone

@@ -1,0 +1,70 @@
+"""A job, which asks for sequences after prompts, and the events that tell what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from rebased.models.options import GenerateOptions
+
+FinishReason = Literal["stop", "length"]
+"""Why a sequence ended, in OpenAI's words. "stop": the end-of-text token or a stop string. "length": max_tokens are
+made, or the model has no more positions."""
+
+
+class Scored(NamedTuple):
+    """A token with its log-probability under the model, and the most probable tokens in its place."""
+
+    token: int
+    logprob: float | None  # None for the first token of a prompt, which nothing precedes
+    top: list[tuple[int, float]]  # (token, log-probability), the most probable first
+
+
+class PromptRead(NamedTuple):
+    """A prompt is read."""
+
+    prompt: int  # its number
+    cached: int  # tokens that were not read again, because another prompt began with them
+    scores: list[Scored]  # one per token, if they were asked for
+
+
+class Made(NamedTuple):
+    """A sequence got a token, or is over."""
+
+    sequence: int  # its number: those of the first prompt come first
+    scored: Scored | None  # None if the sequence gets no token at all (only_read)
+    text: str  # the text that became whole with it
+    finish_reason: FinishReason | None  # None while the sequence goes on
+
+
+class Failed(NamedTuple):
+    """The job is over without a result."""
+
+    kind: Literal["prompt", "step", "model", "timeout", "stopped"]  # the last two: whoever runs the scheduler ended it
+    message: str
+    error: Exception | None = None
+
+
+Event = PromptRead | Made | Failed
+
+
+@dataclass(eq=False)
+class Job:
+    """Prompts, as tokens, and what is asked of the sequences after them: options.n per prompt.
+
+    Nothing follows a Failed, nor the finish_reason of its last sequence.
+    """
+
+    prompts: list[list[int]]
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+    top: int | None = None  # how many of the most probable tokens come with each token; None: no log-probabilities
+    score_prompts: bool = False  # whether tokens of prompts are scored too
+    only_read: bool = False  # whether prompts are read, and scored, and nothing is written after them
+    marks: Sequence[Sequence[int]] = ()  # per prompt: numbers of tokens after which a state is worth keeping
+    keep_end: bool = False  # whether the state at the end of a sequence is worth keeping: a chat goes on from there
+    over: bool = False  # set by the scheduler, as the next one
+    left: int = 0  # sequences that are not over
+
+    @property
+    def count(self) -> int:
+        """How many sequences there are."""
+        return len(self.prompts) * self.options.n
