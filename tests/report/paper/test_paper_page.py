@@ -20,7 +20,7 @@ from rebased.report.paper.finding import Finding
 from rebased.report.paper.gamma import decay_table, decays_of, describe_decays
 from rebased.report.paper.page import PaperPage
 from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
-from rebased.report.probe.schema import check_probe
+from rebased.report.probe.files import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
