@@ -55,7 +55,7 @@ def open_model(
     config = _config(path)
     if "task" not in config:
         return open_text_model(path, tokenizer, data, device)
-    task = config["task"].get("name", "mqar")
+    task = config["task"]["name"]
     if task not in RECALL_TASKS:
         raise ValueError(
             f"{path} was trained on the task {task!r}, which has no keys and values; give a run on "

@@ -67,9 +67,9 @@ class _Mixer(Part):
 class _Model(Part):
     mixers: Annotated[list[_Mixer], Field(min_length=1, max_length=MAX_LAYERS)]
     d_model: Size
-    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 1
-    vocab_size: Size = 1
-    max_len: Size = 1
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    vocab_size: Size
+    max_len: Size
 
 
 class _Segment(Part):
@@ -84,7 +84,7 @@ Segments = Annotated[list[_Segment], Field(min_length=1)]
 
 
 class _Task(Part):
-    name: Name = "mqar"
+    name: Name
     train: Segments
     test: Segments
     held_out: list[_Segment] | None = None
