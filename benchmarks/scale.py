@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import machine
 from benchmarks.scale_counts import count
+from benchmarks.scaling import FP32, WAYS, all_reduce_bytes, sent_bytes
 
-from rebased.analysis.scaling import FP32, WAYS, all_reduce_bytes, sent_bytes
 from rebased.data import TextBatch
 from rebased.files import replacing
 from rebased.models import LanguageModel, LMConfig, preset

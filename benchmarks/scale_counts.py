@@ -9,7 +9,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from rebased.analysis.scaling import BF16, Model
+from benchmarks.scaling import BF16, Model
+
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.models.block import Block
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
 from benchmarks.scale_counts import count, handed_on, state_bytes
-
-from rebased.analysis.scaling import (
+from benchmarks.scaling import (
     BF16,
     TRAINED,
     Cluster,
@@ -36,6 +35,7 @@ from rebased.analysis.scaling import (
     shard_bytes,
     training_step,
 )
+
 from rebased.files import replacing
 from rebased.models import LanguageModel, LMConfig, preset, shape_of
 from rebased.runs.lm_config import LMTrainConfig

@@ -6,9 +6,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.scale_report import CLUSTER, GPUS, serve, step
+from benchmarks.scaling import Way
 from docs.images.style import save
-
-from rebased.analysis.scaling import Way
 
 
 def draw_training(pyplot: Any, colours: dict[str, str]) -> Any:

@@ -112,9 +112,11 @@ def seal(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def unseal(tree: dict[str, Any]) -> dict[str, Any]:
-    """What `seal` was given. Raises ValueError if it was changed since. Data without a checksum are returned as is."""
+    """What `seal` was given. Raises ValueError if it was changed since, or has no checksum."""
     content = {key: value for key, value in tree.items() if key != "sha256"}
-    if "sha256" in tree and seal(content) != tree:
+    if "sha256" not in tree:
+        raise ValueError("it has no checksum")
+    if seal(content) != tree:
         raise ValueError("its checksum is not that of its contents")
     return content
 
@@ -144,14 +146,14 @@ def parse_json(content: bytes | str, source: str) -> Any:
     try:
         value = json.loads(content)
     except RecursionError:
-        raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels; that is none of ours") from None
+        raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels") from None
     except ValueError as error:  # also of bytes that are not UTF-8, and of numbers with thousands of digits
         raise ValueError(f"{source} is not JSON: {error}") from error
     level, depth = [value], 0
     while level := [child for each in level if isinstance(each, dict | list) for child in _children(each)]:
         depth += 1
         if depth > JSON_DEPTH:
-            raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels; that is none of ours")
+            raise ValueError(f"{source} is nested deeper than {JSON_DEPTH} levels")
     return value
 
 

@@ -22,6 +22,7 @@ from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import read_chunks
+from rebased.files import seal
 
 zstandard = pytest.importorskip("zstandard")
 WORDS = [
@@ -337,10 +338,11 @@ def test_a_changed_manifest_is_found(mixed: PrepareConfig, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"manifest\.json is damaged: its checksum is not that of its contents"):
         Corpus(tmp_path / "out")
     del manifest["sha256"]
-    path.write_text(json.dumps(manifest))  # as older versions wrote it
-    assert Corpus(tmp_path / "out", verify=True).splits["train"].tokens
-    shard["token_file"]["file"] = "../outside.bin"
     path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: it has no checksum; copy it again"):
+        Corpus(tmp_path / "out")
+    shard["token_file"]["file"] = "../outside.bin"
+    path.write_text(json.dumps(seal(manifest)))
     with pytest.raises(ValueError, match=r"splits\.train\.shards\.0\.token_file\.file"):
         Corpus(tmp_path / "out")
 

@@ -22,7 +22,7 @@ from rebased.train.sweep import read_sweep
 from tiny_run import TINY, tiny
 
 RESULTS = Path(__file__).parents[2] / "results"
-BUNDLES = sorted(path for suffix in ("xz", "gz") for path in RESULTS.glob(f"*.jsonl.{suffix}"))
+BUNDLES = sorted(path for suffix in ("xz", "gz") for path in RESULTS.rglob(f"*.jsonl.{suffix}"))
 
 
 def recorded(path: Path) -> list[tuple[type[Config], Run]]:

@@ -194,7 +194,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 def test_shipped_sweeps_are_all_named_here() -> None:
     names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
     sizes = {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
-    assert names == sizes | {"enwik8", "table3-quick"} | {f"campaign-{name}" for name in CAMPAIGN}
+    assert names == sizes | {"enwik8", "table3-quick"}
 
 
 def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
@@ -202,29 +202,33 @@ def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
         read_sweep(write(tmp_path, {"train.lr": [-1, -2]}), {})
 
 
-CAMPAIGN = {
-    "table1": 180,
-    "figures": 120,
-    "figure7": 48,
-    "extrapolation": 15,
-    "table3": 210,
+EVIDENCE = {
+    "table1-t256": 180,
+    "figure1-t256": 120,
+    "figure7-t256": 48,
+    "extrapolation-d64": 15,
+    "table3-16-epochs": 210,
     "table3-heads": 80,
-    "kernels": 40,
-    "mamba": 24,
-    "rwkv": 12,
-    "decay": 5,
-    "enwik8": 9,
-    "enwik8-keys": 6,
+    "kernels-rms-norm": 40,
+    "figure1-mamba-init": 24,
+    "figure1-rwkv-rates": 12,
+    "figure10-weight-decay": 5,
+    "enwik8-six-passes": 9,
+    "enwik8-wide-keys": 6,
 }
 
 
-@pytest.mark.parametrize("name", CAMPAIGN)
-def test_the_campaign_has_as_many_runs_as_the_guide_says(name: str) -> None:
-    plan = plan_of(f"campaign-{name}")
-    assert (len(plan.runs), plan.merged) == (CAMPAIGN[name], 0)
-    assert f"| `campaign-{name}` | {CAMPAIGN[name]} |" in (ROOT / "docs" / "sweeps.md").read_text()
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_the_sweeps_of_the_evidence_have_as_many_runs_as_the_guide_says(name: str) -> None:
+    plan = plan_of(str(ROOT / "results" / name / "sweep.yaml"))
+    assert (len(plan.runs), plan.merged) == (EVIDENCE[name], 0)
+    assert f"| `{name}` | {EVIDENCE[name]} |" in (ROOT / "docs" / "sweeps.md").read_text()
     precisions = {run.config.train.precision for run in plan.runs}
     assert precisions == ({"bf16"} if name.startswith("enwik8") else {"tf32"})
+
+
+def test_every_sweep_beside_results_is_named_here() -> None:
+    assert {path.parent.name for path in (ROOT / "results").glob("*/sweep.yaml")} == EVIDENCE.keys()
 
 
 def test_figure_1_has_the_papers_tasks_and_heads_has_its_heads() -> None:

@@ -1,6 +1,7 @@
 """rebased lm eval: the perplexity of a trained language model on all, AR and non-AR tokens."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from rebased.cli.results import progress_bars
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
-from rebased.evaluate.ngrams import count_stream
+from rebased.evaluate.ngrams import NgramCounts, count_stream
 from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
 from rebased.ops.backend import choose_device
@@ -131,11 +132,8 @@ def lm_eval(
     with progress_bars(console) as begin_bar:
         counts = None
         if max_count is not None:
-            if split == "train":
-                raise ValueError("--max-count counts the training split, and --split is that one; measure another")
-            stream, measured = trained.corpus.stream("train"), trained.corpus.stream(split)
             on_progress = begin_bar("counting the training split")
-            counts = count_stream(stream, order, trained.corpus.vocab_size, among=measured, on_progress=on_progress)
+            counts = count_training(trained.corpus, split, order, on_progress)
         rule = ARRule(order, parse_reset_token(reset_token, trained.corpus), counts, max_count)
         scores = evaluate_text(
             trained.model,
@@ -175,6 +173,14 @@ def lm_eval(
     }
     to.emit(about | numbers(summary, bits))
     return 0
+
+
+def count_training(corpus: Corpus, split: str, order: int, on_progress: Callable[[int, int], None]) -> NgramCounts:
+    """How often the n-grams of a split occur in the training split, for --max-count."""
+    if split == "train":
+        raise ValueError("--max-count counts the training split, and --split is that one; measure another")
+    stream, measured = corpus.stream("train"), corpus.stream(split)
+    return count_stream(stream, order, corpus.vocab_size, among=measured, on_progress=on_progress)
 
 
 def check_length(length: int, trained: Trained, option: str) -> int:

@@ -119,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _unsealed(path: Path, content: Any) -> Any:
-    """The content of manifest.json without its checksum, which manifests of older versions do not have."""
+    """The content of manifest.json without its checksum."""
     try:
         return unseal(content) if isinstance(content, dict) else content
     except ValueError as error:

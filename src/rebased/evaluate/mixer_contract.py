@@ -7,10 +7,10 @@ Every check builds the mixer as a model does, at a small size on the CPU, with a
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,130 +68,62 @@ def _results(name: str) -> Iterator[CheckResult]:
             yield CheckResult(check.name, "failed", f"{kind}{error} ({check.why})")
 
 
+def _checks(
+    run: Callable[..., None], why: str, cases: Mapping[str, dict[str, Any]] | None = None, *, compares: bool = True
+) -> list[Check]:
+    """The checks of one function: one per case, {label in the check's name: arguments}, or a single one."""
+    if cases is None:
+        return [Check(run.__name__, why, run, compares=compares)]
+    return [
+        Check(f"{run.__name__}[{label}]", why, partial(run, **arguments), compares=compares)
+        for label, arguments in cases.items()
+    ]
+
+
 def _list_checks() -> list[Check]:
-    floats = (torch.float64, torch.float32)
-    lengths = "some sequence lengths do not work"
+    of = mixer_checks
+    floats = {_short(dtype): {"dtype": dtype} for dtype in (torch.float64, torch.float32)}
+    pieces = {
+        f"{_pieces(split)}, {name}": {"pieces": split, **dtype}
+        for split, (name, dtype) in product(SPLITS, floats.items())
+    }
+    shards = {f"n={n}, {name}": {"count": n, **dtype} for n, (name, dtype) in product((1, 3, 7, 21), floats.items())}
     leak = "the model is trained on tokens that it must predict"
-    spreads = "one bad number hides where it came from"
-    gradient = "training does not follow the loss"
     generation = "generation gives other tokens than training"
-    checks = [
-        Check(f"keeps_shape[T={n}]", lengths, partial(mixer_checks.keeps_shape, length=n), compares=False)
-        for n in mixer_checks.LENGTHS
-    ]
-    checks += [
-        Check(
-            "output_is_finite",
-            "a model cannot be trained with such numbers",
-            mixer_checks.output_is_finite,
-            compares=False,
-        )
-    ]
-    checks += [
-        Check(
-            f"keeps_dtype[{_short(dtype)}]",
-            "the residual stream changes its dtype",
-            partial(mixer_checks.keeps_dtype, dtype=dtype),
-        )
-        for dtype in floats
-    ]
-    checks += [Check("computes_in_bfloat16", "it cannot be trained in bfloat16", mixer_checks.computes_in_bfloat16)]
-    checks += [
-        Check(f"never_looks_ahead[at={n}]", leak, partial(mixer_checks.never_looks_ahead, at=n)) for n in (1, 10, 20)
-    ]
-    checks += [
-        Check(
-            f"not_finite_reaches_no_other[{value}]",
-            spreads,
-            partial(mixer_checks.not_finite_reaches_no_other, value=value),
-        )
-        for value in (math.nan, math.inf)
-    ]
-    checks += [
-        Check("gradients_never_look_ahead", leak, mixer_checks.gradients_never_look_ahead),
-        Check("every_parameter_has_gradient", "a weight is never trained", mixer_checks.every_parameter_has_gradient),
-        Check("gradients_match_differences", gradient, mixer_checks.gradients_match_differences),
-    ]
-    checks += [
-        Check(
-            f"extend_is_forward_in_pieces[{_pieces(pieces)}, {_short(dtype)}]",
-            generation,
-            partial(mixer_checks.extend_is_forward_in_pieces, pieces=pieces, dtype=dtype),
-        )
-        for pieces, dtype in product(SPLITS, floats)
-    ]
-    checks += [
-        Check(
-            f"state_has_declared_size[T={n}]",
+    lengths = {f"T={n}": {"length": n} for n in of.LENGTHS}
+    return [
+        *_checks(of.keeps_shape, "some sequence lengths do not work", lengths, compares=False),
+        *_checks(of.output_is_finite, "a model cannot be trained with such numbers", compares=False),
+        *_checks(of.keeps_dtype, "the residual stream changes its dtype", floats),
+        *_checks(of.computes_in_bfloat16, "it cannot be trained in bfloat16"),
+        *_checks(of.never_looks_ahead, leak, {f"at={n}": {"at": n} for n in (1, 10, 20)}),
+        *_checks(
+            of.not_finite_reaches_no_other,
+            "one bad number hides where it came from",
+            {f"{value}": {"value": value} for value in (math.nan, math.inf)},
+        ),
+        *_checks(of.gradients_never_look_ahead, leak),
+        *_checks(of.every_parameter_has_gradient, "a weight is never trained"),
+        *_checks(of.gradients_match_differences, "training does not follow the loss"),
+        *_checks(of.extend_is_forward_in_pieces, generation, pieces),
+        *_checks(
+            of.state_has_declared_size,
             "reports show a wrong state size",
-            partial(mixer_checks.state_has_declared_size, length=n),
-            compares=False,
-        )
-        for n in (1, 5, 21)
-    ]
-    checks += [
-        Check(
-            "given_state_is_not_changed", "a prompt cannot be continued twice", mixer_checks.given_state_is_not_changed
-        )
-    ]
-    checks += [
-        Check(f"slots_are_extend[{_short(dtype)}]", generation, partial(mixer_checks.slots_are_extend, dtype=dtype))
-        for dtype in floats
-    ]
-    checks += [
-        Check(
-            f"shards_are_the_whole[n={count}, {_short(dtype)}]",
-            "context parallelism trains another model",
-            partial(mixer_checks.shards_are_the_whole, count=count, dtype=dtype),
-        )
-        for count, dtype in product((1, 3, 7, 21), floats)
-    ]
-    checks += [
-        Check(
-            f"documents_are_apart[{_short(dtype)}]",
-            "a packed document sees another one",
-            partial(mixer_checks.documents_are_apart, dtype=dtype),
-        )
-        for dtype in floats
-    ]
-    checks += [
-        Check(
-            f"prompts_are_apart[{_short(dtype)}]",
-            "a prompt that is read together with others sees them",
-            partial(mixer_checks.prompts_are_apart, dtype=dtype),
-        )
-        for dtype in floats
-    ]
-    checks += [
-        Check(
-            f"attention_map_is_forward[{_short(dtype)}]",
-            "a probe shows another matrix than the model uses",
-            partial(mixer_checks.attention_map_is_forward, dtype=dtype),
-        )
-        for dtype in floats
-    ]
-    checks += [
-        Check("rows_are_apart", "sequences of a batch see each other", mixer_checks.rows_are_apart),
-        Check("weights_decide_everything", "results cannot be reproduced", mixer_checks.weights_decide_everything),
-        Check(
-            "config_matches_constructor",
-            "configs cannot name it",
-            mixer_checks.config_matches_constructor,
+            {f"T={n}": {"length": n} for n in (1, 5, 21)},
             compares=False,
         ),
-        Check(
-            "name_stands_for_one_class",
-            "a config's name has two meanings",
-            mixer_checks.name_stands_for_one_class,
-            compares=False,
-        ),
-        Check(
-            "residual_projections_exist",
-            "initial weights are not what it declares",
-            mixer_checks.residual_projections_exist,
-        ),
+        *_checks(of.given_state_is_not_changed, "a prompt cannot be continued twice"),
+        *_checks(of.slots_are_extend, generation, floats),
+        *_checks(of.shards_are_the_whole, "context parallelism trains another model", shards),
+        *_checks(of.documents_are_apart, "a packed document sees another one", floats),
+        *_checks(of.prompts_are_apart, "a prompt that is read together with others sees them", floats),
+        *_checks(of.attention_map_is_forward, "a probe shows another matrix than the model uses", floats),
+        *_checks(of.rows_are_apart, "sequences of a batch see each other"),
+        *_checks(of.weights_decide_everything, "results cannot be reproduced"),
+        *_checks(of.config_matches_constructor, "configs cannot name it", compares=False),
+        *_checks(of.name_stands_for_one_class, "a config's name has two meanings", compares=False),
+        *_checks(of.residual_projections_exist, "initial weights are not what it declares"),
     ]
-    return checks
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,8 +1,8 @@
 """Collect runs from folders of runs and sweeps, from single records and from compressed bundles.
 
 A bundle is a file of many records. Before each record there is a line of type "folder" with the name of the run's
-folder. The suffix `.xz` or `.gz` says how the bundle is compressed. Damaged lines, and records that no run can have
-written, are left out, counted and named. Memory is bounded, whatever a file holds (limits.py).
+folder. The suffix `.xz` or `.gz` says how the bundle is compressed. Damaged lines and impossible records are left out,
+counted and named. Memory is bounded, whatever a file holds (record.py).
 """
 
 import gzip
@@ -17,14 +17,13 @@ from typing import Any
 
 from rebased.config import plural
 from rebased.files import replacing
-from rebased.runs import sweep_log
 from rebased.runs.finished import Run
-from rebased.runs.limits import MAX_LINES, MAX_NAMED, MAX_TEXT, OPENERS, TooLarge, parse_line, read_lines
-from rebased.runs.record import CHECKSUM, RECORD, end_checksum
-from rebased.runs.record_schema import check_run, is_of_language_model, is_whole, is_whole_epoch
+from rebased.runs.record import CHANGED, OPENERS, RECORD, TooLarge, scan
+from rebased.runs.record_schema import MAX_LINES, MAX_TEXT, check_run, is_of_language_model, is_whole, is_whole_epoch
+from rebased.runs.sweep_log import LOG, SweepLog
 
 ENDED = ("done", "diverged")  # the statuses of runs that have a result
-CHANGED = "changed"  # the status of a record whose checksum does not fit
+MAX_NAMED = 100  # records that are named because they are left out; all are counted
 BUNDLES = ("*.jsonl.gz", "*.jsonl.xz")
 TORN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, TooLarge)
 
@@ -73,8 +72,8 @@ def gather(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lamb
                     found.others.append(less)
         on_progress(n, len(files))
     for path in paths:
-        for log in sorted(path.rglob(sweep_log.LOG)) if path.is_dir() else ():
-            read_sweep(log, found)
+        for log in sorted(path.rglob(LOG)) if path.is_dir() else ():
+            read_sweep(log.parent, found)
     for run in runs.values():
         (found.lm_runs if is_of_language_model(run.lines[0]) else found.runs).append(run)
     return found
@@ -146,48 +145,24 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
         found.damaged_files.append(f"{path.parent.name}/{path.name}")
 
 
-def read_sweep(path: Path, found: Collection) -> None:
+def read_sweep(folder: Path, found: Collection) -> None:
     """Add to `found` which runs a sweep has planned and which of them failed."""
-    damaged = found.damaged_lines
-    for line in whole_lines(path, found):
-        if not sweep_log.is_whole(line):
-            found.damaged_lines += 1
-        elif line["type"] == "sweep":
-            found.asked |= set(line["runs"])
-        elif line["type"] == "failed":
-            found.failures[line["digest"]] = line["error"][:MAX_TEXT]
-        elif line["type"] == "retry":
-            found.failures.pop(line["digest"], None)
-    if found.damaged_lines > damaged:
-        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+    log = SweepLog(folder)
+    found.asked |= log.asked
+    found.failures |= {digest: error[:MAX_TEXT] for digest, error in log.failures.items()}
+    if log.damaged:
+        found.damaged_lines += log.damaged
+        found.damaged_files.append(f"{folder.name}/{LOG}")
 
 
 def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
-    """The intact lines of a record. Others are counted as damaged, except an unfinished last line: it is being
-    written. The status of a record whose checksum does not fit its lines, though all are intact, is CHANGED."""
-    sha256, intact = hashlib.sha256(), True  # of the lines of one record
+    """The intact lines of a record or bundle. Others are counted as damaged."""
     try:
-        for text in read_lines(path):
-            if text and not text.endswith(b"\n"):
-                return
-            try:
-                line = parse_line(text)
-                whole = is_whole(line)
-            except ValueError:
-                whole = False
-            if not whole:
+        for _, line in scan(path, is_whole):
+            if line is None:
                 found.damaged_lines += 1
-                intact = False
-                continue
-            if line["type"] == "folder":
-                sha256, intact = hashlib.sha256(), True
-            elif line["type"] == "end" and CHECKSUM in line:
-                expected = line.pop(CHECKSUM)
-                if intact and end_checksum(sha256, line) != expected:
-                    line["status"] = CHANGED
             else:
-                sha256.update(text)
-            yield line
+                yield line
     except TORN:
         found.damaged_lines += 1  # a torn archive does not tell how many more there were
 

@@ -20,7 +20,7 @@ from rebased.runs.record import read_record
 from rebased.runs.record_schema import is_of_language_model
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.tasks import DEFAULT_TASK, AnyTask
+from rebased.tasks import AnyTask
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The name of its task. Old records do not name it; there was only one."""
-        return self.settings["task"].get("name", DEFAULT_TASK)
+        """The name of its task."""
+        return self.settings["task"]["name"]
 
     @cached_property
     def model(self) -> str:

@@ -12,7 +12,7 @@ from rebased.models import LanguageModel
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
-from rebased.runs.ship import ABOUT, SHIPPED
+from rebased.runs.shipped import ABOUT, MODELS
 
 SPARE_ROWS = 1024  # embedding rows that a model may have beyond the vocabulary
 
@@ -64,7 +64,7 @@ def open_text_model(
     is that of the prepared folder `data`, or of the text that the run was trained on. Raises ValueError if files are
     missing, the run was not trained on text, or the tokenizer is another one than the model's.
     """
-    path = SHIPPED if path is None else path
+    path = MODELS if path is None else path
     run = _check_run(path)
     model = load_model(path, device)
     trained_on = run.get("corpus") or _shipped_with(path)

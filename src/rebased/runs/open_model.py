@@ -11,8 +11,7 @@ from rebased.models import LanguageModel
 from rebased.models.weights import load_model
 from rebased.runs.load import TextModel, open_text_model
 from rebased.runs.record import RECORD, read_record
-from rebased.runs.ship import ABOUT, SHIPPED
-from rebased.runs.ship_recall import COMMANDS, SHIPPED_RECALL
+from rebased.runs.shipped import ABOUT, MODELS
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import TaskData
 
@@ -28,7 +27,8 @@ class RecallModel(NamedTuple):
 
 def shipped_models() -> dict[str, Path]:
     """Return the folders of the models that come with the package, by name: the MQAR models, then the text model."""
-    return {f"mqar/{name}": SHIPPED_RECALL / name for name in COMMANDS} | {"lm/stdlib-bytes": SHIPPED}
+    recall = {f"mqar/{name}": MODELS / "mqar" / name for name in ("rebased", "based", "attention")}
+    return recall | {"lm/stdlib-bytes": MODELS}
 
 
 def find_model(name: Path | str) -> Path:
@@ -55,7 +55,7 @@ def open_model(
     config = _config(path)
     if "task" not in config:
         return open_text_model(path, tokenizer, data, device)
-    task = config["task"].get("name", "mqar")
+    task = config["task"]["name"]
     if task not in RECALL_TASKS:
         raise ValueError(
             f"{path} was trained on the task {task!r}, which has no keys and values; give a run on "

@@ -2,21 +2,43 @@
 
 Each line has a "type". The first line is "run" (config, digest, code, machine). One "epoch" line per epoch follows, and
 "end" is the last. "resume" says that the run was resumed with other code or on another machine, "out_of_memory" that it
-continued with fewer sequences at once. In the file the last line also has a checksum of the whole record, which is
-compared and removed by whoever reads it; records of older versions have none.
+continued with fewer sequences at once. In the file of one run the last line also has a checksum of the whole record,
+which is compared and removed when the record is read.
+
+A bundle is a compressed file of many records (collect.py). Whatever a file holds, reading it takes bounded memory. A
+bundle of 100,000 runs is far below every bound: its lines have a few kilobytes, and compression makes it ten times
+smaller.
 """
 
+import gzip
 import hashlib
 import json
+import lzma
 import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rebased.files import NotSaved
-from rebased.runs.limits import parse_line
 
 RECORD = "record.jsonl"
 CHECKSUM = "sha256"  # a key of the last line
+CHANGED = "changed"  # the status of a record whose checksum does not fit
+
+MAX_LINE_BYTES = 2**24  # of one line: a sweep's line about 100,000 runs has two million
+MAX_RATIO = 1000  # of the size of a bundle to that of its file
+MIN_LINES = 10**5  # lines that a bundle may have in any case; else one per byte of its file
+MIN_UNPACKED = 2**26  # bytes that a bundle may have in any case
+MAX_DEPTH = 32  # of lists and mappings in one another: configs have six
+MAX_DIGITS = 20  # of a whole number: 64 bits have up to 20
+
+OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
+_LONG_NUMBER = re.compile(rb"\d{%d}" % (MAX_DIGITS + 1))
+
+
+class TooLarge(ValueError):
+    """A compressed file holds more than MAX_RATIO times its size, or more than one line per byte."""
 
 
 class Record:
@@ -89,7 +111,8 @@ class Record:
             self._read()
 
     def _read(self) -> None:
-        self.lines, errors, self.size = _read(self.path)
+        self.lines, errors = _read(self.path)
+        self.size = self.path.read_bytes().rfind(b"\n") + 1
         if errors and not self._skip_damaged:
             raise errors[0]
         self.damaged = len(errors)
@@ -119,7 +142,7 @@ def end_checksum(earlier: "hashlib._Hash", end: dict[str, Any]) -> str:
 def read_record(path: Path | str) -> list[dict[str, Any]]:
     """The complete lines of a record file, or of the record in a run's folder. A damaged line raises ValueError."""
     path = Path(path)
-    lines, errors, _ = _read(path / RECORD if path.is_dir() else path)
+    lines, errors = _read(path / RECORD if path.is_dir() else path)
     if errors:
         raise errors[0]
     return lines
@@ -136,34 +159,122 @@ def lines_so_far(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError], int]:
-    """(the valid lines, one error per damaged line, how many bytes the complete lines have)."""
-    data = path.read_bytes()
-    complete = data[: data.rfind(b"\n") + 1]
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[ValueError]]:
+    """(the intact lines, one error per damaged line)."""
     lines, errors = [], []
-    for number, text in enumerate(complete.splitlines(), start=1):
-        try:
-            line = parse_line(text)
-            valid = isinstance(line["type"], str) and (line["type"] != "end" or isinstance(line["status"], str))
-        except (ValueError, KeyError):
-            valid = False
-        if not valid:
-            errors.append(
-                ValueError(
-                    f"{path} is damaged in line {number}: {text[:60]!r} is not a record; repair the line, or remove "
-                    f"{path.parent} and train the run again"
-                )
-            )
-        else:
+    for number, (text, line) in enumerate(scan(path), start=1):
+        if line is not None:
             lines.append(line)
-    expected = lines[-1].pop(CHECKSUM, None) if lines and lines[-1]["type"] == "end" else None
-    if expected is not None and not errors:
-        earlier = hashlib.sha256(complete[: complete.rstrip(b"\n").rfind(b"\n") + 1])
-        if end_checksum(earlier, lines[-1]) != expected:
-            errors.append(
-                ValueError(
-                    f"{path} is damaged: its checksum is not that of its lines; restore it, or remove {path.parent} "
-                    "and train the run again"
-                )
+            continue
+        errors.append(
+            ValueError(
+                f"{path} is damaged in line {number}: {text[:60].rstrip()!r} is not a record; repair the line, or "
+                f"remove {path.parent} and train the run again"
             )
-    return lines, errors, len(complete)
+        )
+    if lines and lines[-1].get("status") == CHANGED:
+        errors.append(
+            ValueError(
+                f"{path} is damaged: its checksum is not that of its lines; restore it, or remove {path.parent} "
+                "and train the run again"
+            )
+        )
+    return lines, errors
+
+
+def is_line(line: dict[str, Any]) -> bool:
+    """True if the object has a type, and a status if it is the end of a record."""
+    kind = line.get("type")
+    return isinstance(kind, str) and (kind != "end" or isinstance(line.get("status"), str))
+
+
+def scan(
+    path: Path, is_whole: Callable[[dict[str, Any]], bool] = is_line
+) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """(bytes, content) of each line of a record or bundle. The content of a damaged line is None.
+
+    A last line without a line break is being written and is left out. If all lines of a record are intact and its
+    checksum does not fit them, its status becomes CHANGED. Raises TooLarge, and what gzip and lzma raise.
+    """
+    sha256, intact = hashlib.sha256(), True  # of one record
+    for text in read_lines(path):
+        if text and not text.endswith(b"\n"):
+            return
+        line = _parsed(text, is_whole)
+        if line is None:
+            intact = False
+        elif line["type"] == "folder":  # the next record of a bundle
+            sha256, intact = hashlib.sha256(), True
+        elif line["type"] == "end" and CHECKSUM in line:
+            expected = line.pop(CHECKSUM)
+            if intact and end_checksum(sha256, line) != expected:
+                line["status"] = CHANGED
+        else:
+            sha256.update(text)
+        yield text, line
+
+
+def _parsed(text: bytes, is_whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    try:
+        line = parse_line(text)
+    except ValueError:
+        return None
+    return line if is_whole(line) else None
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a record or bundle, each with its line break; b"" in place of a line that is too long.
+
+    The last one has no line break if it is still being written. Raises TooLarge, and what gzip and lzma raise.
+    """
+    size = path.stat().st_size
+    packed = path.suffix in (".gz", ".xz")
+    most_bytes, most_lines = max(MIN_UNPACKED, MAX_RATIO * size), max(MIN_LINES, size)
+    unpacked = lines = 0
+    skipping = False  # a line that is too long arrives in several pieces
+    with OPENERS.get(path.suffix, open)(path, "rb") as file:
+        while piece := file.readline(MAX_LINE_BYTES):
+            unpacked += len(piece)
+            if packed and unpacked > most_bytes:
+                raise TooLarge(f"it holds more than {most_bytes:,} bytes, {MAX_RATIO} times its size")
+            ended = piece.endswith(b"\n") or len(piece) < MAX_LINE_BYTES
+            if ended:
+                lines += 1
+                if packed and lines > most_lines:
+                    raise TooLarge(f"it holds more than {most_lines:,} lines")
+                yield b"" if skipping else piece
+            skipping = not ended
+    if skipping:
+        yield b""
+
+
+def parse_line(text: bytes) -> dict[str, Any]:
+    """A line of a record. Raises ValueError if it is not a JSON object, too deep or has a number too long."""
+    parse_int = _parse_int if _LONG_NUMBER.search(text) else None
+    try:
+        line = json.loads(text.decode(), parse_int=parse_int, parse_constant=_refuse)
+        too_deep = text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(line) > MAX_DEPTH
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    if not isinstance(line, dict):
+        raise ValueError("it is not a JSON object")
+    if b"\\u" in text:
+        json.dumps(line, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    return line
+
+
+def _depth(tree: Any) -> int:
+    inside = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    return 0 if inside is None else 1 + max(map(_depth, inside), default=0)
+
+
+def _parse_int(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number in JSON")

@@ -4,21 +4,19 @@ Only what a report reads is described here. Other settings may be anything: user
 """
 
 from itertools import pairwise
+from math import isfinite
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from rebased.config import short
-from rebased.runs.limits import MAX_COUNT, MAX_LAYERS, MAX_LINES, MAX_SIZE, MAX_TEXT, check_leaves
+from rebased.runs.record import is_line
+
+MAX_LINES = 10**6  # of one record: a line per ten steps of ten million
+MAX_TEXT = 1000  # characters of a name or another setting
+MAX_SIZE = 2**24  # of a width, a length, a vocabulary
+MAX_LAYERS = 1024
+MAX_COUNT = 2**53  # of examples, tokens, parameters, steps: whole numbers that a float holds
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
@@ -31,19 +29,19 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_COUNT)]
 Scalar = str | int | float | bool | None
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """A mapping in a record. Types are strict, and numbers are finite."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Code(_Part):
+class _Code(Part):
     version: Text
     commit: Text | None
     dirty: bool | None
 
 
-class _Machine(_Part):
+class _Machine(Part):
     cpu: Text
     cores: Count | None
     threads: Count | None
@@ -53,28 +51,28 @@ class _Machine(_Part):
     torch: Text
 
 
-class _Where(_Part):
+class _Where(Part):
     """A line of type "run" or "resume"."""
 
     code: _Code
     machine: _Machine
 
 
-class _Mixer(_Part):
+class _Mixer(Part):
     name: Name
     n_heads: Size | None = None
     qk_transform: Text | None = None
 
 
-class _Model(_Part):
+class _Model(Part):
     mixers: Annotated[list[_Mixer], Field(min_length=1, max_length=MAX_LAYERS)]
     d_model: Size
-    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 1
-    vocab_size: Size = 1
-    max_len: Size = 1
+    n_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    vocab_size: Size
+    max_len: Size
 
 
-class _Segment(_Part):
+class _Segment(Part):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[Word, Scalar]
 
@@ -85,66 +83,66 @@ class _Segment(_Part):
 Segments = Annotated[list[_Segment], Field(min_length=1)]
 
 
-class _Task(_Part):
-    name: Name = "mqar"
+class _Task(Part):
+    name: Name
     train: Segments
     test: Segments
     held_out: list[_Segment] | None = None
 
 
-class _SyntheticTraining(_Part):
+class _SyntheticTraining(Part):
     protocol: Literal["paper", "held_out"]
     lr: Annotated[float, Field(gt=0)]
     seed: int
 
 
-class _SyntheticConfig(_Part):
+class _SyntheticConfig(Part):
     task: _Task
     model: _Model
     train: _SyntheticTraining
 
 
-class _SyntheticRun(_Part):
+class _SyntheticRun(Part):
     digest: Name
     parameters: Count
     config: _SyntheticConfig
 
 
-class _Corpus(_Part):
+class _Corpus(Part):
     sha256: Name
 
 
-class _Data(_Part):
+class _Data(Part):
     folder: Text
     seq_len: Size
     isolate_documents: bool
 
 
-class _LMTraining(_Part):
+class _LMTraining(Part):
     seed: int
 
 
-class _LMConfig(_Part):
+class _LMConfig(Part):
     data: _Data
     model: _Model
     train: _LMTraining
 
 
-class _LMRun(_Part):
+class _LMRun(Part):
     digest: Name
     parameters: Count
     corpus: _Corpus
     config: _LMConfig
 
 
-class _Split(_Part):
+class _Split(Part):
     accuracy: Share
     by_length: dict[Number, Share]
     by_pairs: dict[Number, Share] = {}
     slices: dict[Name, Share] = {}
 
 
-class _Norm(_Part):
+class _Norm(Part):
     mean: float | None  # None: not finite
     sd: float | None
     low: float | None = None
@@ -152,7 +150,7 @@ class _Norm(_Part):
     counts: list[Count] | None = None  # compact records have no histogram
 
 
-class _Epoch(_Part):
+class _Epoch(Part):
     epoch: Annotated[int, Field(ge=0, le=MAX_LINES)]
     seconds: Seconds
     test_seconds: Seconds
@@ -161,7 +159,7 @@ class _Epoch(_Part):
     norms: dict[Number, dict[Text, _Norm]] | None = None
 
 
-class _AtDistance(_Part):
+class _AtDistance(Part):
     """AR tokens whose bigram was last seen 2^i to 2^(i+1) - 1 tokens ago."""
 
     nearest: Size
@@ -176,30 +174,43 @@ class _AtDistance(_Part):
         return self
 
 
-def _check_order(classes: list[_AtDistance]) -> list[_AtDistance]:
-    if any(one.nearest >= other.nearest for one, other in pairwise(classes)):
-        raise ValueError("the nearest distances should come first, each of them once")
-    return classes
+class _ByDistance(Part):
+    classes: Annotated[list[_AtDistance], Field(max_length=MAX_SIZE.bit_length())]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if any(one.nearest >= other.nearest for one, other in pairwise(self.classes)):
+            raise ValueError("the nearest distances should come first, each of them once")
+        return self
 
 
-_ByDistance = Annotated[list[_AtDistance], Field(max_length=MAX_SIZE.bit_length()), AfterValidator(_check_order)]
+def check(schema: type[BaseModel], value: object) -> None:
+    """Raise ValueError, which names the first wrong field, if a value does not fit a schema."""
+    try:
+        schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        given = "" if first["type"] == "missing" else f", not {short(first['input'])}"
+        raise ValueError(f"{where}: {first['msg']}{given}") from error
 
 
-_WHERE, _EPOCH, _SYNTHETIC, _LM = (TypeAdapter(kind) for kind in (_Where, _Epoch, _SyntheticRun, _LMRun))
-_BY_DISTANCE = TypeAdapter(_ByDistance)
+def _fits(schema: type[BaseModel], value: object) -> bool:
+    try:
+        check(schema, value)
+    except ValueError:
+        return False
+    return True
 
 
 def is_whole(line: dict[str, Any]) -> bool:
     """True if the line has the fields of its type that every kind of run has."""
-    kind = line.get("type")
-    if kind in ("run", "resume"):
-        return _fits(_WHERE, line)
-    return isinstance(kind, str) and (kind != "end" or isinstance(line.get("status"), str))
+    return is_line(line) and (line["type"] not in ("run", "resume") or _fits(_Where, line))
 
 
 def is_whole_epoch(line: dict[str, Any], run: dict[str, Any]) -> bool:
     """True if the line of an epoch has all its numbers and they are possible. `run` is the record's first line."""
-    return _fits(_EPOCH, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
+    return _fits(_Epoch, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
 
 
 def is_of_language_model(run: dict[str, Any]) -> bool:
@@ -208,25 +219,21 @@ def is_of_language_model(run: dict[str, Any]) -> bool:
 
 
 def check_run(run: dict[str, Any]) -> None:
-    """Raise ValueError if a record's first line lacks something that a report needs, or has what no run can have."""
-    try:
-        (_LM if is_of_language_model(run) else _SYNTHETIC).validate_python(run)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] == "missing" else f", not {short(first['input'])}"
-        raise ValueError(f"{where}: {first['msg']}{value}") from error
-    check_leaves(run["config"])
+    """Raise ValueError if a record's first line lacks something that a report needs, or has an impossible setting."""
+    check(_LMRun if is_of_language_model(run) else _SyntheticRun, run)
+    left = [run["config"]]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            left += [*node, *node.values()]
+        elif isinstance(node, list):
+            left += node
+        elif isinstance(node, str) and len(node) > MAX_TEXT:
+            raise ValueError(f"a setting has {len(node):,} characters: {node[:40]!r}...")
+        elif isinstance(node, float) and not isfinite(node):
+            raise ValueError(f"a setting is {node}")
 
 
 def is_by_distance(value: object) -> TypeGuard[list[dict[str, Any]]]:
     """True if it is what a run records of AR tokens by distance, with all numbers that a report needs."""
-    return _fits(_BY_DISTANCE, value)
-
-
-def _fits(schema: TypeAdapter[Any], value: object) -> bool:
-    try:
-        schema.validate_python(value)
-    except ValidationError:
-        return False
-    return True
+    return _fits(_ByDistance, {"classes": value})

@@ -1,10 +1,12 @@
-"""The configs that come with the package: their names, and how a command finds one by name."""
+"""The configs and models that come with the package: where they are, and how a command finds a config by name."""
 
 import difflib
 from pathlib import Path
 from typing import Literal
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+MODELS = Path(__file__).parents[1] / "shipped"
+ABOUT = "about.json"  # what the record of a shipped model's run says
 
 Kind = Literal["run", "lm", "sweep"]
 """What a config file describes: one run on a synthetic task, one run of a language model, or a sweep."""

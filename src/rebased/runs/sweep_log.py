@@ -22,7 +22,7 @@ REQUIRED: dict[str, dict[str, type]] = {  # keys that each type of line must hav
 }
 
 
-def is_whole(line: dict[str, Any]) -> bool:
+def _is_whole(line: dict[str, Any]) -> bool:
     """Whether a line has the keys that its type needs, with values of the right types."""
     required = REQUIRED.get(line["type"], {})
     present = all(isinstance(line.get(key), kind) for key, kind in required.items())
@@ -37,7 +37,7 @@ class SweepLog:
 
     @property
     def _lines(self) -> list[dict[str, Any]]:
-        return [line for line in self._record.lines if is_whole(line)]
+        return [line for line in self._record.lines if _is_whole(line)]
 
     @property
     def damaged(self) -> int:
@@ -54,6 +54,11 @@ class SweepLog:
             elif line["type"] == "retry":
                 errors.pop(line["digest"], None)
         return errors
+
+    @property
+    def asked(self) -> set[str]:
+        """The digests of all runs that the sweep has planned."""
+        return {digest for line in self._lines if line["type"] == "sweep" for digest in line["runs"]}
 
     def begin(self, source: Path, digests: Sequence[str]) -> None:
         """Append a line for a sweep that begins: the name of its file and the digests of its runs."""

@@ -20,7 +20,7 @@ from rebased.report.paper.finding import Finding
 from rebased.report.paper.gamma import decay_table, decays_of, describe_decays
 from rebased.report.paper.page import PaperPage
 from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
-from rebased.report.probe.schema import check_probe
+from rebased.report.probe.files import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
@@ -307,7 +307,8 @@ def test_runs_without_weight_decay_are_apart(tmp_path: Path) -> None:
     rows = [row[0] for row in decay_table([plain, without]).rows]
     assert rows == ["T = 128, D = 64, rate 0.01", "T = 128, D = 64, rate 0.01, weight decay 0"]
     assert describe_decays([plain, without]) == describe_decays([plain])  # no seed in common
-    assert describe_decays([plain]).endswith("Training without weight decay tests it (rebased sweep campaign-decay).")
+    sweep = "rebased sweep results/figure10-weight-decay/sweep.yaml"
+    assert describe_decays([plain]).endswith(f"Training without weight decay tests it ({sweep}).")
 
 
 def test_gamma_without_weight_decay_is_compared_with_gamma_with_it(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from rebased.runs.finished import Run
-from rebased.runs.limits import MAX_COUNT
 from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.record_schema import is_by_distance
+from rebased.runs.record_schema import MAX_COUNT, is_by_distance
 from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column

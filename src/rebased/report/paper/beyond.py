@@ -103,7 +103,7 @@ def slices_body(runs: Sequence[Run]) -> str:
             caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
             html += figure(panels._replace(name=f"beyond-{panels.name}"), caption)
             html += details("Show the numbers", tables.slice_table(results, kind).to_html())
-    return html + commands(["rebased sweep extrapolation", "rebased sweep campaign-extrapolation"])
+    return html + commands(["rebased sweep extrapolation", "rebased sweep results/extrapolation-d64/sweep.yaml"])
 
 
 def text_body(records: Sequence[Probe]) -> str:

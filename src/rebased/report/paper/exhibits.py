@@ -32,26 +32,26 @@ INSIDE = (
 PAGE = "rebased paper runs -o paper.html"
 TABLE_1_AGAIN = (
     "rebased sweep table1             # all of it: 960 runs",
-    "rebased sweep campaign-table1    # T = 256, D = 24 to 48, two to four rates: 180 runs",
+    "rebased sweep results/table1-t256/sweep.yaml  # T = 256, D = 24 to 48, two to four rates: 180 runs",
     "rebased sweep table1-small       # T = 256, D = 24 and 32, 12 epochs at one rate: 60 runs",
     PAGE,
 )
 FIGURE_1_AGAIN = (
     "rebased sweep figure1            # all of it: 2,000 runs",
-    "rebased sweep campaign-figures   # T = 128 and 256, D = 64 and 128, two rates, three seeds: 120 runs",
-    "rebased sweep campaign-rwkv      # RWKV at T = 128 with the other two rates: 12 runs",
-    "rebased sweep campaign-mamba     # Mamba with the paper's initialization: 24 runs",
+    "rebased sweep results/figure1-t256/sweep.yaml  # T = 128 and 256, D = 64 and 128, three seeds: 120 runs",
+    "rebased sweep results/figure1-rwkv-rates/sweep.yaml  # RWKV at T = 128 with the other two rates: 12 runs",
+    "rebased sweep results/figure1-mamba-init/sweep.yaml  # Mamba with the paper's initialization: 24 runs",
     "rebased sweep figure1-small      # T = 128 and 512, D = 64 and 128, 16 epochs, one seed: 40 runs",
     PAGE,
 )
 FIGURE_10_AGAIN = (
     *FIGURE_1_AGAIN[:2],
-    "rebased sweep campaign-decay     # without weight decay, T = 256, D = 32, five seeds: 5 runs",
+    "rebased sweep results/figure10-weight-decay/sweep.yaml  # no weight decay, T = 256, D = 32, five seeds: 5 runs",
     PAGE,
 )
 TABLE_3_AGAIN = (
-    "rebased probe runs/table3 --sweep table3 --json table3.json            # all, 112 are trained: 280 runs",
-    "rebased probe runs/table3 --sweep campaign-table3 --json table3.json   # 16 epochs, 98 are trained: 210 runs",
+    "rebased probe runs/table3 --sweep table3 --json table3.json  # all, 112 are trained: 280 runs",
+    "rebased probe runs/table3 --sweep results/table3-16-epochs/sweep.yaml --json table3.json  # 98 of 210 are trained",
     "rebased paper table3.json -o paper.html",
 )
 
@@ -75,8 +75,8 @@ EXHIBITS = (
             "rebased lm train --config lm/paper-checkpoint    # all of it: this, and the next two",
             "rebased lm train --config lm/based",
             "rebased lm train --config lm/attention",
-            "rebased sweep campaign-enwik8                    # the stand-in: enwik8, 4,500 steps, nine runs",
-            "rebased sweep campaign-enwik8-keys               # the same with keys of 128, six runs",
+            "rebased sweep results/enwik8-six-passes/sweep.yaml  # the stand-in: enwik8, 4,500 steps, nine runs",
+            "rebased sweep results/enwik8-wide-keys/sweep.yaml  # the same with keys of 128, six runs",
             "rebased sweep enwik8 --train.steps 600           # shorter; docs/measurements/enwik8.md has the rest",
             PAGE,
         ),

@@ -125,7 +125,7 @@ def decays_of(evidence: Evidence) -> list[Decay]:
 def describe_decays(decays: Sequence[Decay]) -> str:
     """How far the paper's weight decay alone gives the gamma that was measured, and what came of a test."""
     tested = " ".join(compare_without_decay(decays))
-    untested = "Training without weight decay tests it (rebased sweep campaign-decay)."
+    untested = "Training without weight decay tests it (rebased sweep results/figure10-weight-decay/sweep.yaml)."
     decays = [decay for decay in decays if decay.weight_decay == PAPERS.weight_decay]
     off = [abs(fmean(decay.gamma) - fmean(decay.alone)) for decay in decays]
     ours = [fmean(decay.gamma) for decay in decays]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts.text_model import MAX_BYTES, ship
 
 from data.small_tokenizer import write_small_tokenizer
 from forked_python import run_code
@@ -13,7 +14,7 @@ from rebased.data import write_corpus
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.load import open_text_model
 from rebased.runs.record import read_record
-from rebased.runs.ship import ABOUT, MAX_BYTES, SHIPPED, ship
+from rebased.runs.shipped import ABOUT, MODELS
 from rebased.train import train
 from tiny_lm_run import tiny
 
@@ -22,8 +23,8 @@ CODE = "def add(self, name, value=None):\n    if value is None:\n        return 
 
 
 def test_the_shipped_model_is_small_and_whole() -> None:
-    about, card = json.loads((SHIPPED / ABOUT).read_text()), (SHIPPED / "README.md").read_text()
-    assert (SHIPPED / WEIGHTS).stat().st_size <= MAX_BYTES
+    about, card = json.loads((MODELS / ABOUT).read_text()), (MODELS / "README.md").read_text()
+    assert (MODELS / WEIGHTS).stat().st_size <= MAX_BYTES
     model, tokenizer = open_text_model(None)
     assert tokenizer.name == "bytes"
     assert model.num_parameters() == about["parameters"]

@@ -1,8 +1,7 @@
 """The cost model of many GPUs against sums made by hand."""
 
 import pytest
-
-from rebased.analysis.scaling import (
+from benchmarks.scaling import (
     Cluster,
     Model,
     Speed,

@@ -1,8 +1,8 @@
-"""The model that comes with the package: where it is, and how it is made from a finished run.
+"""Make the language model that comes with the package from a finished run.
 
     rebased data prepare -o data/stdlib
     rebased lm train --config lm/stdlib-bytes --out runs/stdlib-bytes
-    python -m rebased.runs.ship runs/stdlib-bytes
+    python scripts/text_model.py runs/stdlib-bytes
 
 The last command writes model.safetensors (weights in bf16), about.json (what the run's record says) and README.md (the
 card, made from about.json) into src/rebased/shipped.
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from rebased.config import load_config
 from rebased.files import replacing
 from rebased.models.weights import WEIGHTS, load_model, save_model
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
+from rebased.runs.shipped import ABOUT, MODELS, find_config
 
-SHIPPED = Path(__file__).parents[1] / "shipped"
-ABOUT = "about.json"
 MAX_BYTES = 4 * 10**6
-DEFAULTS = Path(__file__).parents[1] / "configs" / "lm" / "stdlib-bytes.yaml"
 
 CARD = """# The shipped model
 
@@ -48,12 +48,12 @@ Made by:
 ```
 rebased data prepare -o data/stdlib
 {command}
-python -m rebased.runs.ship runs/stdlib-bytes
+python scripts/text_model.py runs/stdlib-bytes
 ```
 """
 
 
-def ship(run: Path, folder: Path = SHIPPED) -> dict[str, Any]:
+def ship(run: Path, folder: Path = MODELS) -> dict[str, Any]:
     """Write the model of a finished run on bytes into `folder`, and return what about.json then says.
 
     Raises ValueError if the run is not done, was not trained on bytes, or is larger than 4 MB in bf16.
@@ -117,10 +117,7 @@ def _card(about: dict[str, Any], size: int) -> str:
 
 def _command(config: dict[str, Any]) -> str:
     """The command that trains this run: the config file, and each setting in which the run differs from it."""
-    from rebased.config import load_config
-    from rebased.runs.lm_config import LMRunConfig
-
-    plain = load_config(LMRunConfig, DEFAULTS).model_dump(mode="json")
+    plain = load_config(LMRunConfig, find_config("lm/stdlib-bytes", "lm")).model_dump(mode="json")
     words = [
         f"--{section}.{key} {value}"
         for section in ("data", "train")

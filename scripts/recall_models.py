@@ -1,7 +1,7 @@
-"""The small MQAR models that come with the package, for `rebased explore`: where they are, and how they are made.
+"""Make the small MQAR models that come with the package, for `rebased explore`, from finished runs.
 
     rebased train --config mqar/explorer --model.mixers.1.key_width 8 --out runs/explorer-rebased
-    python -m rebased.runs.ship_recall runs/explorer-rebased
+    python scripts/recall_models.py runs/explorer-rebased
 
 The last command writes model.safetensors, about.json (what the run's record says) and README.md (the card, made from
 about.json) into src/rebased/shipped/mqar/NAME. The name is that of the command in COMMANDS whose run it is.
@@ -17,11 +17,9 @@ from rebased.config import load_config
 from rebased.files import replacing
 from rebased.models.weights import WEIGHTS, load_model, save_model
 from rebased.runs.record import read_record
-from rebased.runs.ship import ABOUT, SHIPPED
-from rebased.runs.shipped import find_config
+from rebased.runs.shipped import ABOUT, MODELS, find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 
-SHIPPED_RECALL = SHIPPED / "mqar"
 CONFIG_NAME = "mqar/explorer"
 COMMANDS = {
     "rebased": {"model.preset": "rebased", "model.mixers.1.key_width": "8"},
@@ -50,7 +48,7 @@ Made by:
 
 ```
 {command}
-python -m rebased.runs.ship_recall {out}
+python scripts/recall_models.py {out}
 ```
 """
 
@@ -83,7 +81,7 @@ def ship_recall(run: Path, folder: Path | None = None) -> dict[str, Any]:
         "machine": first["machine"],
         "command": _command(name),
     }
-    folder = folder or SHIPPED_RECALL / name
+    folder = folder or MODELS / "mqar" / name
     folder.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
     with replacing(folder / ABOUT) as file:

@@ -5,25 +5,25 @@ import shlex
 from pathlib import Path
 
 import pytest
+from scripts.recall_models import COMMANDS, ship_recall
 
 from rebased.config import load_config
 from rebased.models.weights import WEIGHTS, load_model
-from rebased.runs import ship_recall as shipping
 from rebased.runs.open_model import RecallModel, find_model, open_model, shipped_models
 from rebased.runs.record import read_record
-from rebased.runs.ship import ABOUT
-from rebased.runs.ship_recall import COMMANDS, SHIPPED_RECALL, ship_recall
-from rebased.runs.shipped import find_config
+from rebased.runs.shipped import ABOUT, MODELS, find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
+from scripts import recall_models
 from tiny_run import tiny
 
+RECALL = MODELS / "mqar"
 MAX_BYTES = 60_000
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_shipped_model_is_small_and_whole(name: str) -> None:
-    folder = SHIPPED_RECALL / name
+    folder = RECALL / name
     about, card = json.loads((folder / ABOUT).read_text()), (folder / "README.md").read_text()
     assert (folder / WEIGHTS).stat().st_size <= MAX_BYTES
     opened = open_model(folder)
@@ -41,14 +41,14 @@ def test_a_shipped_model_is_small_and_whole(name: str) -> None:
 
 
 def test_based_and_rebased_have_states_of_one_size() -> None:
-    sizes = {name: load_model(SHIPPED_RECALL / name).state_size(100) for name in COMMANDS}
+    sizes = {name: load_model(RECALL / name).state_size(100) for name in COMMANDS}
     assert sizes["rebased"] == sizes["based"] < sizes["attention"]
 
 
 def test_names() -> None:
     assert list(shipped_models()) == ["mqar/rebased", "mqar/based", "mqar/attention", "lm/stdlib-bytes"]
-    assert find_model("mqar/based") == SHIPPED_RECALL / "based"
-    assert find_model(SHIPPED_RECALL) == SHIPPED_RECALL  # a path that exists
+    assert find_model("mqar/based") == RECALL / "based"
+    assert find_model(RECALL) == RECALL  # a path that exists
     with pytest.raises(ValueError, match="did you mean 'mqar/attention'"):
         find_model("mqar/atention")
 
@@ -59,7 +59,7 @@ def test_a_run_is_shipped_with_its_card(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"which no command here makes: \w+ is rebased train --config mqar/explorer"):
         ship_recall(run, folder)
     assert not folder.exists()
-    monkeypatch.setattr(shipping, "_config", lambda name: tiny({"train": {"epochs": 1 if name == "based" else 2}}))
+    monkeypatch.setattr(recall_models, "_config", lambda name: tiny({"train": {"epochs": 1 if name == "based" else 2}}))
     about = ship_recall(run, folder)
     epoch = next(line for line in read_record(run) if line["type"] == "epoch")
     assert about["accuracy_by_pairs"] == epoch["test"]["by_pairs"]

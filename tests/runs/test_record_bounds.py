@@ -13,11 +13,10 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run, write_record
 from rebased.report import Report
-from rebased.runs import limits
+from rebased.runs import record
 from rebased.runs.collect import collect, write_bundle
 from rebased.runs.finished import Run
-from rebased.runs.limits import parse_line
-from rebased.runs.record import read_record
+from rebased.runs.record import parse_line, read_record
 
 HUGE = 10**400
 
@@ -137,9 +136,9 @@ def test_missing_slices_of_one_seed_do_not_end_a_report(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_LINE_BYTES", 2**16)
-    monkeypatch.setattr(limits, "MIN_UNPACKED", 2**21)
-    monkeypatch.setattr(limits, "MAX_RATIO", 100)
+    monkeypatch.setattr(record, "MAX_LINE_BYTES", 2**16)
+    monkeypatch.setattr(record, "MIN_UNPACKED", 2**21)
+    monkeypatch.setattr(record, "MAX_RATIO", 100)
 
 
 @pytest.mark.usefixtures("small_limits")
@@ -165,7 +164,7 @@ def test_a_bundle_of_countless_lines_is_read_no_further_than_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bundle of 229 kB with 76 million lines kept every command busy for minutes."""
-    monkeypatch.setattr(limits, "MIN_LINES", 1000)
+    monkeypatch.setattr(record, "MIN_LINES", 1000)
     content = b"".join(json.dumps(line).encode() + b"\n" for line in fake_run().lines) + b"{}\n" * 10**5
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(content))
     found = collect([tmp_path])
@@ -198,8 +197,8 @@ def test_a_large_honest_bundle_is_far_below_the_limits(tmp_path: Path) -> None:
     runs = [Run(f"run{n}", [{**line, "digest": f"{n:012x}"} for line in lines]) for n in range(1000)]
     write_bundle(runs, bundle)
     unpacked = len(lzma.decompress(bundle.read_bytes()))
-    assert unpacked / bundle.stat().st_size < limits.MAX_RATIO / 4
-    assert max(map(len, limits.read_lines(bundle))) < limits.MAX_LINE_BYTES / 1000
+    assert unpacked / bundle.stat().st_size < record.MAX_RATIO / 4
+    assert max(map(len, record.read_lines(bundle))) < record.MAX_LINE_BYTES / 1000
     found = collect([bundle])
     assert (len(found.runs), found.damaged_lines, found.other) == (1000, 0, 0)
 
