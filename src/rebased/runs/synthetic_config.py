@@ -1,6 +1,5 @@
 """The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
-import math
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -118,8 +117,3 @@ class SyntheticRunConfig(RunConfig):
 def longest(task: TaskData) -> int:
     """The length of the longest sequence in any split."""
     return max(segment.seq_len for segment in task.train + task.test + task.held_out)
-
-
-def cosine_lr(lr: float, epoch: int, epochs: int) -> float:
-    """The learning rate of an epoch counted from 0: from lr down to nearly 0, one value per epoch."""
-    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2

@@ -21,14 +21,15 @@ from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
 from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
+from rebased.train.checkpoint import Pointer, delete_others, find_checkpoint, read_pointer, read_state, save_checkpoint
 from rebased.train.cuda_graph import own_stream
 from rebased.train.host_memory import check_run_fits
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
 from rebased.train.sinks import RunStart, Sink
-from rebased.train.workload import NotFinite, Output, Workload
+from rebased.train.training_state import collect_state, restore_state
+from rebased.train.workload import NotFinite, Output, Progress, Workload
 from rebased.train.world import World, join_world
 
 _log = logging.getLogger("rebased")
@@ -141,19 +142,17 @@ class Run:
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one, and begin or continue the record from there."""
-        record: dict[str, Any] = {"bytes": 0, "sha256": None}
-        found = find_checkpoint(self.folder, self.world, digest=self.digest)
-        if found is not None:
-            pointer, path = found
-            record = self.workload.load(path, pointer.progress) or pointer.record or record
-            self.saved = pointer.step
+        pointer = find_checkpoint(self.folder, self.world, digest=self.digest)
+        record = pointer.record if pointer else {"bytes": 0, "sha256": None}
+        if pointer is not None:
+            self.load(pointer)
             if self.world.is_rank_zero:
                 delete_others(self.folder, pointer.name)
 
         def continue_record() -> None:
             if not self.world.is_rank_zero:
                 return
-            if found is None and self.workload.must_have_saved(self.record.lines):
+            if pointer is None and self.workload.must_have_saved(self.record.lines):
                 raise ValueError(f"{self.folder} has lost its checkpoint.json; restore it, or start in another folder")
             self.record.rewind(record["bytes"], record["sha256"])
             self.begin_record()
@@ -162,6 +161,15 @@ class Run:
         for line in self.world.gather(self.record.lines)[0]:
             if line["type"] == OUT_OF_MEMORY:
                 self.workload.set_micro_batch(line["micro_batch"])
+
+    def load(self, pointer: Pointer) -> None:
+        """Load a checkpoint."""
+        path, workload = self.folder / pointer.name, self.workload
+        state = self.world.together(lambda: read_state(path))
+        self.world.together(
+            lambda: restore_state(path, state, pointer.step, workload.model, workload.optimiser, self.world)
+        )
+        workload.progress, self.saved = Progress(**pointer.progress), pointer.step
 
     def begin_record(self) -> None:
         """Write the first line of the record, or, where code, machine or execution settings have changed, a line of
@@ -229,14 +237,14 @@ class Run:
         workload.check_weights()
         save_checkpoint(
             self.folder,
-            workload.save,
+            collect_state(workload.model, workload.optimiser, self.world),
             self.world,
-            suffix=workload.suffix,
             digest=self.digest,
             progress=asdict(workload.progress),
             record=self.record.describe(),
         )
         self.saved = workload.progress.step
+        workload.saved()
         workload.losses.restart_clock()
         for sink in self.sinks:
             sink.saved(self.saved)

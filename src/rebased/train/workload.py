@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch.optim import AdamW
 
 from rebased.models import LanguageModel
 from rebased.runs.record import Record
@@ -73,13 +74,12 @@ class Output:
 class Workload(ABC):
     """A model in training. The constructor builds the model and checks the data; no file has been written by then."""
 
-    suffix: ClassVar[str]
-    """Of the path of a checkpoint: ".pt" for a file, "" for a folder."""
     remedy: ClassVar[str] = ""
     """What else to try when a run diverges, besides a lower learning rate."""
 
     config: RunConfig
     model: LanguageModel
+    optimiser: AdamW  # with its moments, after `start`
     losses: DeferredLosses
     output: Output
     micro_batch: int | None  # sequences computed at once; None: all
@@ -113,17 +113,8 @@ class Workload(ABC):
         """True if a run with these lines in its record has written a checkpoint."""
 
     def start(self, output: Output) -> None:
-        """Move to the device and get ready for `load`."""
+        """Move to the device. A checkpoint is loaded after that, if there is one."""
         self.output = output
-
-    @abstractmethod
-    def save(self, path: Path) -> list[Path]:
-        """Write everything that a step changes, but for `progress`. Returns the files that this process wrote."""
-
-    @abstractmethod
-    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
-        """Restore what `save` wrote, and `progress`. Returns the record's size and checksum where an older format kept
-        it with the tensors."""
 
     @abstractmethod
     def set_micro_batch(self, rows: int | None) -> None:
@@ -147,6 +138,9 @@ class Workload(ABC):
     @abstractmethod
     def is_save_due(self) -> bool:
         """True if a checkpoint should be written now."""
+
+    def saved(self) -> None:  # noqa: B027, the time may not matter
+        """Called after a checkpoint was written."""
 
     def meets_others(self) -> bool:
         """True if all processes wait for one another at this step anyway."""

@@ -99,7 +99,7 @@ def stopped(config: LMRunConfig, folder: Path, rank: str) -> None:
 def test_a_checkpoint_of_two_shards_goes_on_in_one_process(text: Path, alone: Path, tmp_path: Path) -> None:
     config = config_of(text, "fsdp")
     assert wait(start_world(2, stopped, config, tmp_path / "run", "0")) == [0, 0]
-    assert len(list((tmp_path / "run").glob("checkpoint-3/__*"))) == 2  # each process wrote its shard
+    assert (tmp_path / "run" / "checkpoint-3.pt").exists()  # rank 0 wrote the shards of both
     assert train(config, tmp_path / "run", resume=True).status == "done"
     assert [line["processes"] for line in read_record(tmp_path / "run") if "processes" in line] == [2, 1]
     assert_same_run(tmp_path / "run", alone)

@@ -93,7 +93,7 @@ def _hold(folder: Path, held: ExitStack) -> _Checkpoint | None:
         if pointer is None:
             return None
         with suppress(FileNotFoundError), ExitStack() as opened:
-            names = (CONFIG, RECORD, POINTER, *pointer.files)
+            names = (CONFIG, RECORD, POINTER, pointer.name)
             files: dict[str, BinaryIO] = {name: opened.enter_context(open(folder / name, "rb")) for name in names}
             if _pointer_of(folder) == pointer:  # so all files are of this checkpoint
                 held.push(opened.pop_all())
@@ -216,11 +216,10 @@ def _is_whole(folder: Path, digest: str) -> bool:
         pointer = read_pointer(folder)
         if pointer is None or pointer.digest != digest or parse_run(read_yaml(folder / CONFIG)).digest() != digest:
             return False
-        if pointer.record and pointer.record["sha256"]:  # older formats have no checksum of the record
-            record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
-            if sha256_bytes(record) != pointer.record["sha256"]:
-                return False
-        return all(describe_file(folder / name) == about for name, about in pointer.files.items())
+        record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
+        if sha256_bytes(record) != pointer.record["sha256"]:
+            return False
+        return describe_file(folder / pointer.name) == pointer.file
     except (ValueError, OSError, KeyError, TypeError):
         return False
 
