@@ -5,6 +5,7 @@ kinds of training is a Workload (workload.py).
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,16 +16,14 @@ import torch
 
 from rebased.models import check_causality
 from rebased.runs.folder import run_folder
-from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.own_code import KEY, changed_code, own_code
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
-from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.train.checkpoint import Pointer, delete_others, find_checkpoint, read_pointer, read_state, save_checkpoint
+from rebased.train.checkpoint import Pointer, delete_others, find_checkpoint, read_pointer, save_checkpoint
 from rebased.train.cuda_graph import own_stream
-from rebased.train.host_memory import check_run_fits
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
+from rebased.train.kinds import check_run_fits, training_of
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
 from rebased.train.sinks import RunStart, Sink
@@ -71,7 +70,8 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
     what a user can mend.
     """
     folder = Path(folder)
-    with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
+    processes = training_of(config).processes(config)
+    with join_world(config.train.device, processes) as world, torch.random.fork_rng(devices=_gpus(world)):
         return _train_in(world, config, folder, resume, sinks if world.is_rank_zero else ())
 
 
@@ -79,7 +79,8 @@ def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks
     """`train` between joining the world and leaving it. A function of its own, so that the workload is gone before the
     world is left: torch waits forever if a DistributedDataParallel is the last to hold the processes' group."""
     check_run_fits(config, world.device, world.size)
-    workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
+    # Before there is a folder: a model that cannot be built leaves none.
+    workload = training_of(config).workload(config, world)
     check_causality(workload.model)
     with (
         _shared_folder(folder, config, resume, world) as digest,
@@ -91,18 +92,6 @@ def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks
         return Run(workload, folder, digest, sinks, stop).go()
 
 
-def build_workload(config: RunConfig, world: World) -> Workload:
-    """The workload of a run's config."""
-    if isinstance(config, LMRunConfig):
-        from rebased.train.lm.workload import LMWorkload
-
-        return LMWorkload(config, world)
-    from rebased.train.synthetic.workload import SyntheticWorkload
-
-    assert isinstance(config, SyntheticRunConfig)
-    return SyntheticWorkload(config, world)
-
-
 class Run:
     """A run under way. `go` is the whole of it; the other methods are its parts, in order."""
 
@@ -112,6 +101,7 @@ class Run:
         self.record = Record(folder / RECORD)
         self.output = Output(self.record, sinks, self.world)
         self.saved: int | None = None  # the step of the last checkpoint
+        self.saved_at = time.perf_counter()
 
     def go(self) -> RunResult:
         """Train to the end, or until the run is asked to stop."""
@@ -143,7 +133,7 @@ class Run:
     def restore(self) -> None:
         """Load the last checkpoint, if there is one, and begin or continue the record from there."""
         pointer = find_checkpoint(self.folder, self.world, digest=self.digest)
-        record = pointer.record if pointer else {"bytes": 0, "sha256": None}
+        record: dict[str, Any] = pointer.record if pointer else {"bytes": 0, "sha256": None}
         if pointer is not None:
             self.load(pointer)
             if self.world.is_rank_zero:
@@ -164,11 +154,8 @@ class Run:
 
     def load(self, pointer: Pointer) -> None:
         """Load a checkpoint."""
-        path, workload = self.folder / pointer.name, self.workload
-        state = self.world.together(lambda: read_state(path))
-        self.world.together(
-            lambda: restore_state(path, state, pointer.step, workload.model, workload.optimiser, self.world)
-        )
+        path, workload, world = self.folder / pointer.name, self.workload, self.world
+        world.together(lambda: restore_state(path, pointer.step, workload.model, workload.optimiser, world))
         workload.progress, self.saved = Progress(**pointer.progress), pointer.step
 
     def begin_record(self) -> None:
@@ -212,7 +199,7 @@ class Run:
         workload.losses.restart_clock()
         while not workload.is_over():
             stopping = self.is_asked_to_stop()
-            if stopping or workload.is_save_due():
+            if stopping or workload.is_save_due(time.perf_counter() - self.saved_at):
                 self.save()
             if stopping:
                 return False
@@ -243,8 +230,7 @@ class Run:
             progress=asdict(workload.progress),
             record=self.record.describe(),
         )
-        self.saved = workload.progress.step
-        workload.saved()
+        self.saved, self.saved_at = workload.progress.step, time.perf_counter()
         workload.losses.restart_clock()
         for sink in self.sinks:
             sink.saved(self.saved)

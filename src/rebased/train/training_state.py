@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from rebased.models import LanguageModel
+from rebased.train.checkpoint import read_state
 from rebased.train.optimiser import MOMENTS, set_step
 from rebased.train.world import World
 
@@ -26,11 +27,9 @@ def collect_state(model: LanguageModel, optimiser: AdamW, world: World) -> dict[
 
 
 @torch.no_grad()
-def restore_state(
-    path: Path, state: dict[str, Any], step: int, model: LanguageModel, optimiser: AdamW, world: World
-) -> None:
-    """Restore in place what the file `path` held after this step. Raises ValueError if it is of another model."""
-    own = _tensors(model, optimiser)
+def restore_state(path: Path, step: int, model: LanguageModel, optimiser: AdamW, world: World) -> None:
+    """Restore in place the state after this step from its file. Raises ValueError if it is of another model."""
+    state, own = read_state(path), _tensors(model, optimiser)
     try:
         found: dict[str, Tensor] = state["tensors"]
         there, here = ({name: _kind(each) for name, each in tensors.items()} for tensors in (found, own))
@@ -72,7 +71,7 @@ def _whole(tensor: Tensor, world: World) -> Tensor:
     return whole.cpu() if world.is_rank_zero else whole.new_empty(0)
 
 
-def _sharded(whole: Tensor, like: Tensor) -> Tensor:
+def _sharded(whole: Tensor, like: Any) -> Tensor:
     """The whole tensor, divided among processes as `like` is."""
     if not hasattr(like, "full_tensor"):
         return whole

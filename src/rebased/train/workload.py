@@ -79,6 +79,7 @@ class Workload(ABC):
 
     config: RunConfig
     model: LanguageModel
+    parameters: int  # their number in the whole model
     optimiser: AdamW  # with its moments, after `start`
     losses: DeferredLosses
     output: Output
@@ -91,11 +92,6 @@ class Workload(ABC):
     @abstractmethod
     def steps(self) -> int:
         """Steps of the whole run, if it does not stop early."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> int:
-        """The number of the model's parameters."""
 
     def facts(self) -> dict[str, Any]:
         """What the record's first line says besides config, digest, code and machine."""
@@ -136,11 +132,8 @@ class Workload(ABC):
         """Write the lines that are due after the step just taken, evaluations included."""
 
     @abstractmethod
-    def is_save_due(self) -> bool:
-        """True if a checkpoint should be written now."""
-
-    def saved(self) -> None:  # noqa: B027, the time may not matter
-        """Called after a checkpoint was written."""
+    def is_save_due(self, seconds: float) -> bool:
+        """True if a checkpoint should be written now, so many seconds after the last one or the start."""
 
     def meets_others(self) -> bool:
         """True if all processes wait for one another at this step anyway."""

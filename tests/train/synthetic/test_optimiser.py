@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from rebased.train.optimiser import set_lr
 from rebased.runs.schedule import epoch_lr
+from rebased.train.optimiser import set_lr
 
 
 def test_cosine_is_that_of_torch_stepped_once_an_epoch() -> None:

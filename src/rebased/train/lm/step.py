@@ -14,12 +14,12 @@ from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import LMTrainConfig
 from rebased.runs.run_config import Precision
+from rebased.runs.schedule import step_lr
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.lm.context_parallel import ContextParallel
 from rebased.train.oom import update
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast, choose_precision
-from rebased.runs.schedule import step_lr
 from rebased.train.world import World
 
 

@@ -41,14 +41,10 @@ class LMWorkload(Workload):
         self.corpus_facts = describe_corpus(self.corpus)
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
-        self._parameters = self.model.num_parameters()  # of the whole, before it is sharded
+        self.parameters = self.model.num_parameters()  # before it is sharded
         data = config.data
         self.train_windows = self.corpus.windows("train", data.seq_len, isolate_documents=data.isolate_documents)
         self.valid_windows = self.corpus.windows("valid", data.seq_len, isolate_documents=data.isolate_documents)
-
-    @property
-    def parameters(self) -> int:
-        return self._parameters
 
     @property
     def steps(self) -> int:
@@ -132,7 +128,7 @@ class LMWorkload(Workload):
     def meets_others(self) -> bool:
         return self.is_time(self.config.train.log_every)
 
-    def is_save_due(self) -> bool:
+    def is_save_due(self, seconds: float) -> bool:
         return self.progress.step > 0 and self.is_time(self.config.train.checkpoint_every)
 
     def lr_of(self, step: int) -> float:

@@ -15,13 +15,13 @@ from rebased.mixers import can_extend
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.protocol import reported
+from rebased.runs.schedule import epoch_lr
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast, choose_precision
-from rebased.runs.schedule import epoch_lr
 from rebased.train.sinks import StepReport
 from rebased.train.synthetic.step import CapturedStep, Step
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
@@ -40,12 +40,9 @@ class SyntheticWorkload(Workload):
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
         torch.manual_seed(mix_seed(config.train.seed, DROPOUT))
+        self.parameters = self.model.num_parameters()
         self.precision = choose_precision(config.train.precision, world.device)
         self.state_bytes = self._count_state_bytes()  # before there is a folder: a mixer's state_size may fail
-
-    @property
-    def parameters(self) -> int:
-        return self.model.num_parameters()
 
     @property
     def steps(self) -> int:
@@ -84,7 +81,6 @@ class SyntheticWorkload(Workload):
         make_moments(self.optimiser)
         self.losses = DeferredLosses(self.world, columns=2)
         self.set_micro_batch(config.micro_batch)
-        self.saved_at = time.perf_counter()
 
     def set_micro_batch(self, rows: int | None) -> None:
         self.micro_batch = rows
@@ -190,14 +186,11 @@ class SyntheticWorkload(Workload):
         with autocast(self.precision, self.world.device):
             return self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch), batch)
 
-    def is_save_due(self) -> bool:
+    def is_save_due(self, seconds: float) -> bool:
         """After each epoch, and within one when checkpoint_seconds have passed."""
         if self.progress.batch == 0:
             return self.progress.step > 0
-        return time.perf_counter() - self.saved_at > self.config.train.checkpoint_seconds
-
-    def saved(self) -> None:
-        self.saved_at = time.perf_counter()
+        return seconds > self.config.train.checkpoint_seconds
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         save_model(self.model, folder)
