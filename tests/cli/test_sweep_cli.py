@@ -556,7 +556,7 @@ def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytes
     assert "b.jsonl.gz: this file holds 1 record that cannot be read here" in error
     assert "parameters: Field required" in error
     assert rebased(*WORDS, "--dry-run", "--known", "b.jsonl.gz") == 0
-    assert "1 record left out, which no run can have: " in capsys.readouterr().out
+    assert "left out 1 record that cannot be read here: " in capsys.readouterr().out
 
 
 def test_the_command_that_goes_on_has_a_time_that_is_read() -> None:

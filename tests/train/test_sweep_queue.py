@@ -12,8 +12,9 @@ import yaml
 from rebased.cli.sweep_board import describe_plan
 from rebased.runs.finished import Run
 from rebased.train.executors.local import LocalExecutor
+from rebased.train.kinds import training_of
 from rebased.train.sweep import PlannedRun, Select, Stages, SweepQueue, TimeBudget, load_sweep, make_plan, order_of_work
-from rebased.train.sweep.cost import Estimate, but_for_the_seed, run_work, work_by_settings
+from rebased.train.sweep.cost import Estimate
 from rebased.train.sweep.plan import Plan
 from tiny_run import TINY
 
@@ -153,7 +154,9 @@ def budget_of(
 ) -> TimeBudget:
     """A budget for runs that are expected to do this share of their work before they stop early."""
     costs = {run.digest: one for run, one in zip(plan.runs, seconds, strict=True)}
-    cost = Estimate(costs, 0.0, "", {run.digest: share * run_work(run.config) for run in plan.runs})
+    cost = Estimate(
+        costs, 0.0, "", {run.digest: share * training_of(run.config).run_work(run.config) for run in plan.runs}
+    )
     return TimeBudget(total, cost, now=clock, **{"may_break_off": False} | more)
 
 
@@ -198,15 +201,6 @@ def test_a_run_that_stops_early_as_expected_was_not_slow(tmp_path: Path) -> None
     clock.seconds += 170
     assert budget.left == 110
     assert budget.fits(plan.runs[1])
-
-
-def test_a_run_is_expected_to_take_as_long_as_with_another_seed(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, {"train.seed": [1, 2]})
-    known = {plan.runs[0].digest: Run("x", ended(plan.runs[0], 1.0, epochs=1))}
-    plan = plan_of(tmp_path, {"train.seed": [1, 2]}, known)
-    (work,) = work_by_settings(plan.runs).values()
-    assert work == pytest.approx(run_work(plan.runs[0].config) / 3)
-    assert but_for_the_seed(plan.runs[0]) == but_for_the_seed(plan.runs[1])
 
 
 @pytest.mark.parametrize(

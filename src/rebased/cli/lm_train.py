@@ -5,34 +5,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from rebased.cli import INTERRUPTED, USER_ERROR
-from rebased.cli.imports import import_user_code
-from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
-from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.overrides import parse_overrides
-from rebased.cli.progress import progress_sink
-from rebased.cli.warn_once import each_warning_once
-from rebased.config import load_config, plural
-from rebased.files import NotSaved
-from rebased.runs.lm_config import LMRunConfig, LMTrainConfig
+from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.train import Ended, train_one
+from rebased.config import plural
+from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
-from rebased.train import RunResult, train
-from rebased.train.dashboards import dashboards
-from rebased.train.world import ReportedElsewhere
-
-OPTIONS = (
-    "--config",
-    "--out",
-    "--resume",
-    "--import",
-    "--tensorboard",
-    "--wandb",
-    "--help",
-    *OUTPUT,
-    *(f"--train.{key}" for key in LMTrainConfig.model_fields),
-)
+from rebased.train import RunResult
 
 
 def lm_train(
@@ -66,45 +45,26 @@ def lm_train(
     wandb
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
-    to.check()
-    for name in imports:
-        import_user_code(name)
-    config = find_config(config, "lm")
-    console = to.console()
-    with each_warning_once(console):
-        run = load_config(LMRunConfig, config, parse_overrides(settings, OPTIONS))
-    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
-    if resume and (message := nothing_to_resume(folder)):
-        say(console, message)
-    boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
-    try:
-        with progress_sink(console) as sink:
-            result = train(run, folder, resume=resume, sinks=[sink, *boards])
-    except KeyboardInterrupt:  # the second Ctrl-C
-        say(console, ended_at_once("lm train", folder, imports))
-        return INTERRUPTED
-    except NotSaved as error:
-        raise NotSaved(f"{error}; {continue_with('lm train', folder, imports)}") from error
-    except ReportedElsewhere:
-        return USER_ERROR
-    if result.is_rank_zero:
-        say(console, describe(result, imports))
-        end = read_record(result.folder)[-1] if result.status != "interrupted" else {}
-        measured: dict[str, Any] = {split: end[split] for split in ("valid", "test") if split in end}
-        to.emit(
-            {"status": result.status, "folder": result.folder, "digest": run.digest(), "step": result.step, **measured}
-        )
-    return INTERRUPTED if result.status == "interrupted" else 0
+    return train_one(
+        LMRunConfig,
+        find_config(config, "lm"),
+        settings,
+        describe,
+        out=out,
+        resume=resume,
+        imports=imports,
+        tensorboard=tensorboard,
+        wandb=wandb,
+        to=to,
+    )
 
 
-def describe(result: RunResult, imports: tuple[str, ...]) -> str:
-    """How the run ended, in words."""
-    if result.status == "interrupted":
-        return f"interrupted at step {result.step}, saved; {continue_with('lm train', result.folder, imports)}"
-    begin = "this run is done already: " if result.status == "already_done" else ""
-    end = read_record(result.folder)[-1]
-    found = ", ".join(f"{split} perplexity {in_parts(end[split])}" for split in ("valid", "test") if split in end)
-    return f"{begin}{found} after {plural(result.step, 'step')}; {result.folder}"
+def describe(run: LMRunConfig, result: RunResult) -> Ended:
+    """The perplexities of a trained model."""
+    end = read_record(result.folder)[-1] if result.status != "interrupted" else {}
+    measured: dict[str, Any] = {split: end[split] for split in ("valid", "test") if split in end}
+    found = ", ".join(f"{split} perplexity {in_parts(scores)}" for split, scores in measured.items())
+    return Ended("", f"{found} after {plural(result.step, 'step')}", measured)
 
 
 def in_parts(measured: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from rebased.cli.interruption import being_saved
 from rebased.config import plural
-from rebased.runs.lm_config import LMRunConfig
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.oom import OUT_OF_MEMORY
 
@@ -43,10 +42,7 @@ def headline(run: RunStart) -> str:
     """What is trained, in one line."""
     config = run.config
     processes = f" in {run.processes} processes" if run.processes > 1 else ""
-    size = ""
-    if isinstance(config, LMRunConfig):
-        size = f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
-    steps = f"{plural(run.steps, 'step')}{size}"
+    steps = f"{plural(run.steps, 'step')}{config.kind.step_size(config)}"
     return f"{run.parameters:,} parameters on {run.device}{processes}, {steps}, from step {run.step:,}"
 
 

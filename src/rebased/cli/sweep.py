@@ -18,7 +18,7 @@ from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, score_of, sweep_board
+from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.cli.warn_once import each_warning_once
 from rebased.config import plural
@@ -32,6 +32,7 @@ from rebased.train.executors.mps import mps_daemon
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.sweep import (
     Ending,
+    Estimate,
     Plan,
     PlannedRun,
     Stages,
@@ -41,7 +42,6 @@ from rebased.train.sweep import (
     estimate,
     from_python,
     load_sweep,
-    make_plan,
     train_runs,
 )
 
@@ -141,56 +141,32 @@ def sweep(
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
     to.check()
-    console, folder = to.console(), out or Path("runs") / file.stem
     files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
-    names = [*imports, *([str(file)] if file.suffix == ".py" else [])]
-    names = [
-        str(Path(name).absolute()) if name.endswith(".py") else name for name in names
-    ]  # workers may have another working directory
+    command = Command(file, settings, out, executor, workers, mps, imports, files, time_limit)
+    return run_sweep(command, to, dry_run=dry_run, retry_failed=retry_failed)
+
+
+def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bool) -> int:
+    """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code."""
+    console, folder, files = to.console(), command.folder, command.files
     check_folder(folder)
     with each_warning_once(console):
-        points, select = read_points(file, imports, parse_overrides(settings, OPTIONS))
-    chosen = LocalExecutor if executor == "local" else RayExecutor
-    uses_gpu = any(point.config.train.device != "cpu" for point in points)
+        points, select = read_points(command.file, command.imports, parse_overrides(command.settings, OPTIONS))
     with ExitStack() as stack:
-        if mps and not dry_run:
+        if command.mps and not dry_run:
             stack.enter_context(mps_daemon())
-        where: Executor = chosen(workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+        where = command.make_executor(uses_gpu=any(point.config.train.device != "cpu" for point in points))
         stack.callback(where.close)
         log = SweepLog(folder) if dry_run else stack.enter_context(sweep_folder(folder))
-        if not dry_run:
-            files.check()
-        files.read(points, on_gpu=where.gpus > 0)
-        plan = make_plan(points, folder, log.failures, files.known.runs)
-        if not dry_run:
-            log.begin(file, [run.digest for run in plan.runs])  # whatever ends this now, the folder is a sweep's
-            if files.unpack(plan):
-                plan = make_plan(points, folder, log.failures, files.known.runs)
-        runs = plan.to_do(retry_failed)
-        console.print(plan_table(plan))
-        if log.damaged:
-            lines = plural(log.damaged, "damaged line")
-            say(console, f"skipped {lines} of {folder / LOG}: runs that failed there are trained again")
-        for line in files.describe(plan):
-            say(console, line)
-        stages = Stages(select, plan.runs) if select else None
-        if runs and not console.is_terminal:  # a log shows no status
-            say(console, "estimating the time ...")
-        with console.status("timing a few steps of each model ..."):
-            cost = estimate(runs, plan.runs, where, stages.share if stages else lambda run: 1.0)
-        for line in describe_plan(plan, runs, cost, where, retry_failed, stages):
-            say(console, line)
+        plan = files.plan(points, folder, log, command.file, on_gpu=where.gpus > 0, dry_run=dry_run)
+        runs, stages = plan.to_do(retry_failed), Stages(select, plan.runs) if select else None
+        cost = show_plan(console, plan, log, files, where, stages, retry_failed=retry_failed)
         if dry_run:
             to.emit(result_of(plan, plan.runs) | {"estimated_seconds": cost.total})
             return 0
-        budget = None
-        if time_limit:
-            limit = time_limit.total_seconds()
-            budget = TimeBudget(limit, cost, may_break_off=carry_unfinished is not None, started=cli.began)
-        queue = SweepQueue(runs, stages, budget, plan.runs)
+        queue = SweepQueue(runs, stages, command.budget(cost), plan.runs)
         check_time(queue)
         tally = Tally(plan, cost, where.workers, stages)
-        command = str(Command(file, settings, out, executor, workers, mps, imports, files, time_limit))
         try:
             with sweep_board(console, tally, files.keep(plan)) as board:
                 ending = train_runs(queue, log, where, board)
@@ -199,9 +175,36 @@ def sweep(
             return INTERRUPTED
         except NotSaved as error:
             raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
-        code = conclude(console, plan, tally, queue, files, ending, command)
+        code = conclude(console, plan, tally, queue, ending, command)
         to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
         return SOME_FAILED if files.unwritten else code
+
+
+def show_plan(
+    console: Console,
+    plan: Plan,
+    log: SweepLog,
+    files: SweepFiles,
+    where: Executor,
+    stages: Stages | None,
+    *,
+    retry_failed: bool,
+) -> Estimate:
+    """Print the plan and an estimate of the time, which is returned."""
+    runs = plan.to_do(retry_failed)
+    console.print(plan_table(plan))
+    if log.damaged:
+        lines = plural(log.damaged, "damaged line")
+        say(console, f"skipped {lines} of {plan.folder / LOG}: runs that failed there are trained again")
+    for line in files.describe(plan):
+        say(console, line)
+    if runs and not console.is_terminal:  # a log shows no status
+        say(console, "estimating the time ...")
+    with console.status("timing a few steps of each model ..."):
+        cost = estimate(runs, plan.runs, where, stages.share if stages else lambda run: 1.0)
+    for line in describe_plan(plan, runs, cost, where, retry_failed, stages):
+        say(console, line)
+    return cost
 
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
@@ -231,9 +234,7 @@ def check_time(queue: SweepQueue) -> None:
     )
 
 
-def conclude(
-    console: Console, plan: Plan, tally: Tally, queue: SweepQueue, files: SweepFiles, ending: Ending, command: str
-) -> int:
+def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, ending: Ending, command: "Command") -> int:
     """Write what leaves this machine, print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
         say(console, f"failed: {run} ({run.folder}): {run.error}")
@@ -242,7 +243,7 @@ def conclude(
             console,
             f"out of GPU memory: {plural(len(cut), 'run')} continued with fewer sequences at once, the same batch",
         )
-    for line in files.write(plan):
+    for line in command.files.write(plan):
         say(console, line)
     left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""
     say(console, f"{tally.summary()}{left_out}; {plan.folder}")
@@ -263,9 +264,9 @@ def conclude(
     return 0
 
 
-def again(command: str, tally: Tally) -> str:
+def again(command: "Command", tally: Tally) -> str:
     """The command that trains everything that is not done: runs that failed are left out without --retry-failed."""
-    return f"{command} --retry-failed" if tally.failed else command
+    return f"{command} --retry-failed" if tally.failed else str(command)
 
 
 class Command(NamedTuple):
@@ -280,6 +281,26 @@ class Command(NamedTuple):
     imports: tuple[str, ...]
     files: SweepFiles
     time_limit: timedelta | None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs."""
+        return self.out or Path("runs") / self.file.stem
+
+    def make_executor(self, *, uses_gpu: bool) -> Executor:
+        """The executor that the options ask for. Its workers import the user's code; their working directory may be
+        another one."""
+        names = [*self.imports, *([str(self.file)] if self.file.suffix == ".py" else [])]
+        names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
+        chosen = LocalExecutor if self.executor == "local" else RayExecutor
+        return chosen(self.workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+
+    def budget(self, cost: Estimate) -> TimeBudget | None:
+        """The time of --for; None if there is no limit."""
+        if self.time_limit is None:
+            return None
+        limit = self.time_limit.total_seconds()
+        return TimeBudget(limit, cost, may_break_off=self.files.keeps_unfinished, started=cli.began)
 
     def __str__(self) -> str:
         words = ["rebased", "sweep", str(self.file), *self.settings]
@@ -307,7 +328,7 @@ def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:
             "lr": run.config.train.lr,
             "seed": run.config.train.seed,
             "status": run.status,
-            run.config.metric: score_of(read_record(run.folder)[-1]) if done else None,
+            run.config.kind.metric: run.config.kind.result(read_record(run.folder)[-1]) if done else None,
             "error": run.error,
         }
 

@@ -111,7 +111,7 @@ class Tally:
         self._started = time.monotonic()
         for run in plan.runs:
             if run.status == "done":
-                self._compare_best(run, score_of(run.lines[-1]))
+                self._compare_best(run, run.config.kind.result(run.lines[-1]))
 
     @property
     def failed(self) -> list[PlannedRun]:
@@ -132,7 +132,7 @@ class Tally:
     def _compare_best(self, run: PlannedRun, score: float | None) -> None:
         if score is None:
             return
-        sign = 1 if run.config.metric == "accuracy" else -1
+        sign = 1 if run.config.kind.metric == "accuracy" else -1
         if run.model not in self.best or sign * score > sign * self.best[run.model][0]:
             self.best[run.model] = score, run
 
@@ -159,13 +159,6 @@ class Tally:
         """How many runs are done, diverged and failed, in words."""
         others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
         return ", ".join([f"{self.count('done')} of {plural(len(self.runs), 'run')} done", *others])
-
-
-def score_of(end: dict[str, Any]) -> float | None:
-    """The accuracy or perplexity in the last line of a record; None if it has neither."""
-    if "accuracy" in end:
-        return end["accuracy"]
-    return end["valid"]["all"]["perplexity"] if "valid" in end else None
 
 
 def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
@@ -240,12 +233,10 @@ class _Follower(Sink):
         self._note()
 
     def line(self, line: dict[str, Any]) -> None:
-        train = self._run.config.train
         if not self._steps:  # the executor reads records, which do not have every step
-            done, total = (line["epoch"], train.epochs) if line["type"] == "epoch" else (line["step"], train.steps)
-            self._tally.fraction[self._run.digest] = done / total
+            self._tally.fraction[self._run.digest] = self._run.config.kind.share_done(self._run.config, line)
         if line["type"] == "epoch":
-            self._status.epochs, self._status.epoch = train.epochs, line["epoch"]
+            self._status.epochs, self._status.epoch = self._run.config.train.epochs, line["epoch"]
         self._status.line(line)
         self._note()
 
@@ -273,7 +264,7 @@ class LineBoard(SweepBoard):
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
-        result = f"{run.config.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
+        result = f"{run.config.kind.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
         tally = self._tally
         ended = tally.count("done", "diverged", "failed")
         left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
@@ -310,7 +301,7 @@ class LiveBoard(SweepBoard):
         tally = self._tally
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("model", overflow="fold")
-        metric = next(iter(tally.runs.values())).config.metric
+        metric = next(iter(tally.runs.values())).config.kind.metric
         for name in ("done", "running", "failed", f"best {metric}"):
             table.add_column(name, justify="right")
         table.add_column("with")

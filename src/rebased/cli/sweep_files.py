@@ -1,4 +1,4 @@
-"""What a sweep takes from elsewhere and gives to elsewhere: bundles of results, and files of unfinished runs."""
+"""The files that a sweep shares with other machines: bundles of results, and checkpoints of unfinished runs."""
 
 import tempfile
 import time
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rebased.config import plural
 from rebased.runs.collect import Collection, check_bundle_name
-from rebased.train.sweep import Known, Plan, Point, describe_known, pack, read_known, unpack, write_union
-from rebased.train.sweep.carry import MIB, SUFFIX, Carried, archives, digests_in
+from rebased.runs.sweep_log import SweepLog
+from rebased.train.sweep import Known, Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
+from rebased.train.sweep.unfinished import MIB, SUFFIX, Moved, archives, digests_in
 
 CARRY_MIB = 16  # the largest file of unfinished runs, if no other size is asked for
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
@@ -34,12 +35,34 @@ class SweepFiles:
         self._archives = list(dict.fromkeys(archive for path in (*known, *own) for archive in archives(path)))
         self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
         self.known = Known(Collection(), {}, Counter(), 0)
-        self._unpacked: list[tuple[Path, Carried]] = []
+        self._unpacked: list[tuple[Path, Moved]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
-        self._written = self._carried = time.monotonic()
+        self._written = self._packed = time.monotonic()
         self.unwritten: list[Path] = []
 
-    def check(self) -> None:
+    @property
+    def keeps_unfinished(self) -> bool:
+        """True if the checkpoints of unfinished runs are written for another machine."""
+        return self._carry is not None
+
+    def plan(
+        self, points: Sequence[Point], folder: Path, log: SweepLog, file: Path, *, on_gpu: bool, dry_run: bool
+    ) -> Plan:
+        """The plan of a sweep with what is known from elsewhere. Unless it is a dry run, unfinished runs are unpacked.
+
+        Raises ValueError if a file that is to be written cannot be, or would lose what it holds.
+        """
+        if not dry_run:
+            self._check_writable()
+        self._read(points, on_gpu=on_gpu)
+        plan = make_plan(points, folder, log.failures, self.known.runs)
+        if dry_run:
+            return plan
+        log.begin(file, [run.digest for run in plan.runs])  # whatever ends this now, the folder is a sweep's
+        unpacked = self._unpack(plan)
+        return make_plan(points, folder, log.failures, self.known.runs) if unpacked else plan
+
+    def _check_writable(self) -> None:
         """Make the folders of what is to be written. Raises ValueError if nothing can be written there: better before
         hours of training than after."""
         for option, path in (("--bundle", self._bundle), ("--carry-unfinished", self._carry)):
@@ -54,7 +77,7 @@ class SweepFiles:
                         f"{option} {path}: nothing can be written in {folder} ({error.strerror}); choose another place"
                     ) from error
 
-    def read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
+    def _read(self, points: Sequence[Point], *, on_gpu: bool) -> None:
         """Read what is known. Raises ValueError if the bundle that is to be written is there and cannot be read whole:
         what was left out would be lost."""
         paths = [*self._bundles, *([self._bundle] if self._bundle and self._bundle.exists() else [])]
@@ -69,7 +92,7 @@ class SweepFiles:
                     f"here ({found.other_names[0]}) and would be lost; move it, or choose another name"
                 )
 
-    def unpack(self, plan: Plan) -> bool:
+    def _unpack(self, plan: Plan) -> bool:
         """Unpack the unfinished runs that the plan wants. True if there was one. Raises ValueError if files that are
         to be replaced hold runs of another sweep."""
         digests = {run.digest for run in plan.runs}
@@ -83,12 +106,10 @@ class SweepFiles:
         """Sentences about what was read."""
         if self._bundles or self.known.found.files:
             yield from describe_known(self.known, len(plan.runs))
-        for path, carried in self._unpacked:
+        for path, moved in self._unpacked:
             runs = sum(source == path for source in self._taken.values())
-            left = carried.runs + carried.left - runs
-            others = (
-                f"; {left} more: as far here, ended, further elsewhere, damaged or not of this sweep" if left else ""
-            )
+            left = moved.runs + moved.left - runs
+            others = f"; {plural(left, 'other run')} in it not needed or damaged" if left else ""
             yield f"{path}: {plural(runs, 'unfinished run')} to go on with{others}"
         if not self._unpacked:  # a dry run
             new = {run.digest for run in plan.runs if run.status == "new"}
@@ -104,10 +125,10 @@ class SweepFiles:
                 with suppress(OSError):  # the last one, after the sweep, says what is wrong
                     write_union(self._bundle, self.known, plan.folder)
                 self._written = time.monotonic()
-            if self._carry and time.monotonic() - self._carried > CARRY_EVERY:
+            if self._carry and time.monotonic() - self._packed > CARRY_EVERY:
                 with suppress(OSError):
                     pack(plan.runs, self._carry, self._limit)
-                self._carried = time.monotonic()
+                self._packed = time.monotonic()
 
         return write
 
@@ -127,9 +148,9 @@ class SweepFiles:
         return f"{plural(runs, 'run')}, {path.stat().st_size / 1000:,.0f} kB"
 
     def _write_unfinished(self, path: Path, plan: Plan) -> str:
-        carried = pack(plan.runs, path, self._limit)
-        left = f"; no room for {carried.left} more (--carry-mib)" if carried.left else ""
-        return f"{plural(carried.runs, 'unfinished run')}, {carried.bytes / 1e6:,.1f} MB{left}"
+        packed = pack(plan.runs, path, self._limit)
+        left = f"; no room for {packed.left} more (--carry-mib)" if packed.left else ""
+        return f"{plural(packed.runs, 'unfinished run')}, {packed.bytes / 1e6:,.1f} MB{left}"
 
     def words(self) -> list[str]:
         """The options that go on with what was written."""

@@ -1,11 +1,12 @@
-"""rebased train: train one model on a synthetic task, as a config file says."""
+"""rebased train: train one model on a synthetic task, as a config file says. `rebased lm train` shares its body."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from rebased.cli import INTERRUPTED
+from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
@@ -16,24 +17,14 @@ from rebased.cli.warn_once import each_warning_once
 from rebased.config import load_config, plural
 from rebased.files import NotSaved
 from rebased.runs.record import read_record
+from rebased.runs.run_config import RunConfig
 from rebased.runs.shipped import find_config
-from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import RunResult
 from rebased.train import train as run_training
 from rebased.train.dashboards import dashboards
 from rebased.train.oom import OUT_OF_MEMORY
-
-OPTIONS = (
-    "--config",
-    "--out",
-    "--resume",
-    "--import",
-    "--tensorboard",
-    "--wandb",
-    "--help",
-    *OUTPUT,
-    *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
-)
+from rebased.train.world import ReportedElsewhere
 
 
 def train(
@@ -66,14 +57,49 @@ def train(
     wandb
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
+    return train_one(
+        SyntheticRunConfig,
+        find_config(config, "run"),
+        settings,
+        describe,
+        out=out,
+        resume=resume,
+        imports=imports,
+        tensorboard=tensorboard,
+        wandb=wandb,
+        to=to,
+    )
+
+
+class Ended(NamedTuple):
+    """What a run of some kind says of its end."""
+
+    note: str  # whole lines before the result
+    result: str  # in words; empty if the run was interrupted
+    numbers: dict[str, Any]  # for --json
+
+
+def train_one(
+    kind: type[RunConfig],
+    file: Path,
+    settings: Sequence[str],
+    describe: Callable[[Any, RunResult], Ended],
+    *,
+    out: Path | None,
+    resume: bool,
+    imports: tuple[str, ...],
+    tensorboard: bool,
+    wandb: str | None,
+    to: Output,
+) -> int:
+    """Train the run of a config file, print how it ended, and return the exit code. `describe` gives the result."""
     to.check()
     for name in imports:
         import_user_code(name)
-    config = find_config(config, "run")
-    console = to.console()
+    console, verb = to.console(), kind.kind.verb
     with each_warning_once(console):
-        run = load_config(SyntheticRunConfig, config, parse_overrides(settings, OPTIONS))
-    folder = out or Path("runs") / f"{config.stem}-{run.digest()}"
+        run = load_config(kind, file, parse_overrides(settings, options_of(kind)))
+    folder = out or Path("runs") / f"{file.stem}-{run.digest()}"
     if resume and (message := nothing_to_resume(folder)):
         say(console, message)
     boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
@@ -81,35 +107,40 @@ def train(
         with progress_sink(console) as sink:
             result = run_training(run, folder, resume=resume, sinks=[sink, *boards])
     except KeyboardInterrupt:  # the second Ctrl-C
-        say(console, ended_at_once("train", folder, imports))
+        say(console, ended_at_once(verb, folder, imports))
         return INTERRUPTED
     except NotSaved as error:
-        raise NotSaved(f"{error}; {continue_with('train', folder, imports)}") from error
-    say(console, describe(result, run, imports))
-    to.emit(
-        {
-            "status": result.status,
-            "folder": result.folder,
-            "digest": run.digest(),
-            "step": result.step,
-            "epoch": result.epoch,
-            "accuracy": result.accuracy,
-            "split": split_of(run),
-        }
-    )
+        raise NotSaved(f"{error}; {continue_with(verb, folder, imports)}") from error
+    except ReportedElsewhere:
+        return USER_ERROR
+    if result.is_rank_zero:
+        note, words, numbers = describe(run, result)
+        if result.status == "interrupted":
+            say(console, f"interrupted at step {result.step}, saved; {continue_with(verb, folder, imports)}")
+        else:
+            begin = "this run is done already: " if result.status == "already_done" else ""
+            say(console, f"{note}{begin}{words}; {result.folder}")
+        about = {"status": result.status, "folder": result.folder, "digest": run.digest(), "step": result.step}
+        to.emit(about | numbers)
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def describe(result: RunResult, run: SyntheticRunConfig, imports: tuple[str, ...]) -> str:
-    """How the run ended, in words."""
+def options_of(kind: type[RunConfig]) -> list[str]:
+    """The options of the command that trains such runs, to correct a misspelt one."""
+    own = ["--config", "--out", "--resume", "--import", "--tensorboard", "--wandb", "--help", *OUTPUT]
+    return own + [f"--train.{key}" for key in type(kind.model_fields["train"].default).model_fields]
+
+
+def describe(run: Any, result: RunResult) -> Ended:
+    """The accuracy of a run, and why it ended early if it did."""
+    numbers = {"epoch": result.epoch, "accuracy": result.accuracy, "split": split_of(run)}
     if result.status == "interrupted":
-        return f"interrupted at step {result.step}, saved; {continue_with('train', result.folder, imports)}"
-    begin = "this run is done already: " if result.status == "already_done" else ""
+        return Ended("", "", numbers)
     record = read_record(result.folder)
     cuts = [line["micro_batch"] for line in record if line["type"] == OUT_OF_MEMORY]
     note = f"out of GPU memory: continued with {plural(cuts[-1], 'sequence')} at once, the same batch\n" if cuts else ""
     note += ended_early(run, [line for line in record if line["type"] == "epoch"])
-    return f"{note}{begin}{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}; {result.folder}"
+    return Ended(note, f"{split_of(run)} accuracy {result.accuracy:.4f} at epoch {result.epoch}", numbers)
 
 
 def ended_early(run: SyntheticRunConfig, epochs: list[dict[str, Any]]) -> str:

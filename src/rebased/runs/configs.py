@@ -2,17 +2,12 @@
 
 from typing import Any
 
-from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.run_config import RunConfig
-from rebased.runs.synthetic_config import SyntheticRunConfig
-
-
-def run_class(tree: Any) -> type[SyntheticRunConfig] | type[LMRunConfig]:
-    """The class of a run's config: a run with a section `data` trains on text, any other on a synthetic task."""
-    is_text = isinstance(tree, dict) and "data" in tree and "task" not in tree
-    return LMRunConfig if is_text else SyntheticRunConfig
+from rebased.runs import lm_config, synthetic_config  # noqa: F401, they register their kinds
+from rebased.runs.run_config import KINDS, RunConfig
 
 
 def parse_run(tree: Any) -> RunConfig:
-    """The config that this mapping describes; pydantic's ValidationError where it describes none."""
-    return run_class(tree).model_validate(tree)
+    """The config that this mapping describes, of the kind whose section it has; pydantic's ValidationError where it
+    describes none. A mapping without any such section, or with several, counts as a run on a synthetic task."""
+    sections = [section for section in KINDS if isinstance(tree, dict) and section in tree]
+    return KINDS[sections[0] if len(sections) == 1 else "task"].config_class.model_validate(tree)

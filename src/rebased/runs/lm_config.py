@@ -1,5 +1,7 @@
 """The config of a language model's run: the corpus, the model, and how it is trained."""
 
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -8,7 +10,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 from rebased.config import Config
 from rebased.models import LMConfig
 from rebased.runs.model_section import finish_model
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, register_kind
 
 
 class LMDataConfig(Config):
@@ -91,19 +93,10 @@ class LMRunConfig(RunConfig):
         "train.parallel",
     )
     not_in_digest: ClassVar[tuple[str, ...]] = execution
-    metric: ClassVar[Literal["accuracy", "perplexity"]] = "perplexity"
-    verb: ClassVar[str] = "lm train"
 
     data: LMDataConfig
     model: LMConfig
     train: LMTrainConfig = LMTrainConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_this_kind(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "task" in values and "data" not in values:
-            raise ValueError("it has a section task instead of data; train it with `rebased train`")
-        return values
 
     @field_validator("model", mode="wrap")
     @classmethod
@@ -123,3 +116,27 @@ class LMRunConfig(RunConfig):
         if self.train.parallel == "context" and self.data.isolate_documents:
             raise ValueError("parallel: context cannot isolate documents (data.isolate_documents); use ddp or fsdp")
         return self
+
+
+class LMKind(RunKind):
+    """Runs on text."""
+
+    config_class = LMRunConfig
+    section, metric, verb = "data", "perplexity", "lm train"
+
+    def result(self, end: dict[str, Any]) -> float | None:
+        return end["valid"]["all"]["perplexity"] if "valid" in end else None
+
+    def score(self, lines: Sequence[dict[str, Any]]) -> float:
+        """The perplexity on the valid split, with a minus sign."""
+        perplexity = self.result(lines[-1])
+        return -inf if perplexity is None else -perplexity
+
+    def share_done(self, config: LMRunConfig, line: dict[str, Any]) -> float:
+        return line["step"] / config.train.steps
+
+    def step_size(self, config: LMRunConfig) -> str:
+        return f" of {config.train.batch_size:,} x {config.data.seq_len:,} tokens"
+
+
+register_kind(LMKind())

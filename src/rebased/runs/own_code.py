@@ -1,4 +1,4 @@
-"""The user's own mixers and tasks: a record holds a checksum of each, so that a change of its file can be told.
+"""The user's own mixers and tasks: a record holds a checksum of each, which shows whether its file was changed.
 
 A run's digest says nothing about code: a mixer that was changed keeps its name and its arguments.
 """
@@ -12,8 +12,6 @@ from typing import Any
 from rebased.mixers import mixer_class
 from rebased.mixers.checks import PACKAGE
 from rebased.runs.run_config import RunConfig
-from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.tasks import task_class
 
 KEY = "own_code"
 """The key of the checksums in a record's lines of type "run" and "resume"."""
@@ -22,8 +20,7 @@ KEY = "own_code"
 def own_code(config: RunConfig) -> dict[str, str]:
     """{"mixer 'own'": checksum} for each mixer and the task of a run that is not of this package."""
     classes: dict[str, type] = {f"mixer {name!r}": mixer_class(name) for name in names_of_mixers(config)}
-    if isinstance(config, SyntheticRunConfig):
-        classes[f"task {config.task.name!r}"] = task_class(config.task.name)
+    classes |= config.kind.classes(config)
     own = {what: cls for what, cls in classes.items() if cls.__module__.partition(".")[0] != PACKAGE}
     sums = {what: checksum(cls) for what, cls in own.items()}
     return {what: found for what, found in sums.items() if found}
@@ -50,7 +47,7 @@ def checksum(cls: type) -> str | None:
 
 
 def recorded_code(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The checksums that the last line of a record with some has. The record may be a stranger's."""
+    """The newest checksums in a record; empty if it has none. The record may be a stranger's."""
     for line in reversed(lines):
         if line.get("type") in ("run", "resume") and isinstance(found := line.get(KEY), dict):
             return {what: value for what, value in found.items() if isinstance(value, str)}

@@ -1,7 +1,7 @@
 """The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
-import math
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from pydantic import (
     Field,
@@ -15,9 +15,9 @@ from pydantic import (
 from rebased.config import Config
 from rebased.models import LMConfig
 from rebased.runs.model_section import finish_model
-from rebased.runs.protocol import Protocol
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig
-from rebased.tasks import AnyTask, TaskData
+from rebased.runs.protocol import Protocol, reported
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, register_kind
+from rebased.tasks import AnyTask, TaskData, task_class
 
 
 class GiveUp(Config):
@@ -71,19 +71,10 @@ class SyntheticRunConfig(RunConfig):
         "train.compile",
         "train.checkpoint_seconds",
     )
-    metric: ClassVar[Literal["accuracy", "perplexity"]] = "accuracy"
-    verb: ClassVar[str] = "train"
 
     task: AnyTask
     model: LMConfig
     train: SyntheticTrainConfig = SyntheticTrainConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_this_kind(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "data" in values and "task" not in values:
-            raise ValueError("it has a section data instead of task; train it with `rebased lm train`")
-        return values
 
     @field_validator("model", mode="wrap")
     @classmethod
@@ -120,6 +111,25 @@ def longest(task: TaskData) -> int:
     return max(segment.seq_len for segment in task.train + task.test + task.held_out)
 
 
-def cosine_lr(lr: float, epoch: int, epochs: int) -> float:
-    """The learning rate of an epoch counted from 0: from lr down to nearly 0, one value per epoch."""
-    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2
+class SyntheticKind(RunKind):
+    """Runs on a synthetic task."""
+
+    config_class = SyntheticRunConfig
+    section, metric, verb = "task", "accuracy", "train"
+
+    def result(self, end: dict[str, Any]) -> float | None:
+        return end.get("accuracy")
+
+    def score(self, lines: Sequence[dict[str, Any]]) -> float:
+        """The best test accuracy over epochs, as in the paper; 0 if the run diverged in its first epoch."""
+        epochs = [line for line in lines if line["type"] == "epoch"]
+        return reported(epochs, "paper").accuracy if epochs else 0.0
+
+    def share_done(self, config: SyntheticRunConfig, line: dict[str, Any]) -> float:
+        return line["epoch"] / config.train.epochs
+
+    def classes(self, config: SyntheticRunConfig) -> dict[str, type]:
+        return {f"task {config.task.name!r}": task_class(config.task.name)}
+
+
+register_kind(SyntheticKind())

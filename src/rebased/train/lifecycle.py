@@ -5,6 +5,7 @@ kinds of training is a Workload (workload.py).
 """
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,20 +16,19 @@ import torch
 
 from rebased.models import check_causality
 from rebased.runs.folder import run_folder
-from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.own_code import KEY, changed_code, own_code
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
-from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.train.checkpoint import delete_others, find_checkpoint, read_pointer, save_checkpoint
+from rebased.train.checkpoint import Pointer, delete_others, find_checkpoint, read_pointer, save_checkpoint
 from rebased.train.cuda_graph import own_stream
-from rebased.train.host_memory import check_run_fits
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
+from rebased.train.kinds import check_run_fits, training_of
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
 from rebased.train.sinks import RunStart, Sink
-from rebased.train.workload import NotFinite, Output, Workload
+from rebased.train.training_state import collect_state, restore_state
+from rebased.train.workload import NotFinite, Output, Progress, Workload
 from rebased.train.world import World, join_world
 
 _log = logging.getLogger("rebased")
@@ -70,7 +70,8 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
     what a user can mend.
     """
     folder = Path(folder)
-    with join_world(config) as world, torch.random.fork_rng(devices=_gpus(world)):
+    processes = training_of(config).processes(config)
+    with join_world(config.train.device, processes) as world, torch.random.fork_rng(devices=_gpus(world)):
         return _train_in(world, config, folder, resume, sinks if world.is_rank_zero else ())
 
 
@@ -78,7 +79,8 @@ def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks
     """`train` between joining the world and leaving it. A function of its own, so that the workload is gone before the
     world is left: torch waits forever if a DistributedDataParallel is the last to hold the processes' group."""
     check_run_fits(config, world.device, world.size)
-    workload = build_workload(config, world)  # before there is a folder: a model that cannot be built leaves none
+    # Before there is a folder: a model that cannot be built leaves none.
+    workload = training_of(config).workload(config, world)
     check_causality(workload.model)
     with (
         _shared_folder(folder, config, resume, world) as digest,
@@ -90,18 +92,6 @@ def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks
         return Run(workload, folder, digest, sinks, stop).go()
 
 
-def build_workload(config: RunConfig, world: World) -> Workload:
-    """The workload of a run's config."""
-    if isinstance(config, LMRunConfig):
-        from rebased.train.lm.workload import LMWorkload
-
-        return LMWorkload(config, world)
-    from rebased.train.synthetic.workload import SyntheticWorkload
-
-    assert isinstance(config, SyntheticRunConfig)
-    return SyntheticWorkload(config, world)
-
-
 class Run:
     """A run under way. `go` is the whole of it; the other methods are its parts, in order."""
 
@@ -111,6 +101,7 @@ class Run:
         self.record = Record(folder / RECORD)
         self.output = Output(self.record, sinks, self.world)
         self.saved: int | None = None  # the step of the last checkpoint
+        self.saved_at = time.perf_counter()
 
     def go(self) -> RunResult:
         """Train to the end, or until the run is asked to stop."""
@@ -141,19 +132,17 @@ class Run:
 
     def restore(self) -> None:
         """Load the last checkpoint, if there is one, and begin or continue the record from there."""
-        record: dict[str, Any] = {"bytes": 0, "sha256": None}
-        found = find_checkpoint(self.folder, self.world, digest=self.digest)
-        if found is not None:
-            pointer, path = found
-            record = self.workload.load(path, pointer.progress) or pointer.record or record
-            self.saved = pointer.step
+        pointer = find_checkpoint(self.folder, self.world, digest=self.digest)
+        record: dict[str, Any] = pointer.record if pointer else {"bytes": 0, "sha256": None}
+        if pointer is not None:
+            self.load(pointer)
             if self.world.is_rank_zero:
                 delete_others(self.folder, pointer.name)
 
         def continue_record() -> None:
             if not self.world.is_rank_zero:
                 return
-            if found is None and self.workload.must_have_saved(self.record.lines):
+            if pointer is None and self.workload.must_have_saved(self.record.lines):
                 raise ValueError(f"{self.folder} has lost its checkpoint.json; restore it, or start in another folder")
             self.record.rewind(record["bytes"], record["sha256"])
             self.begin_record()
@@ -162,6 +151,12 @@ class Run:
         for line in self.world.gather(self.record.lines)[0]:
             if line["type"] == OUT_OF_MEMORY:
                 self.workload.set_micro_batch(line["micro_batch"])
+
+    def load(self, pointer: Pointer) -> None:
+        """Load a checkpoint."""
+        path, workload, world = self.folder / pointer.name, self.workload, self.world
+        world.together(lambda: restore_state(path, pointer.step, workload.model, workload.optimiser, world))
+        workload.progress, self.saved = Progress(**pointer.progress), pointer.step
 
     def begin_record(self) -> None:
         """Write the first line of the record, or, where code, machine or execution settings have changed, a line of
@@ -204,7 +199,7 @@ class Run:
         workload.losses.restart_clock()
         while not workload.is_over():
             stopping = self.is_asked_to_stop()
-            if stopping or workload.is_save_due():
+            if stopping or workload.is_save_due(time.perf_counter() - self.saved_at):
                 self.save()
             if stopping:
                 return False
@@ -229,14 +224,13 @@ class Run:
         workload.check_weights()
         save_checkpoint(
             self.folder,
-            workload.save,
+            collect_state(workload.model, workload.optimiser, self.world),
             self.world,
-            suffix=workload.suffix,
             digest=self.digest,
             progress=asdict(workload.progress),
             record=self.record.describe(),
         )
-        self.saved = workload.progress.step
+        self.saved, self.saved_at = workload.progress.step, time.perf_counter()
         workload.losses.restart_clock()
         for sink in self.sinks:
             sink.saved(self.saved)

@@ -1,31 +1,14 @@
 """AdamW for every run, and how its learning rate is set."""
 
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-
-class AdamWSettings(Protocol):
-    """The settings of AdamW in a run's section `train`."""
-
-    @property
-    def lr(self) -> float:
-        """The learning rate."""
-
-    @property
-    def betas(self) -> tuple[float, float]:
-        """The decay rates of the two moments."""
-
-    @property
-    def eps(self) -> float:
-        """The number added to the denominator."""
-
-    @property
-    def weight_decay(self) -> float:
-        """The weight decay."""
+from rebased.runs.lm_config import LMTrainConfig
+from rebased.runs.synthetic_config import SyntheticTrainConfig
 
 
 def parameter_groups(
@@ -45,10 +28,15 @@ def parameter_groups(
 
 
 def build_optimiser(
-    model: nn.Module, settings: AdamWSettings, *, decay: Literal["matrices", "all"] = "all", capturable: bool = False
+    model: nn.Module,
+    settings: SyntheticTrainConfig | LMTrainConfig,
+    *,
+    decay: Literal["matrices", "all"] = "all",
+    capturable: bool = False,
 ) -> AdamW:
     """AdamW over the model's trainable parameters, fused into one kernel on a GPU.
 
+    settings: lr, betas, eps and weight_decay are read.
     capturable: the learning rate and the step counts are tensors on the GPU, which a CUDA graph reads at every replay.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -16,8 +16,11 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """bf16: products in bf16, but weights, norms, sums and the residual stream in fp32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """bf16: products in bf16, but weights, norms, sums and the residual stream in fp32.
+
+    Each weight is cast once per forward pass, so a cache of casts would only hold memory.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 @contextmanager

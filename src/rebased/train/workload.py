@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch.optim import AdamW
 
 from rebased.models import LanguageModel
 from rebased.runs.record import Record
@@ -73,13 +74,13 @@ class Output:
 class Workload(ABC):
     """A model in training. The constructor builds the model and checks the data; no file has been written by then."""
 
-    suffix: ClassVar[str]
-    """Of the path of a checkpoint: ".pt" for a file, "" for a folder."""
     remedy: ClassVar[str] = ""
     """What else to try when a run diverges, besides a lower learning rate."""
 
     config: RunConfig
     model: LanguageModel
+    parameters: int  # their number in the whole model
+    optimiser: AdamW  # with its moments, after `start`
     losses: DeferredLosses
     output: Output
     micro_batch: int | None  # sequences computed at once; None: all
@@ -91,11 +92,6 @@ class Workload(ABC):
     @abstractmethod
     def steps(self) -> int:
         """Steps of the whole run, if it does not stop early."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> int:
-        """The number of the model's parameters."""
 
     def facts(self) -> dict[str, Any]:
         """What the record's first line says besides config, digest, code and machine."""
@@ -113,17 +109,8 @@ class Workload(ABC):
         """True if a run with these lines in its record has written a checkpoint."""
 
     def start(self, output: Output) -> None:
-        """Move to the device and get ready for `load`."""
+        """Move to the device. A checkpoint is loaded after that, if there is one."""
         self.output = output
-
-    @abstractmethod
-    def save(self, path: Path) -> list[Path]:
-        """Write everything that a step changes, but for `progress`. Returns the files that this process wrote."""
-
-    @abstractmethod
-    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
-        """Restore what `save` wrote, and `progress`. Returns the record's size and checksum where an older format kept
-        it with the tensors."""
 
     @abstractmethod
     def set_micro_batch(self, rows: int | None) -> None:
@@ -145,8 +132,8 @@ class Workload(ABC):
         """Write the lines that are due after the step just taken, evaluations included."""
 
     @abstractmethod
-    def is_save_due(self) -> bool:
-        """True if a checkpoint should be written now."""
+    def is_save_due(self, seconds: float) -> bool:
+        """True if a checkpoint should be written now, so many seconds after the last one or the start."""
 
     def meets_others(self) -> bool:
         """True if all processes wait for one another at this step anyway."""

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rebased.ops.backend import choose_device
-from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.run_config import RunConfig
 
 PATIENCE = timedelta(minutes=10)
 """How long a process waits for another one before it ends with an error."""
@@ -90,34 +88,23 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def why_not_shared(config: LMRunConfig, size: int) -> str | None:
-    """An error message if `size` processes cannot train this run together; None if they can."""
-    train, T = config.train, config.data.seq_len
-    if train.parallel == "none":
-        return f"torchrun started {size} processes and train.parallel is none; set it to ddp, fsdp or context"
-    if train.parallel == "context":
-        return (
-            f"data.seq_len {T} cannot be divided among {size} processes; choose a multiple of {size}"
-            if T % size
-            else None
-        )
-    if train.batch_size % size:
-        return (
-            f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of {size}"
-        )
-    return None
+def refusal(message: str) -> ValueError:
+    """The error to raise before the processes have joined: the process of rank 0 prints it."""
+    return ValueError(message) if _rank() == 0 else ReportedElsewhere(message)
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
 
 
 @contextmanager
-def join_world(config: RunConfig) -> Iterator[World]:
-    """The World of this process. On GPUs each process uses one of its own, and the backend is NCCL; on CPUs gloo."""
-    size, rank = started_processes(), int(os.environ.get("RANK", "0"))
-    device = choose_device(config.train.device)
-    if size == 1 or not isinstance(config, LMRunConfig):
+def join_world(device_name: str, size: int) -> Iterator[World]:
+    """The World of this process, one of `size`. On GPUs each process uses one of its own, and the backend is NCCL; on
+    CPUs gloo."""
+    rank, device = _rank(), choose_device(device_name)
+    if size == 1:
         yield World(0, 1, device)
         return
-    if message := why_not_shared(config, size):
-        raise ValueError(message) if rank == 0 else ReportedElsewhere(message)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
         torch.cuda.set_device(device)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from rebased.runs.synthetic_config import cosine_lr
+from rebased.runs.schedule import epoch_lr
 from rebased.train.optimiser import set_lr
 
 
@@ -12,7 +12,7 @@ def test_cosine_is_that_of_torch_stepped_once_an_epoch() -> None:
     optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-3)
     schedule = CosineAnnealingLR(optimiser, T_max=64, eta_min=0.0)
     for epoch in range(64):
-        assert cosine_lr(3e-3, epoch, 64) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9, abs=1e-15)
+        assert epoch_lr(3e-3, epoch, 64) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9, abs=1e-15)
         optimiser.step()
         schedule.step()
 

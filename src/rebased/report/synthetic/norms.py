@@ -8,7 +8,7 @@ from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_pa
 from rebased.report.paper.values import FIGURE_10
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.finished import Run
-from rebased.runs.synthetic_config import cosine_lr
+from rebased.runs.schedule import epoch_lr
 
 NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.beta": "β of k"}
 NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
@@ -106,7 +106,7 @@ def decayed(run: Run, epoch: int) -> float:
 def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch: int) -> float:
     """What AdamW's weight decay alone leaves of a parameter that began at 1, after `epoch` of so many epochs of so many
     steps."""
-    return prod((1 - cosine_lr(lr, before, epochs) * weight_decay) ** steps for before in range(epoch))
+    return prod((1 - epoch_lr(lr, before, epochs) * weight_decay) ** steps for before in range(epoch))
 
 
 def _has_histogram(entry: Mapping[str, Any]) -> bool:

@@ -40,12 +40,8 @@ MAX_LOSSES = 3
 checkpoint each time."""
 
 
-def nothing() -> None:
-    """The default `Prepare`: does nothing."""
-
-
-def noop(runs: int) -> None:
-    """The default `Stopping`: does nothing."""
+def noop(*_: object) -> None:
+    """Does nothing: the default of `Prepare` and `Stopping`."""
 
 
 class Queue(Protocol):

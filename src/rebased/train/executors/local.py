@@ -25,7 +25,6 @@ from rebased.train.executors.jobs import (
     Queue,
     Stopping,
     noop,
-    nothing,
 )
 from rebased.train.executors.worker import limit_threads, work
 from rebased.train.interrupt import stop_request
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 class LocalExecutor(Executor):
     """Trains each run in a process of its own on this machine. Workers beyond the number of GPUs share them evenly."""
 
-    def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
+    def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = noop) -> None:
         """`workers` is the number of runs at once; the default is one per GPU if `uses_gpu`, else one per CPU core."""
         if "forkserver" not in multiprocessing.get_all_start_methods():
             raise ValueError(

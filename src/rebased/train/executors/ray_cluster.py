@@ -25,7 +25,6 @@ from rebased.train.executors.jobs import (
     Queue,
     Stopping,
     noop,
-    nothing,
 )
 from rebased.train.executors.worker import limit_threads, one_line, work
 from rebased.train.interrupt import stop_request
@@ -37,7 +36,7 @@ INSTALL = "pip install 'rebased[sweep]'"
 class RayExecutor(Executor):
     """Trains runs as tasks of a Ray cluster, one CPU each, with an equal share of the GPUs if they are used."""
 
-    def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = nothing) -> None:
+    def __init__(self, workers: int | None = None, *, uses_gpu: bool = False, prepare: Prepare = noop) -> None:
         """Connect to the cluster at RAY_ADDRESS, or to one on this machine; if there is none, start one here."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user asks for it
         try:

@@ -13,32 +13,36 @@ from rebased.data import TextBatch
 from rebased.models import IGNORE, LanguageModel
 from rebased.ops import linear_cross_entropy
 from rebased.runs.lm_config import LMTrainConfig
+from rebased.runs.run_config import Precision
+from rebased.runs.schedule import step_lr
 from rebased.train.cuda_graph import CudaGraphs
 from rebased.train.lm.context_parallel import ContextParallel
-from rebased.train.lm.schedule import learning_rate
 from rebased.train.oom import update
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
-from rebased.train.precision import choose_precision
+from rebased.train.precision import autocast, choose_precision
 from rebased.train.world import World
 
 
 class TokenLoss(nn.Module):
     """The model and its loss as one module: this is what is compiled, replicated (ddp) or sharded (fsdp)."""
 
-    def __init__(self, model: LanguageModel, precision: str, context: ContextParallel | None = None) -> None:
+    def __init__(self, model: LanguageModel, precision: Precision, context: ContextParallel | None = None) -> None:
         super().__init__()
         self.model, self.precision, self.context = model, precision, context
 
     def forward(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         """The summed loss in nats, a scalar: tokens, labels [B,T]. With context parallelism labels are [B,T/size]."""
-        bf16 = self.precision == "bf16"
-        # Each weight is cast once per forward pass, so a cache of casts would only hold memory.
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        with autocast(self.precision, tokens.device):
             if self.context is None:
                 hidden = self.model.hidden(tokens, cu_seqlens)
             else:
                 hidden = self.context.hidden(self.model, tokens)
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
+
+
+def lr_of(config: LMTrainConfig, step: int) -> float:
+    """The learning rate of a step counted from 0."""
+    return step_lr(config.lr, step, steps=config.steps, warmup_steps=config.warmup_steps, final_lr=config.final_lr)
 
 
 class LMStep:
@@ -97,7 +101,7 @@ class LMStep:
         parts = [self.local_labels(part) for part in parts]
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # still on the CPU
         weight = self._weight(labels)
-        set_lr(self.optimiser, learning_rate(self.config, step))
+        set_lr(self.optimiser, lr_of(self.config, step))
         self.loss.train()
         if self.graphs is None or any(part.cu_seqlens is not None for part in parts):  # a graph needs fixed shapes
             nats, norm = self._compute(parts, weight)

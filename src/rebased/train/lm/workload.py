@@ -17,15 +17,12 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_machine
 from rebased.tasks.seeds import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
-from rebased.train.lm.checkpoint import load_tensors, save_tensors
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.flops import flops_per_token, peak_flops
 from rebased.train.lm.gather_weights import gather_model
 from rebased.train.lm.measure import measure
-from rebased.train.lm.schedule import learning_rate
-from rebased.train.lm.step import LMStep
+from rebased.train.lm.step import LMStep, lr_of
 from rebased.train.lm.validate import validate
-from rebased.train.optimiser import set_step
 from rebased.train.sinks import StepReport
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
 from rebased.train.world import World
@@ -34,7 +31,6 @@ from rebased.train.world import World
 class LMWorkload(Workload):
     """A given number of steps, with lines of the record, evaluations and checkpoints every so many of them."""
 
-    suffix = ""
     remedy = ", or a longer warm-up"
 
     config: LMRunConfig
@@ -45,14 +41,10 @@ class LMWorkload(Workload):
         self.corpus_facts = describe_corpus(self.corpus)
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
-        self._parameters = self.model.num_parameters()  # of the whole, before it is sharded
+        self.parameters = self.model.num_parameters()  # before it is sharded
         data = config.data
         self.train_windows = self.corpus.windows("train", data.seq_len, isolate_documents=data.isolate_documents)
         self.valid_windows = self.corpus.windows("valid", data.seq_len, isolate_documents=data.isolate_documents)
-
-    @property
-    def parameters(self) -> int:
-        return self._parameters
 
     @property
     def steps(self) -> int:
@@ -78,6 +70,7 @@ class LMWorkload(Workload):
         super().start(output)
         config = self.config.train
         self.sharded = LMStep(self.model, config, self.world)
+        self.optimiser = self.sharded.optimiser
         self.losses = DeferredLosses(self.world, columns=3, capacity=config.log_every)
         self.set_micro_batch(config.micro_batch)
         machine = describe_machine(self.world.device)
@@ -97,16 +90,6 @@ class LMWorkload(Workload):
     def rows_at_once(self) -> int:
         """Sequences that this process computes at once."""
         return self.micro_batch or self.batch_share
-
-    def save(self, path: Path) -> list[Path]:
-        return save_tensors(path, self.model, self.sharded.optimiser, self.world)
-
-    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
-        assert progress is not None
-        load_tensors(path, self.model, self.sharded.optimiser, self.world)
-        set_step(self.sharded.optimiser, progress["step"])
-        self.progress = Progress(**progress)
-        return {}
 
     def is_over(self) -> bool:
         return self.progress.step >= self.config.train.steps
@@ -145,11 +128,11 @@ class LMWorkload(Workload):
     def meets_others(self) -> bool:
         return self.is_time(self.config.train.log_every)
 
-    def is_save_due(self) -> bool:
+    def is_save_due(self, seconds: float) -> bool:
         return self.progress.step > 0 and self.is_time(self.config.train.checkpoint_every)
 
     def lr_of(self, step: int) -> float:
-        return learning_rate(self.config.train, step - 1)
+        return lr_of(self.config.train, step - 1)
 
     def check_finite(self, step: int, seen: SeenLoss) -> None:
         super().check_finite(step, seen)

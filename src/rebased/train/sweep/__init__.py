@@ -1,6 +1,5 @@
 """Sweeps: a grid of runs, its plan and stages, an estimate of its time, known results, and how it is trained."""
 
-from rebased.train.sweep.carry import pack, unpack
 from rebased.train.sweep.cost import Estimate, estimate
 from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_sweep, read_sweep
 from rebased.train.sweep.known import Known, describe_known, read_known, write_union
@@ -8,6 +7,7 @@ from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, sta
 from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
 from rebased.train.sweep.run import Ending, Watcher, train_runs
 from rebased.train.sweep.stages import Stages
+from rebased.train.sweep.unfinished import pack, unpack
 
 __all__ = [
     "Ending",

@@ -12,12 +12,11 @@ from pydantic import Field, ValidationError
 from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
 from rebased.runs.configs import parse_run
-from rebased.runs.run_config import RunConfig
+from rebased.runs.run_config import KINDS, RunConfig
 from rebased.runs.run_names import flatten
 from rebased.runs.shipped import find_config
 
 SEED = "train.seed"
-SECTIONS = ("task", "data", "model", "train")  # sections of a run, of either kind
 MOST_RUNS = 50_000  # grid points: each becomes a config in memory and a folder on disk
 
 
@@ -81,7 +80,7 @@ def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
     stages, {"select.seeds": "3"}. Of several grids, those that have the axis are changed.
     """
     tree = read_yaml(path)
-    if misplaced := [key for key in SECTIONS if key in tree]:
+    if misplaced := [key for key in (*KINDS, "model", "train") if key in tree]:
         raise ValueError(
             f"{path}: {misplaced[0]} is at the top level, as in the config of a run; in a sweep file it "
             "belongs under base"

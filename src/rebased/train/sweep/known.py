@@ -1,23 +1,21 @@
-"""Known runs: results from elsewhere, read from bundles, that a sweep need not compute again.
+"""Known runs: results that were computed elsewhere. A sweep reads them from bundles and does not compute them again.
 
-A known run counts for a sweep if it has ended, its record has all its epochs, its digest is that of a run of the sweep,
-its settings are those of that run, and it was computed in the same way. Two things make the way another one: a CPU
-where the sweep uses a GPU, whose products are rounded differently, and another text.
+A known run counts for a sweep if it has ended, its record has all its epochs, and its digest and settings are those of
+a run of the sweep. It does not count if it was computed on a CPU and the sweep computes on a GPU, which rounds
+differently, or if it was trained on another text.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from rebased.config import plural
 from rebased.runs.collect import ENDED, Collection, distinct, gather, write_bundle
 from rebased.runs.finished import Run, code_name
-from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
-from rebased.train.lm.corpus import describe_corpus, open_corpus
+from rebased.train.kinds import training_of
 from rebased.train.sweep.grid import Point
 
 MAX_LISTED = 3  # records that are named because they are left out
@@ -64,10 +62,7 @@ def why_not(run: Run, config: RunConfig, on_gpu: bool) -> str | None:
         return "the settings in the record are not those that its digest names"
     if on_gpu and not all(line["machine"]["gpu"] for line in run.lines if line["type"] in ("run", "resume")):
         return "computed on a CPU, and this sweep computes on a GPU"
-    text = _text_of(config) if isinstance(config, LMRunConfig) else None
-    if text and isinstance(config, LMRunConfig) and run.lines[0]["corpus"]["sha256"] != text:
-        return f"trained on another text than {config.data.folder}"
-    return None
+    return training_of(config).other_data(config, run.lines[0])
 
 
 def is_complete(run: Run) -> bool:
@@ -89,19 +84,9 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
     if known.found.other:
         records = plural(known.found.other, "record")
         more = ", ..." if known.found.other > MAX_LISTED else ""
-        yield f"{records} left out, which no run can have: {', '.join(known.found.other_names[:MAX_LISTED])}{more}"
+        yield f"left out {records} that cannot be read here: {', '.join(known.found.other_names[:MAX_LISTED])}{more}"
     if known.found.damaged_files:
-        yield f"damaged, what is whole was read: {', '.join(known.found.damaged_files)}"
-
-
-@cache
-def _text_of(config: LMRunConfig) -> str | None:
-    """The checksum of the text that a run would be trained on; None if it is not here."""
-    try:
-        sha256: str = describe_corpus(open_corpus(config, verify=False))["sha256"]
-    except ValueError:
-        return None
-    return sha256
+        yield f"damaged files, of which only the intact records were read: {', '.join(known.found.damaged_files)}"
 
 
 def write_union(path: Path, known: Known, folder: Path) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from rebased.train.executors import Queue
-from rebased.train.sweep.cost import Estimate, recorded_work
+from rebased.train.kinds import training_of
+from rebased.train.sweep.cost import Estimate
 from rebased.train.sweep.plan import PlannedRun, Status
-from rebased.train.sweep.stages import Stages, score_of
+from rebased.train.sweep.stages import Stages
 
 RESERVE = 20.0  # seconds at the end of the time for saving runs and writing the bundle; at most a tenth of the time
 
@@ -77,7 +78,8 @@ class TimeBudget:
 
     def ended(self, run: PlannedRun, lines: Sequence[dict[str, Any]]) -> None:
         """Correct the pace by a run that has ended, by the work in its record: it may have stopped early."""
-        done = recorded_work(run.config, lines)[0] - recorded_work(run.config, run.lines)[0]
+        work = training_of(run.config).recorded_work
+        done = work(run.config, lines)[0] - work(run.config, run.lines)[0]
         planned = self._cost.work.get(run.digest, 0.0)
         if done > 0 and planned > 0 and run.digest in self._began:
             self._actual += self._now() - self._began[run.digest]
@@ -120,7 +122,7 @@ class SweepQueue(Queue):
     def ended(self, run: PlannedRun, status: Status, lines: Sequence[dict[str, Any]]) -> None:
         """Note how a run has ended, with the lines of its record."""
         if self.stages:
-            self.stages.ended(run.digest, None if status == "failed" else score_of(run.config, lines))
+            self.stages.ended(run.digest, None if status == "failed" else run.config.kind.score(lines))
         if self.budget and status != "failed":
             self.budget.ended(run, lines)
 

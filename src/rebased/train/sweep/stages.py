@@ -3,13 +3,10 @@
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from math import inf
 from typing import Any, Literal
 
 from rebased.analysis.selection import choose_lr
 from rebased.runs.collect import ENDED
-from rebased.runs.protocol import reported
-from rebased.runs.run_config import RunConfig
 from rebased.runs.run_names import flatten
 from rebased.train.sweep.grid import SEED, Select
 from rebased.train.sweep.plan import PlannedRun
@@ -34,7 +31,7 @@ class Stages:
             cell.runs[run.digest] = value, seed
         for run in runs:
             if run.status in ENDED:
-                self.ended(run.digest, score_of(run.config, run.lines))
+                self.ended(run.digest, run.config.kind.score(run.lines))
             elif run.status == "failed":
                 self.ended(run.digest, None)
 
@@ -123,16 +120,3 @@ class Cell:
         if seed in self.first_seeds:
             return "first"
         return "waiting" if self.choice is None else "chosen" if value == self.choice else "other"
-
-
-def score_of(config: RunConfig, lines: Sequence[dict[str, Any]]) -> float:
-    """The score of a run that has ended, by which a value is chosen; higher is better.
-
-    The best test accuracy over epochs, as in the paper; 0 if the run diverged in its first epoch. Of a language model
-    the valid perplexity, with a minus sign.
-    """
-    if config.metric == "accuracy":
-        epochs = [line for line in lines if line["type"] == "epoch"]
-        return reported(epochs, "paper").accuracy if epochs else 0.0
-    end = lines[-1]
-    return -end["valid"]["all"]["perplexity"] if "valid" in end else -inf

@@ -11,30 +11,25 @@ from torch import Tensor
 
 from rebased.evaluate.accuracy import evaluate
 from rebased.evaluate.norms import norm_statistics
-from rebased.files import replacing
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
 from rebased.runs.protocol import reported
-from rebased.runs.synthetic_config import SyntheticRunConfig, cosine_lr
+from rebased.runs.schedule import epoch_lr
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
-from rebased.train.checkpoint import REMEDY
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
-from rebased.train.optimiser import build_optimiser, set_lr
+from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast, choose_precision
 from rebased.train.sinks import StepReport
 from rebased.train.synthetic.step import CapturedStep, Step
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
 from rebased.train.world import World
 
-FORMAT = 1  # of the file with the tensors
-
 
 class SyntheticWorkload(Workload):
     """One epoch after another, each followed by an evaluation on the test split."""
-
-    suffix = ".pt"
 
     config: SyntheticRunConfig
     train_set: tuple[Questions, ...]  # one per segment
@@ -45,12 +40,9 @@ class SyntheticWorkload(Workload):
         torch.manual_seed(mix_seed(config.train.seed, INIT))
         self.model = LanguageModel(config.model)  # on the CPU: the same weights everywhere
         torch.manual_seed(mix_seed(config.train.seed, DROPOUT))
+        self.parameters = self.model.num_parameters()
         self.precision = choose_precision(config.train.precision, world.device)
         self.state_bytes = self._count_state_bytes()  # before there is a folder: a mixer's state_size may fail
-
-    @property
-    def parameters(self) -> int:
-        return self.model.num_parameters()
 
     @property
     def steps(self) -> int:
@@ -86,9 +78,9 @@ class SyntheticWorkload(Workload):
         config, device = self.config.train, self.world.device
         self.model.to(device)
         self.optimiser = build_optimiser(self.model, config, capturable=device.type == "cuda")
+        make_moments(self.optimiser)
         self.losses = DeferredLosses(self.world, columns=2)
         self.set_micro_batch(config.micro_batch)
-        self.saved_at = time.perf_counter()
 
     def set_micro_batch(self, rows: int | None) -> None:
         self.micro_batch = rows
@@ -96,42 +88,6 @@ class SyntheticWorkload(Workload):
         step = Step(self.model, self.optimiser, micro_batch=rows, precision=self.precision, compile=config.compile)
         captured = config.capture and self.world.device.type == "cuda"
         self.take: Callable[[Questions, Tensor], Tensor] = CapturedStep(step, self.world.device) if captured else step
-
-    def save(self, path: Path) -> list[Path]:
-        gpu = self.world.device if self.world.device.type == "cuda" else None
-        state = {
-            "format": FORMAT,
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "random": torch.get_rng_state(),
-            "random_gpu": torch.cuda.get_rng_state(gpu) if gpu else None,
-        }
-        with replacing(path) as file:
-            torch.save(state, file)
-        self.saved_at = time.perf_counter()
-        return [path]
-
-    def load(self, path: Path, progress: dict[str, Any] | None) -> dict[str, Any]:
-        state = read_state(path)
-        try:
-            for name, tensor in self.model.state_dict().items():  # load_state_dict would convert another dtype
-                if state["model"][name].dtype != tensor.dtype:
-                    raise TypeError(f"{name} is {state['model'][name].dtype} there and {tensor.dtype} here")
-            self.model.load_state_dict(state["model"])
-            # Moments alone: rates are the config's, and where they are kept (a tensor on a GPU) is this device's.
-            groups = self.optimiser.state_dict()["param_groups"]
-            self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": groups})
-            self.progress = Progress(**(progress or state["progress"]))
-            torch.set_rng_state(state["random"])
-            if self.world.device.type == "cuda" and state["random_gpu"] is not None:
-                torch.cuda.set_rng_state(state["random_gpu"], self.world.device)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"{path} is of another architecture than this code builds ({reason}); resume with the code that wrote "
-                "it (record.jsonl names the commit), or start the run again in another folder"
-            ) from error
-        return {} if progress is not None else {"bytes": int(state["record_bytes"]), "sha256": None}
 
     def prepare(self) -> None:
         data = self.config.task.build(self.config.train.seed, self.world.device)
@@ -143,7 +99,7 @@ class SyntheticWorkload(Workload):
         """Set the learning rate of the epoch and the order of its batches. The order is a function of the seed and the
         epoch, so a checkpoint need not hold it."""
         config, epoch = self.config.train, self.progress.epoch
-        set_lr(self.optimiser, cosine_lr(config.lr, epoch, config.epochs))
+        set_lr(self.optimiser, epoch_lr(config.lr, epoch, config.epochs))
         self.model.train()
         sizes = [segment.examples for segment in self.config.task.train]
         batches = epoch_batches(sizes, config.batch_size, mix_seed(config.seed, ORDER), epoch)
@@ -181,7 +137,7 @@ class SyntheticWorkload(Workload):
 
     def lr_of(self, step: int) -> float:
         config = self.config.train
-        return cosine_lr(config.lr, (step - 1) // self.steps_per_epoch, config.epochs)
+        return epoch_lr(config.lr, (step - 1) // self.steps_per_epoch, config.epochs)
 
     def add_losses(self, first: int, seen: Sequence[SeenLoss]) -> None:
         progress = self.progress
@@ -230,11 +186,11 @@ class SyntheticWorkload(Workload):
         with autocast(self.precision, self.world.device):
             return self.fit(lambda: evaluate(self.model, segments, examples, self.micro_batch or batch), batch)
 
-    def is_save_due(self) -> bool:
+    def is_save_due(self, seconds: float) -> bool:
         """After each epoch, and within one when checkpoint_seconds have passed."""
         if self.progress.batch == 0:
             return self.progress.step > 0
-        return time.perf_counter() - self.saved_at > self.config.train.checkpoint_seconds
+        return seconds > self.config.train.checkpoint_seconds
 
     def finish(self, folder: Path, measuring: Callable[[str, int, int], None]) -> dict[str, Any]:
         save_model(self.model, folder)
@@ -244,14 +200,3 @@ class SyntheticWorkload(Workload):
         epochs = self.epochs
         accuracy, epoch = reported(epochs, self.config.train.protocol) if epochs else (None, None)
         return {"accuracy": accuracy, "epoch": epoch}
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """What `save` wrote: tensors and plain types, so that it can be read without trusting it."""
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise ValueError(f"{path} is not a checkpoint that torch can read safely; {REMEDY}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of format {FORMAT}, which this version reads; {REMEDY}")
-    return state

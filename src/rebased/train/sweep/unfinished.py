@@ -1,8 +1,8 @@
-"""Carry unfinished runs to another machine: tar files with their folders, which a sweep there goes on with.
+"""Move unfinished runs to another machine: tar files with their folders, which a sweep there goes on with.
 
-Per run the file holds config.yaml, record.jsonl, checkpoint.json and the files of the checkpoint that this pointer
-names. A stranger's file can do no harm: only these files are unpacked, with the checksums that the pointer gives, into
-new folders of runs that the sweep has planned; and a run reads its checkpoint without trusting it.
+Per run the file holds config.yaml, record.jsonl, checkpoint.json and the checkpoint. A stranger's file can do no harm:
+only these files are unpacked, with the checksums that checkpoint.json gives, into new folders of runs that the sweep
+has planned; and a run reads its checkpoint without trusting it.
 """
 
 import os
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)  # of a file that every file syst
 LARGEST = 2**31  # bytes that are unpacked of one file: more is no checkpoint of a sweep
 
 
-class Carried(NamedTuple):
+class Moved(NamedTuple):
     """What was packed, or unpacked."""
 
     runs: int
@@ -45,7 +45,7 @@ def archives(path: Path) -> list[Path]:
     return sorted(path.glob(f"{PART}*{SUFFIX}")) if path.is_dir() else [path] if path.suffix == SUFFIX else []
 
 
-def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
+def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Moved:
     """Write the unfinished ones of these runs into tar files of at most `limit` bytes each; those that are furthest
     come first. A path without the suffix .tar is a folder, for up to MOST files. Older files of that name are
     replaced. The same runs give the same bytes. Runs may go on meanwhile."""
@@ -66,7 +66,7 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
             room[part] -= needed
         if path.suffix == SUFFIX:
             _write_archive(path, packed[0])
-            return Carried(_runs_in(packed[0]), left, path.stat().st_size)
+            return Moved(_runs_in(packed[0]), left, path.stat().st_size)
         size, older = 0, set(archives(path))
         for number, some in enumerate(packed, start=1):
             if some:
@@ -76,7 +76,7 @@ def pack(runs: Iterable[PlannedRun], path: Path, limit: int) -> Carried:
                 size += archive.stat().st_size
     for archive in older:
         archive.unlink()
-    return Carried(sum(map(_runs_in, packed)), left, size)
+    return Moved(sum(map(_runs_in, packed)), left, size)
 
 
 class _Checkpoint(NamedTuple):
@@ -93,7 +93,7 @@ def _hold(folder: Path, held: ExitStack) -> _Checkpoint | None:
         if pointer is None:
             return None
         with suppress(FileNotFoundError), ExitStack() as opened:
-            names = (CONFIG, RECORD, POINTER, *pointer.files)
+            names = (CONFIG, RECORD, POINTER, pointer.name)
             files: dict[str, BinaryIO] = {name: opened.enter_context(open(folder / name, "rb")) for name in names}
             if _pointer_of(folder) == pointer:  # so all files are of this checkpoint
                 held.push(opened.pop_all())
@@ -120,7 +120,7 @@ def _write_archive(path: Path, files: Mapping[str, BinaryIO]) -> None:
             archive.addfile(about, content)
 
 
-def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Carried:
+def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str, Path] | None = None) -> Moved:
     """Unpack the runs of a tar file that the sweep is to train. Raises ValueError if it is damaged.
 
     Of two checkpoints of one run the further one stays, be it from another file or in the folder before. `taken` has
@@ -142,7 +142,7 @@ def unpack(path: Path, runs: Sequence[PlannedRun], folder: Path, taken: dict[str
                 others.add(digest)
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{path} is not a file of unfinished runs, or is damaged ({error}); move it away") from error
-    return Carried(len(unpacked), len(others), size)
+    return Moved(len(unpacked), len(others), size)
 
 
 def digests_in(path: Path) -> set[str]:
@@ -169,8 +169,6 @@ def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
             if name.parts[0] != digest and files:
                 yield digest, files
                 files = {}
-            if own.parent in files or any(own in file.parents for file in files):
-                raise tarfile.TarError(f"it holds {member.name!r} as a file and as a folder")
             digest, content = name.parts[0], archive.extractfile(member)
             files[own] = content.read() if content else b""
         if files:
@@ -178,26 +176,23 @@ def _by_run(path: Path) -> Iterator[tuple[str, dict[PurePosixPath, bytes]]]:
 
 
 def _is_expected(own: PurePosixPath) -> bool:
-    """True for the names of a run's files: three fixed ones, a checkpoint, or what is in the folder of one."""
-    parts = own.parts
-    if len(parts) == 1 and parts[0] in (CONFIG, RECORD, POINTER):
-        return True
-    return 1 <= len(parts) <= 2 and parts[0].startswith("checkpoint-") and all(map(_NAME.fullmatch, parts))
+    """True for the names of a run's files: three fixed ones, and a checkpoint."""
+    name = str(own)
+    return name in (CONFIG, RECORD, POINTER) or (name.startswith("checkpoint-") and bool(_NAME.fullmatch(name)))
 
 
 def _write(folder: Path, files: dict[PurePosixPath, bytes]) -> bool:
     """Write the files of a run into its new folder. False, and no folder, if they are not a whole checkpoint of it.
     A folder that is there is replaced if its checkpoint is not as far; else False."""
-    beside, former = (folder.with_name(f".{folder.name}.{what}") for what in ("carried", "former"))
+    beside, former = (folder.with_name(f".{folder.name}.{what}") for what in ("moved", "former"))
     if former.exists() and not folder.exists():  # a process was killed between the two renames below
         former.rename(folder)
     for path in (beside, former):
         shutil.rmtree(path, ignore_errors=True)
     try:
         for own, content in files.items():
-            path = beside / own
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            beside.mkdir(parents=True, exist_ok=True)
+            (beside / own).write_bytes(content)
         if not _is_whole(beside, folder.name) or _step_of(beside) <= _step_of(folder):
             return False
         if folder.exists():
@@ -216,11 +211,10 @@ def _is_whole(folder: Path, digest: str) -> bool:
         pointer = read_pointer(folder)
         if pointer is None or pointer.digest != digest or parse_run(read_yaml(folder / CONFIG)).digest() != digest:
             return False
-        if pointer.record and pointer.record["sha256"]:  # older formats have no checksum of the record
-            record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
-            if sha256_bytes(record) != pointer.record["sha256"]:
-                return False
-        return all(describe_file(folder / name) == about for name, about in pointer.files.items())
+        record = (folder / RECORD).read_bytes()[: pointer.record["bytes"]]
+        if sha256_bytes(record) != pointer.record["sha256"]:
+            return False
+        return describe_file(folder / pointer.name) == pointer.file
     except (ValueError, OSError, KeyError, TypeError):
         return False
 
