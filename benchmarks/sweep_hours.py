@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
-from rebased.report.paper.cost import EVALUATED, Speeds, read_speeds
+from rebased.paper.cost import EVALUATED, Speeds, read_speeds
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment

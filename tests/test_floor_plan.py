@@ -67,7 +67,7 @@ def violations(path: Path) -> list[str]:
 
 
 def test_the_table_names_every_floor() -> None:
-    assert FLOORS[0] == "cli"
+    assert FLOORS[:2] == ["cli", "paper"]  # so nothing but the command imports the paper
     assert FLOORS[-1] == "files"
     assert {floor_of(path) for path in FILES} - set(TOP) <= set(FLOORS)
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.terminal import Terminal
+from rebased.paper.evidence import read_evidence, shipped_evidence
+from rebased.paper.page import PaperPage
 from rebased.report.page import write_page
-from rebased.report.paper.evidence import read_evidence, shipped_evidence
-from rebased.report.paper.page import PaperPage
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
 

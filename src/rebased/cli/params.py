@@ -7,7 +7,7 @@ from rich.text import Text
 
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.models import preset
-from rebased.models.paper import (
+from rebased.paper.parameter_counts import (
     SAME_LENGTH,
     STATE_LENGTHS,
     TABLE_4,

@@ -14,6 +14,7 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.terminal import Terminal
 from rebased.files import replacing
+from rebased.paper.reference import PAPER
 from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.report.drawing import FORMATS as FIGURES
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
@@ -78,7 +79,7 @@ def report(
         reading = progress.add_task("reading", total=None)
         found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
         progress.update(reading, description="computing", total=None)
-        result = Report(found, reference)
+        result = Report(found, reference, PAPER)
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if output:

@@ -12,14 +12,6 @@ from rebased.report.prose import shortened, tested_of, warn_about_code, warn_abo
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
-PAPER_NOTE = (
-    "The paper's models have 127 to 157 million parameters, its text is the Pile, and it shows no spread: "
-    "signs and ratios can be compared, levels cannot."
-)
-OTHER_TEXT = (
-    "The last column is the paper's Table 2: the Pile, GPT-NeoX's tokenizer, 84 billion training tokens, 127 to 157 "
-    "million parameters, no spread. Its levels can be compared only with runs that share all of these."
-)
 BY_DISTANCE = (
     "The distance of an AR token is the number of tokens since the window last showed the bigram that it ends."
 )
@@ -55,8 +47,9 @@ def remarks(found: LanguageModels) -> list[str]:
         "± is half of a 95 % interval of the mean over three or more seeds (Student's t), not corrected for the number "
         "of intervals. Differences are of the same seeds, so of the same tokens in the same order; where 0 is within "
         "±, these seeds do not tell which model is better.",
-        PAPER_NOTE,
     ]
+    if remark := found.known.of(found.runs[0]).remark:
+        said.append(remark)
     if found.by_distance:
         said.append(BY_DISTANCE)
     said += missing_distances(found)

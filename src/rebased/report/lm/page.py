@@ -10,6 +10,7 @@ from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.comparisons import compare_models
 from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
 from rebased.report.page import Section, bullets, commands, details, figure, finite, paragraphs
+from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -34,8 +35,8 @@ class LMReport:
 
     kind = "Language models"
 
-    def __init__(self, found: Collection, reference: str | None = None) -> None:
-        self.found, self.groups = found, group_language_models(found.lm_runs)
+    def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
+        self.found, self.groups = found, group_language_models(found.lm_runs, known)
         self.differences = [compare_models(group, reference) for group in self.groups]
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
@@ -144,7 +145,8 @@ class LMReport:
 
     def _perplexity(self, n: int, group: LanguageModels) -> str:
         table = tables.perplexity_table(group)
-        note = paragraphs(narrative.OTHER_TEXT) if tables.PAPER in table.head else ""
+        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
+        note = paragraphs(*filter(None, dict.fromkeys(sources)))
         picture = self.figures[f"perplexity-{n + 1}"]
         caption = "One dot per seed; the cross is their mean."
         return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)

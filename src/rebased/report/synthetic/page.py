@@ -9,6 +9,7 @@ from typing import Any
 from rebased.config import plural
 from rebased.report.drawing import Panels
 from rebased.report.page import Section, bullets, details, figure, paragraphs
+from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
@@ -40,8 +41,8 @@ class SyntheticReport:
 
     kind = "Synthetic tasks"
 
-    def __init__(self, found: Collection, reference: str | None = None) -> None:
-        self.found, self.results = found, build_results(found.runs)
+    def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
+        self.found, self.results = found, build_results(found.runs, known)
         self.families = compare_models(self.results, reference if reference in self.references else None)
         self.warnings = list(narrative.warnings(found, self.results))
         self.summary = list(narrative.summary(self.results, self.families))
@@ -134,12 +135,12 @@ class SyntheticReport:
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
-            caption = "Dotted: the paper's value. Points of one number of heads are shifted sideways a little."
+            dotted = f"Dotted: the {results.known.name}'s value. " if results.known.name else ""
+            caption = f"{dotted}Points of one number of heads are shifted sideways a little."
             picture = figure(self.figures["by-heads"], caption)
             table = tables.heads_table(self.by_heads).to_html()
-            yield Section(
-                "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
-            )
+            verdict = narrative.heads_verdict(self.by_heads)
+            yield Section("Accuracy by number of heads", (paragraphs(verdict) if verdict else "") + picture + table)
         chosen = ""
         if any(len(cell.runs) > 1 for cell in results.cells):
             table = choices.choice_table(results).to_html()
@@ -158,7 +159,7 @@ class SyntheticReport:
             )
             html += figure(self.figures["by-width"], caption)
         for task in results.tasks:
-            note = narrative.paper_note(results, task)
+            note = narrative.reference_note(results, task)
             html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
             html += paragraphs(note) if note else ""
         return html
@@ -181,7 +182,7 @@ class SyntheticReport:
         """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
         html = ""
         for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
-            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.CAPTION)
+            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.caption(cells))
             if (histograms := norms.final_histograms(cells, f"histograms-{n}")) is not None:
                 picture += figure(histograms, "After the last epoch, first seed.")
             html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)

@@ -8,21 +8,21 @@ from statistics import fmean
 from rebased.analysis import Spread, expected_validation_performance
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
 from rebased.report.synthetic.comparisons import Contrast
-from rebased.report.synthetic.heads import HeadsByPlace
+from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
 from rebased.report.tables import NONE, Number, Table, number, p_text
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
 
 
 def width_table(results: Results, task: str) -> Table:
-    """One row per model, as in the paper's Table 1: mean ± sample standard deviation over seeds by width, with the
-    paper's values beside where known."""
+    """One row per model: mean ± sample standard deviation over seeds by width, with reference values beside where
+    known."""
     cells = results.of_task(task)
     widths = sorted({cell.d_model for cell in cells})
-    known = {cell.d_model for cell in cells if cell.paper}
+    known = {cell.d_model for cell in cells if cell.reference_value}
     head = ["model"]
     for d_model in widths:
-        head += [f"D = {d_model}", "paper"] if d_model in known else [f"D = {d_model}"]
+        head += [f"D = {d_model}", results.known.name] if d_model in known else [f"D = {d_model}"]
     rows = []
     for model in (model for model in results.models if any(cell.model == model for cell in cells)):
         row, means = [str(model)], []
@@ -31,19 +31,20 @@ def width_table(results: Results, task: str) -> Table:
             row.append(plus_minus(cell.test) if cell else NONE)
             means += [cell.test.mean] if cell else []
             if d_model in known:
-                row.append(paper_cell(cell))
+                row.append(reference_cell(cell))
         mean = number(fmean(means) if len(means) == len(widths) else None)
         rows.append((*row, mean) if len(widths) > 1 else tuple(row))
     return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
 
 
 def results_table(results: Results) -> Table:
-    """One row per cell: the chosen learning rate, test and held-out accuracy, and the paper's value."""
+    """One row per cell: the chosen learning rate, test and held-out accuracy, and the reference value."""
+    named = (results.known.name,) if results.known.name else ()
     head = (
         *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
-        *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
+        *("held out", "held out sd", "diverged", "parameters", "state bytes", *named),
     )
-    brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", "paper")
+    brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", *named)
     return task_last(Table(head, [_result(cell) for cell in results.cells], brief))
 
 
@@ -71,16 +72,16 @@ def _result(cell: Cell) -> tuple[str, ...]:
         number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
         number(run.parameters, ","),
         number(cell.state_bytes, ","),
-        paper_cell(cell),
+        *((reference_cell(cell),) if cell.known.name else ()),
     )
 
 
-def paper_cell(cell: Cell | None) -> str:
-    """The paper's value for a cell; a dash where it has none."""
-    paper = cell.paper if cell else None
-    if paper is None:
+def reference_cell(cell: Cell | None) -> str:
+    """What others report for a cell; a dash where nothing is known."""
+    value = cell.reference_value if cell else None
+    if value is None:
         return NONE
-    return Number(str(paper), paper.mean, {"sd": paper.sd, "bound": "at least" if paper.at_least else None})
+    return Number(str(value), value.mean, {"sd": value.sd, "bound": "at least" if value.at_least else None})
 
 
 def runs_table(runs: Sequence[Run], results: Results) -> Table:
@@ -204,14 +205,17 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
 
 
 def heads_table(places: HeadsByPlace) -> Table:
-    """One row per model and number of heads, with the paper's value, for which the paper gives no number of heads."""
+    """One row per model and number of heads, with the reference value."""
+    name = name_of_values(places)
     rows = []
     for cells in places.values():
         for heads, cell in cells:
-            off = number(None if cell.paper is None else abs(cell.test.mean - cell.paper.mean))
+            value = cell.reference_value
+            off = number(None if value is None else abs(cell.test.mean - value.mean))
             place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
-            rows.append((*place, plus_minus(cell.test), paper_cell(cell), off))
-    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "distance"), rows))
+            row = (*place, plus_minus(cell.test))
+            rows.append((*row, reference_cell(cell), off) if name else row)
+    return task_last(Table(("model", "task", "D", "heads", "test", *((name, "distance") if name else ())), rows))
 
 
 def plus_minus(spread: Spread) -> str:

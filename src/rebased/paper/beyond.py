@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from rebased.config import plural
+from rebased.paper.evidence import Evidence, Probe
+from rebased.paper.mqar import departures_of, sources
+from rebased.paper.reference import PAPER, PAPER_TASK, place_of
+from rebased.paper.values import KERNEL_ORDER, TABLE_1
 from rebased.report.page import Section, commands, details, figure, paragraphs
-from rebased.report.paper.evidence import Evidence, Probe
-from rebased.report.paper.mqar import departures_of, sources
-from rebased.report.paper.values import KERNEL_ORDER, TABLE_1
 from rebased.report.probe.figures import mass_by_distance
 from rebased.report.probe.page import TEXT
 from rebased.report.probe.tables import text_table
@@ -15,7 +16,6 @@ from rebased.report.synthetic import figures, narrative, tables
 from rebased.report.synthetic.cells import COUNTED, build_results
 from rebased.report.synthetic.comparisons import compare_models
 from rebased.report.synthetic.heads import cells_by_heads
-from rebased.report.synthetic.paper import PAPER_TASK, place_of
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names, text_name
 
@@ -64,7 +64,7 @@ def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run
 
 def heads_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of heads beside the paper's values; empty if all runs have one number."""
-    places = cells_by_heads(build_results(runs))
+    places = cells_by_heads(build_results(runs, PAPER))
     if not places:
         return ""
     caption = "Dotted: the paper's value, for which it gives no number of heads."
@@ -84,7 +84,7 @@ def kernels_body(runs: Sequence[Run]) -> str:
     compared = [run for run in wide if run.file in files]
     if not any(run.model == "ReBased" for run in compared):
         compared = list({run.digest: run for run in reversed(wide)}.values())
-    results = build_results(compared)
+    results = build_results(compared, PAPER)
     html = paragraphs(protocol_words(compared))
     for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[-1:]:
         html += paragraphs(narrative.verdict(family)) + tables.comparison_table(family.contrasts).to_html()
@@ -95,7 +95,7 @@ def kernels_body(runs: Sequence[Run]) -> str:
 
 def slices_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of pairs and by length, beyond those of training."""
-    results = build_results(runs)
+    results = build_results(runs, PAPER)
     html = paragraphs(protocol_words(runs))
     for kind in SLICES:
         if any(len(cell.slices(kind)) > 1 for cell in results.cells):

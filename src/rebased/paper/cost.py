@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.files import read_json
-from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES
+from rebased.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES
 
 ROWS = 512  # sequences of a recorded step
 EVALUATED = 1 / 3  # a forward pass, of the three that a training step costs

@@ -7,18 +7,18 @@ from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
+from rebased.paper.attention import find_attention
+from rebased.paper.beyond import sections_beyond
+from rebased.paper.counts import find_counts
+from rebased.paper.evidence import Evidence
+from rebased.paper.exhibits import EXHIBITS, NOT_HELD
+from rebased.paper.finding import PROTOCOLS, Finding
+from rebased.paper.gamma import find_gamma
+from rebased.paper.kernels import find_kernels
+from rebased.paper.recall import find_recall
+from rebased.paper.text import find_perplexity
+from rebased.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
-from rebased.report.paper.attention import find_attention
-from rebased.report.paper.beyond import sections_beyond
-from rebased.report.paper.counts import find_counts
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import EXHIBITS, NOT_HELD
-from rebased.report.paper.finding import PROTOCOLS, Finding
-from rebased.report.paper.gamma import find_gamma
-from rebased.report.paper.kernels import find_kernels
-from rebased.report.paper.recall import find_recall
-from rebased.report.paper.text import find_perplexity
-from rebased.report.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
 from rebased.report.prose import warn_about_records
 from rebased.report.tables import Table
 

@@ -1,4 +1,4 @@
-"""Make the package's records from the committed ones: python -m rebased.report.paper.ship [ROOT]
+"""Make the package's records from the committed ones: python -m rebased.paper.ship [ROOT]
 
 Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds and the test of TF32 in
 ROOT/benchmarks/results go to the folder `records` of this package. What the page does not read is left out.
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rebased.files import replacing
-from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS
-from rebased.report.paper.precision import read_precision_test
+from rebased.paper.cost import read_speeds
+from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS
+from rebased.paper.precision import read_precision_test
 from rebased.report.probe.cells import group_probes
 from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle

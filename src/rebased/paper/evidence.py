@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebased.report.paper.cost import Speeds, load_speeds
-from rebased.report.paper.precision import PrecisionTest, load_precision_test
+from rebased.paper.cost import Speeds, load_speeds
+from rebased.paper.precision import PrecisionTest, load_precision_test
 from rebased.report.probe.files import PROBES, OtherJson, Probe, is_probe_file, read_probes
 from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run

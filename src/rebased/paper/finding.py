@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rebased.config import plural
-from rebased.report.paper.cost import Cost
-from rebased.report.paper.exhibits import Exhibit
-from rebased.report.paper.verdict import Claim, Number, Outcome, Protocol, Verdict, judge
+from rebased.paper.cost import Cost
+from rebased.paper.exhibits import Exhibit
+from rebased.paper.verdict import Claim, Number, Outcome, Protocol, Verdict, judge
 from rebased.report.tables import NONE, Table, number, p_text
 
 OUTCOMES: dict[Outcome, str] = {

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from rebased.models.paper import TABLE_4, TABLE_9, count_parameters
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.verdict import Number, Outcome
+from rebased.paper.exhibits import BY_NAME
+from rebased.paper.finding import Finding
+from rebased.paper.parameter_counts import TABLE_4, TABLE_9, count_parameters
+from rebased.paper.verdict import Number, Outcome
 
 
 def find_counts() -> Iterator[Finding]:

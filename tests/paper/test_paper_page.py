@@ -12,14 +12,14 @@ import pytest
 from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
-from rebased.report.paper import mqar, ship
-from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
-from rebased.report.paper.exhibits import EXHIBITS
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.gamma import decay_table, decays_of, describe_decays
-from rebased.report.paper.page import PaperPage
-from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
+from rebased.paper import mqar, ship
+from rebased.paper.cost import read_speeds
+from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
+from rebased.paper.exhibits import EXHIBITS
+from rebased.paper.finding import Finding
+from rebased.paper.gamma import decay_table, decays_of, describe_decays
+from rebased.paper.page import PaperPage
+from rebased.paper.values import RATES, TABLE_1, TABLE_3, Place
 from rebased.report.probe.schema import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
@@ -107,7 +107,7 @@ def test_a_rate_drawn_at_random_is_tested_on_the_held_out_split(tmp_path: Path) 
 
 def test_all_of_a_table_by_the_papers_protocol_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid is cut down to one width and length here; 960 runs would take long to invent."""
-    from rebased.report.paper import kernels
+    from rebased.paper import kernels
 
     small = {place: reading for place, reading in TABLE_1.items() if place[1:] == (256, 32, 24)}
     monkeypatch.setattr(kernels, "TABLE_1", small)
@@ -450,7 +450,7 @@ def test_a_probe_that_lacks_something_is_named(tmp_path: Path) -> None:
 
 
 def test_the_package_has_the_committed_records(tmp_path: Path) -> None:
-    """If this fails: python -m rebased.report.paper.ship"""
+    """If this fails: python -m rebased.paper.ship"""
     made = {path.name: path for path in ship.ship(ROOT, tmp_path)}
     assert made.keys() == {path.name for path in RECORDS.iterdir()}
     for name in (SPEEDS.name, PRECISION.name):
