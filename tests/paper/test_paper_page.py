@@ -8,12 +8,13 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from benchmarks.sweep_hours import read_speeds
+from scripts import ship_paper
 
 from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
-from rebased.paper import mqar, ship
-from rebased.paper.cost import read_speeds
+from rebased.paper import mqar
 from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
 from rebased.paper.exhibits import EXHIBITS
 from rebased.paper.finding import Finding
@@ -399,7 +400,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
         record["examples"] = 10_000
         iou = record["layers"][0]["iou"]
         record["layers"][0]["noisy"] = iou | {"mean": 30 * (1 - iou["mean"])}
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": records}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": records}))
     found = findings(read_evidence([tmp_path / "table3.json"]))
     three = found["Table 3"]
     assert three.departures == ["how many learning rates were tried is in no record here"]
@@ -414,7 +415,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     for record in ablation:
         record["model"], record["config"]["model"]["mixers"][1]["qk_transform"] = "x²", "none"
     several = [*short, *records, *ablation]
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": several}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": several}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
     assert three.remarks == [
         "Not used: 15 probes that depart more (epochs 16 instead of 64). Their IoU: Attention, D = 48: 0.999 ± 0.000; "
@@ -425,7 +426,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     other = [copy.deepcopy(record) for record in records]
     for record in other:
         record["config"]["task"]["test"][0]["kv_pairs"] = 16
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": other}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": other}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
     assert (three.protocol, three.verdict) == ("stand-in", "not run")
 
@@ -444,14 +445,14 @@ def test_a_probe_that_lacks_something_is_named(tmp_path: Path) -> None:
     record["layers"][0]["matrix_iou"] = 1
     check_probe(record)
     record["layers"][0]["iou"]["mean"] = "much"
-    (tmp_path / "one.json").write_bytes(ship.as_json(record))
+    (tmp_path / "one.json").write_bytes(ship_paper.as_json(record))
     with pytest.raises(ValueError, match=r"one.json is damaged, or of other code: probe 1: layers.0.iou.mean"):
         read_evidence([tmp_path / "one.json"])
 
 
 def test_the_package_has_the_committed_records(tmp_path: Path) -> None:
-    """If this fails: python -m rebased.paper.ship"""
-    made = {path.name: path for path in ship.ship(ROOT, tmp_path)}
+    """If this fails: python -m scripts.ship_paper"""
+    made = {path.name: path for path in ship_paper.ship(ROOT, tmp_path)}
     assert made.keys() == {path.name for path in RECORDS.iterdir()}
     for name in (SPEEDS.name, PRECISION.name):
         assert (RECORDS / name).read_bytes() == made[name].read_bytes()
@@ -482,7 +483,7 @@ def test_compact_runs_have_the_same_results() -> None:
         for n, a in enumerate((0.1, 0.7, 0.3, 0.2), 1)
     ]
     long = Run(run.folder, [run.lines[0], *epochs, run.lines[-1]])
-    compact = ship.compact_run(long)
+    compact = ship_paper.compact_run(long)
     assert [line["epoch"] for line in compact.epochs] == [2, 4]
     assert compact.best == long.best
     assert compact.held_out == long.held_out

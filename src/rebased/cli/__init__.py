@@ -30,7 +30,6 @@ COMMANDS = {
     "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
     "check": ("rebased.cli.check:check", "Run the contract suite for a mixer or a task, yours or ours."),
     "paper": ("rebased.cli.paper:paper", "Every table and figure of the paper beside ours, with a verdict each."),
-    "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from folders of runs."),
     "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state, from bundles."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks, beside the answers."),

@@ -20,6 +20,7 @@ from rebased.paper.verdict import Number, Protocol, hold_number
 from rebased.report.page import details, figure
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, group_probes, run_of
+from rebased.report.tables import plus_minus
 
 WIDTHS = (64, 128)  # of the sweep table3; the paper does not state its own
 SMALL = "0.01"  # the share of the uniform weight below which a token counts as ignored
@@ -112,7 +113,7 @@ def choose(evidence: Evidence) -> Probes | None:
 def unused_words(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> str:
     """What probes that depart more from the paper's protocol found, in one sentence."""
     cells = [cell for cell in group_probes([probe for _, probe in pairs]) if cell.model.kind in TABLE_3]
-    values = "; ".join(f"{cell.name}: {tables.plus_minus(cell.spread('iou'))}" for cell in cells)
+    values = "; ".join(f"{cell.name}: {plus_minus(cell.spread('iou'))}" for cell in cells)
     return f"Not used: {plural(len(pairs), 'probe')} that depart more ({'; '.join(settings)}). Their IoU: {values}."
 
 

@@ -11,7 +11,7 @@ from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run
 
 RECORDS = Path(__file__).parent / "records"
-"""The package's records: compact copies of those in the repository's results/ (ship.py makes them)."""
+"""The package's records: compact copies of those in the repository's results/ (scripts/ship_paper.py makes them)."""
 SPEEDS = RECORDS / "speeds.json"
 PRECISION = RECORDS / "precision.json"
 

@@ -95,7 +95,7 @@ EXHIBITS = (
         "parameters of the MQAR models",
         "The numbers of parameters of seven models at four widths.",
         f"Table 4 and Appendix A, {PRINTED}",
-        ("rebased params",),
+        ("rebased paper --params",),
         "Learned positions count, and the table mixes runs of different lengths. Which length each cell has was found "
         "by solving for it.",
     ),
@@ -104,7 +104,7 @@ EXHIBITS = (
         "parameters of the language models",
         "The numbers of parameters of the three models of Table 2.",
         f"Table 9 and Appendix B, {PRINTED}",
-        ("rebased params",),
+        ("rebased paper --params",),
         "The counts fit 8 heads of 128, as in the released checkpoint, not the 12 heads of 16 of Tables 6 and 8.",
     ),
     Exhibit(

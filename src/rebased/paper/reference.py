@@ -72,7 +72,7 @@ def reference_of(run: Run) -> Reference:
         source = "Table 1, as printed" if place in TABLE_1 else "Figure 1, as read off the picture (±0.02)"
     if is_of_table_3(run) and run.model in TABLE_3:
         row = TABLE_3[run.model]
-        values |= {"iou": row.iou, "probed accuracy": row.accuracy}
+        values |= {"iou": row.iou, "probed_accuracy": row.accuracy}
         source = f"{SOURCE}. {OPEN}"
     return Reference(values, source, deviations(run), OTHER_HEADS if has_other_heads(run) else "")
 

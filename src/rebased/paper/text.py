@@ -7,11 +7,11 @@ from rebased.analysis import describe
 from rebased.config import plural
 from rebased.paper import mqar
 from rebased.paper.cost import TABLE_2_TOKENS, Cost, Speeds
+from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
 from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Pair
-from rebased.paper.parameter_counts import TABLE_9
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_2, printed
 from rebased.paper.verdict import Number, Protocol, hold_number

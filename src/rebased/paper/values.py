@@ -1,4 +1,4 @@
-"""The paper's numbers (arXiv 2402.10644), in one place. Tables 4 and 9 are in parameter_counts.py, with their models.
+"""The paper's numbers (arXiv 2402.10644), in one place. Tables 4 and 9 are in counts.py, with their models.
 
 Tables are as printed. Figures 1 and 10 were read: off the picture to about 0.02, and off its caption.
 """

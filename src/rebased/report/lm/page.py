@@ -5,11 +5,12 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rebased.report.comparisons import as_record
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.comparisons import compare_models
 from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
-from rebased.report.page import Section, bullets, commands, details, figure, finite, paragraphs
+from rebased.report.page import Section, bullets, commands, details, figure, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
@@ -34,17 +35,13 @@ class LMReport:
     """Everything that a page and its tables say about the language models of a collection."""
 
     kind = "Language models"
+    title = "Perplexity of language models"  # the page's heading if it has this part alone
 
     def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
         self.found, self.groups = found, group_language_models(found.lm_runs, known)
         self.differences = [compare_models(group, reference) for group in self.groups]
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
-
-    @property
-    def title(self) -> str:
-        """The page's heading if it has this part alone."""
-        return "Perplexity of language models"
 
     @property
     def lead(self) -> str:
@@ -129,8 +126,7 @@ class LMReport:
                     for run in self.runs
                 ],
                 "comparisons": [
-                    {"data": group.data}
-                    | finite({**one._asdict(), **one.found._asdict(), **one.found.difference._asdict()})
+                    {"data": group.data} | as_record(one)
                     for group, found in zip(self.groups, self.differences, strict=True)
                     for one in found
                 ],

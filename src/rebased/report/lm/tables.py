@@ -3,13 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from math import isnan
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
+from rebased.analysis import describe
 from rebased.analysis.intervals import t_interval
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure
-from rebased.report.tables import NONE, Number, Table, number, p_text
+from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import flatten
 
@@ -87,31 +89,13 @@ def perplexity_table(found: LanguageModels) -> Table:
 
 
 def comparison_table(differences: Sequence[Difference]) -> Table:
-    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
-    head = (
-        *("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to"),
-        *("t test p", "Wilcoxon p", "Wilcoxon p*", "rank-biserial", "pairs", "unpaired runs", "code"),
-    )
-    brief = ("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "pairs")
-    return Table(head, [_difference(difference) for difference in differences], brief)
-
-
-def _difference(difference: Difference) -> tuple[str, ...]:
-    found, spread = difference.found, difference.found.difference
-    return (
-        f"{difference.reference} − {difference.other}",
-        PARTS[difference.part],
-        number(spread.mean, "+.3f"),
-        number(spread.sd),
-        p_text(found.t_holm),
-        number(found.d, ".2f"),
-        *(number(value, "+.3f") for value in (spread.low, spread.high)),
-        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        number(found.rank_biserial, ".2f"),
-        number(spread.n, "d"),
-        number(found.unpaired, "d"),
-        "same" if difference.same_code else "differs",
-    )
+    """One row per comparison: the paired difference and the tests."""
+    place = ("comparison", "tokens")
+    rows = [
+        (f"{one.reference} − {one.other}", PARTS[one.part], *result_cells(one, "+.3f"), *pair_cells(one))
+        for one in differences
+    ]
+    return Table((*place, *TESTS, *PAIRS), rows, (*place, *BRIEF))
 
 
 def settings_table(found: LanguageModels, *, differing: bool) -> Table:
@@ -200,10 +184,7 @@ def with_interval(values: Sequence[float], sign: str = "") -> str:
 
 def with_sd(values: Sequence[float]) -> str:
     """The mean ± the sample standard deviation, which one value alone does not have."""
-    middle = fmean(values)
-    if len(values) == 1:
-        return number(middle)
-    return Number(f"{middle:.3f} ± {stdev(values):.3f}", middle, {"sd": stdev(values)})
+    return plus_minus(describe(values))
 
 
 def _size(runs: Sequence[Run]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import isnan
+from statistics import fmean
 
 from rebased.analysis import compare_all, in_words
 from rebased.analysis.paired import Verbs
@@ -205,7 +206,7 @@ def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
     for cell in cells:
         parts = tables.similarities(cell)
         if parts and cell.model.kind in ("Based", "ReBased"):
-            tenth, hundredth = (tables.mean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
+            tenth, hundredth = (fmean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
             least = min(part["least"] / part["mean"] for part in parts)
             phrases.append(
                 f"{cell.model} {tenth:.1%} ({hundredth:.1%}), its smallest similarity is {least:.2g} of the mean"

@@ -1,13 +1,12 @@
 """The tables of a page on probes."""
 
 from collections.abc import Sequence
-from math import isnan
+from statistics import fmean
 from typing import Any
 
-from rebased.analysis import Spread
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.reference_values import agrees
-from rebased.report.tables import NONE, Table
+from rebased.report.tables import NONE, Table, plus_minus
 
 
 def iou_table(cells: Sequence[ProbeCell]) -> Table:
@@ -28,7 +27,7 @@ def iou_table(cells: Sequence[ProbeCell]) -> Table:
 
 def verdict(cell: ProbeCell) -> list[str]:
     """The reported IoU and accuracy, and whether the IoU agrees with ours."""
-    iou, accuracy = cell.reference.values.get("iou"), cell.reference.values.get("probed accuracy")
+    iou, accuracy = cell.reference.values.get("iou"), cell.reference.values.get("probed_accuracy")
     near = NONE if iou is None else "yes" if agrees(cell.spread("iou"), iou) else "no"
     return [*(f"{value.mean:.3f}" if value else NONE for value in (iou, accuracy)), near]
 
@@ -82,8 +81,8 @@ def similarity_table(cells: Sequence[ProbeCell]) -> Table:
         rows.append(
             (
                 *(str(cell.model), str(cell.d_model), f"{least:.2g}", f"{relative:.2g}"),
-                f"{mean([part['lowest'] for part in parts]):.2g}",
-                *(f"{mean([part['small'][share] for part in parts]):.1%}" for share in shares),
+                f"{fmean([part['lowest'] for part in parts]):.2g}",
+                *(f"{fmean([part['small'][share] for part in parts]):.1%}" for share in shares),
             )
         )
     return Table((*head, *(f"below {share} × uniform" for share in shares)), rows)
@@ -110,18 +109,7 @@ def text_table(records: Sequence[Record], names: Sequence[str]) -> Table:
     return Table(head, rows)
 
 
-def plus_minus(spread: Spread, digits: int = 3) -> str:
-    """Mean ± sample standard deviation over seeds; the mean alone for one seed."""
-    sd = "" if isnan(spread.sd) else f" ± {spread.sd:.{digits}f}"
-    return f"{spread.mean:.{digits}f}{sd}"
-
-
 def interval(ends: Sequence[float | None]) -> str:
     """'0.170 to 0.176'"""
     low, high = ends
     return NONE if low is None or high is None else f"{low:.4f} to {high:.4f}"
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean of one or more values."""
-    return sum(values) / len(values)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rebased.report.comparisons import as_record
 from rebased.report.page import finite
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.comparisons import Family
@@ -51,11 +52,7 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
             }
             for cell in results.cells
         ],
-        "comparisons": [
-            finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})
-            for family in families
-            for contrast in family.contrasts
-        ],
+        "comparisons": [as_record(contrast) for family in families for contrast in family.contrasts],
     }
 
 

@@ -16,6 +16,7 @@ from rebased.report.drawing import (
     FuncFormatter,
     MaxNLocator,
     Panels,
+    draw_band,
     draw_chance,
     draw_panels,
     hover,
@@ -24,7 +25,7 @@ from rebased.report.drawing import (
 )
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
-from rebased.report.synthetic.tables import plus_minus
+from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
 PLACES = 16  # epochs of a curve that a reader can point at
@@ -120,14 +121,10 @@ def mean_curves(results: Results) -> Panels:
                 if curves:
                     columns = list(zip(*extended(curves), strict=True))
                     epochs, name = range(1, len(columns) + 1), line_name(results, cell)
-                    look = styles[name]
-                    means = [fmean(values) for values in columns]
-                    axes.plot(epochs, means, **look | {"lw": 1.5}, label=name)
-                    lows, highs = [min(values) for values in columns], [max(values) for values in columns]
-                    axes.fill_between(epochs, lows, highs, color=look["color"], alpha=0.15, lw=0)
+                    texts = draw_band(axes, epochs, columns, **styles[name] | {"lw": 1.5, "label": name})
                     shown = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))  # from the last epoch back
-                    texts = [f"{name}, epoch {i + 1}: {means[i]:.3f} ({lows[i]:.3f} to {highs[i]:.3f})" for i in shown]
-                    hover(axes, [i + 1 for i in shown], [means[i] for i in shown], texts)
+                    texts = [f"{name}, epoch {i + 1}: {texts[i]}" for i in shown]
+                    hover(axes, [i + 1 for i in shown], [fmean(columns[i]) for i in shown], texts)
             draw_chance(axes, chance_of(cells))
             axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

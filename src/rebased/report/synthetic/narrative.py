@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
 
-from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
+from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import agrees
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
@@ -155,9 +155,7 @@ def sentences(family: Family) -> Iterator[str]:
     """One sentence per comparison."""
     several = len({contrast.task for contrast in family.contrasts}) > 1
     for contrast in family.contrasts:
-        code = "" if contrast.same_code else " Their runs were made with different versions of the code."
-        where = f"{contrast.task}, {contrast.at}" if several else contrast.at
-        yield f"{where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
+        yield sentence(contrast, f"{contrast.task}, {contrast.at}" if several else contrast.at)
 
 
 def notes_on_tests(family: Family) -> Iterator[str]:
@@ -175,10 +173,7 @@ def notes_on_tests(family: Family) -> Iterator[str]:
             "Learning rate and epoch were chosen on the test split itself, as in the paper, so these accuracies are "
             "selected for being high. Runs with task.held_out are compared on the held-out split instead."
         )
-    for pairs in sorted({contrast.found.difference.n for contrast in family.contrasts}):
-        limit = wilcoxon_limit(pairs)
-        if limit:
-            yield limit
+    yield from wilcoxon_limits(family.contrasts)
 
 
 def heads_verdict(places: HeadsByPlace) -> str:

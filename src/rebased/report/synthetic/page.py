@@ -40,6 +40,7 @@ class SyntheticReport:
     """Everything that a page and its tables say about the synthetic-task runs of a collection."""
 
     kind = "Synthetic tasks"
+    title = "Accuracy on synthetic tasks"  # the page's heading if it has this part alone
 
     def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
         self.found, self.results = found, build_results(found.runs, known)
@@ -47,11 +48,6 @@ class SyntheticReport:
         self.warnings = list(narrative.warnings(found, self.results))
         self.summary = list(narrative.summary(self.results, self.families))
         self.by_heads = cells_by_heads(self.results)
-
-    @property
-    def title(self) -> str:
-        """The page's heading if it has this part alone."""
-        return "Accuracy on synthetic tasks"
 
     @property
     def lead(self) -> str:

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from math import isnan
 from statistics import fmean
 
-from rebased.analysis import Spread, expected_validation_performance
+from rebased.analysis import expected_validation_performance
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
 from rebased.report.synthetic.comparisons import Contrast
 from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
-from rebased.report.tables import NONE, Number, Table, number, p_text
+from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
 
@@ -122,40 +122,26 @@ def _run(run: Run, model: str, task: str) -> tuple[str, ...]:
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
-    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
-    head = (
-        *("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p"),
-        *("Wilcoxon p", "Wilcoxon p*", "rank-biserial", "split", "pairs", "unpaired runs", "code"),
-    )
-    brief = ("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "pairs")
-    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts], brief))
+    """One row per comparison: the paired difference and the tests."""
+    place = ("comparison", "task", "D")
+    rows = [
+        (
+            difference_of(one.reference, one.other),
+            one.task,
+            ", ".join(map(str, one.widths)),
+            *result_cells(one),
+            one.split,
+            *pair_cells(one),
+        )
+        for one in contrasts
+    ]
+    return task_last(Table((*place, *TESTS, "split", *PAIRS), rows, (*place, *BRIEF)))
 
 
 def difference_of(one: str, other: str) -> str:
     """Settings that both names state are written once: 'ReBased − Based (n_heads 2)'."""
     apart = re.search(r" \([^()]*\)$", one)
     return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
-
-
-def _contrast(contrast: Contrast) -> tuple[str, ...]:
-    found, spread = contrast.found, contrast.found.difference
-    return (
-        difference_of(contrast.reference, contrast.other),
-        contrast.task,
-        ", ".join(map(str, contrast.widths)),
-        number(spread.mean),
-        number(spread.sd),
-        p_text(found.t_holm),
-        number(found.d, ".2f"),
-        number(spread.low),
-        number(spread.high),
-        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        number(found.rank_biserial, ".2f"),
-        contrast.split,
-        number(spread.n, "d"),
-        number(found.unpaired, "d"),
-        "same" if contrast.same_code else "differs",
-    )
 
 
 def budget_table(results: Results) -> Table:
@@ -216,10 +202,3 @@ def heads_table(places: HeadsByPlace) -> Table:
             row = (*place, plus_minus(cell.test))
             rows.append((*row, reference_cell(cell), off) if name else row)
     return task_last(Table(("model", "task", "D", "heads", "test", *((name, "distance") if name else ())), rows))
-
-
-def plus_minus(spread: Spread) -> str:
-    """The mean ± the sample standard deviation, which one value alone does not have."""
-    if isnan(spread.sd):
-        return number(spread.mean)
-    return Number(f"{spread.mean:.3f} ± {spread.sd:.3f}", spread.mean, {"sd": spread.sd})
