@@ -15,8 +15,8 @@ from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
 from rebased.paper import mqar
+from rebased.paper.contents import ITEMS
 from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
-from rebased.paper.exhibits import EXHIBITS
 from rebased.paper.finding import Finding
 from rebased.paper.gamma import decay_table, decays_of, describe_decays
 from rebased.paper.page import PaperPage
@@ -47,7 +47,7 @@ def found_in(folder: Path, **bundles: list[Run]) -> dict[str, Finding]:
 
 
 def findings(evidence: Evidence) -> dict[str, Finding]:
-    return {finding.exhibit.name: finding for finding in PaperPage(evidence).findings}
+    return {finding.item.name: finding for finding in PaperPage(evidence).findings}
 
 
 def table_1(epochs: int, rates: tuple[float, ...], *, off: float = 0.0, d_models: tuple[int, ...] = (24,)) -> list[Run]:
@@ -116,7 +116,7 @@ def test_all_of_a_table_by_the_papers_protocol_is_reproduced(tmp_path: Path, mon
     found = found_in(tmp_path, all=table_1(64, RATES))["Table 1"]
     assert found.cost is None
     assert [claim.outcome for claim in found.claims] == ["agrees"] * 5 + ["not run"] * 5
-    only = Finding(found.exhibit, found.protocol, found.numbers, found.claims[:5])
+    only = Finding(found.item, found.protocol, found.numbers, found.claims[:5])
     assert only.verdict == "reproduced"
     assert (
         only.sentence
@@ -470,7 +470,7 @@ def test_the_committed_page_is_the_packages() -> None:
     found = PaperPage(evidence)
     assert f"{found.counts}." in page
     for finding in found.findings:
-        assert f'<section id="{finding.exhibit.key}">' in page
+        assert f'<section id="{finding.item.key}">' in page
         assert escape(finding.sentence) in page
     assert_self_contained(page)
     assert len(page) < 2_000_000
@@ -492,7 +492,7 @@ def test_compact_runs_have_the_same_results() -> None:
 
 
 def test_every_command_names_a_sweep_or_config_that_is_shipped() -> None:
-    for line in dict.fromkeys(line for exhibit in EXHIBITS for line in exhibit.redo):
+    for line in dict.fromkeys(line for item in ITEMS for line in item.redo):
         words, _, comment = line.partition("#")
         parts = words.split()
         if "--config" in parts:

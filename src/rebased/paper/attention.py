@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from rebased.config import plural
 from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
 from rebased.paper.cost import Cost, mqar_minutes
 from rebased.paper.evidence import Evidence, Probe
-from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Pair
 from rebased.paper.precision import STATED
-from rebased.paper.redrawn import similarity_functions
+from rebased.paper.printed_figures import similarity_functions
 from rebased.paper.reference import PAPER, PROBED_EXAMPLES, SEQ_LEN, deviations, is_of_table_3
 from rebased.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
 from rebased.paper.verdict import Number, Protocol, hold_number

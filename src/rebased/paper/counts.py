@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rebased.models.config import LMConfig
 from rebased.models.presets import mqar_preset_names, preset_to_change
 from rebased.models.shapes import shape_of
-from rebased.paper.exhibits import BY_NAME
+from rebased.paper.contents import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.verdict import Number, Outcome
 

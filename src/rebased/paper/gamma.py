@@ -11,8 +11,8 @@ from rebased.analysis import compare, describe
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
 from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
-from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Group
 from rebased.paper.recall import grid
@@ -48,7 +48,7 @@ class Decay(NamedTuple):
 
 def find_gamma(evidence: Evidence) -> Finding:
     """Figure 10: from ReBased's runs on Figure 1's tasks, or else on those of Table 1."""
-    exhibit, places = BY_NAME["Figure 10"], grid(("ReBased",))
+    item, places = BY_NAME["Figure 10"], grid(("ReBased",))
     cost = mqar.cost_of(evidence.speeds, places, None)
     group = None
     for where in (set(places), {place for place in TABLE_1 if place.model == "ReBased"}):
@@ -57,7 +57,7 @@ def find_gamma(evidence: Evidence) -> Finding:
             group = groups[0]
             break
     else:
-        return Finding(exhibit, "none", not_run(), cost=cost, why="no run recorded gamma and beta")
+        return Finding(item, "none", not_run(), cost=cost, why="no run recorded gamma and beta")
     numbers = [number for cell in group.cells.values() for number in hold_norms(cell)]
     covered = {place.seq_len for place in group.cells}
     numbers += [number for number in not_run() if int(number.what.split(",")[0].removeprefix("T = ")) not in covered]
@@ -68,7 +68,7 @@ def find_gamma(evidence: Evidence) -> Finding:
     if any(decay.weight_decay == PAPERS.weight_decay for decay in decays):
         remarks.append(describe_decays(decays))
     return Finding(
-        exhibit,
+        item,
         group.protocol,
         numbers,
         departures=group.departures,

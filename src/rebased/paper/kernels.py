@@ -6,12 +6,12 @@ from functools import partial
 from statistics import fmean
 
 from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
 from rebased.paper.cost import Cost
 from rebased.paper.evidence import Evidence
-from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Group, Pair
-from rebased.paper.redrawn import papers_accuracy
+from rebased.paper.printed_figures import papers_accuracy
 from rebased.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
 from rebased.report.page import figure
 from rebased.report.synthetic import figures

@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
-from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.kernels import by_width
 from rebased.paper.mqar import Group
-from rebased.paper.redrawn import papers_accuracy
+from rebased.paper.printed_figures import papers_accuracy
 from rebased.paper.values import FIGURE_1, FIGURE_1_PAIRS, FIGURE_1_WIDTHS, Place
 
 FIGURE_1_MODELS = ("ConvAttention", "ReBased", "Based", "RWKV", "Mamba")

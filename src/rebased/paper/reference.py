@@ -42,8 +42,8 @@ FIRST_LAYER = "previous_token"  # of Section 5.5: a short convolution with fixed
 SOURCE = "arXiv 2402.10644, Table 3, as printed"
 SEQ_LEN, PAIRS, PROBED_EXAMPLES = 128, 32, 10_000  # of Table 3
 OPEN = (
-    "The paper states neither width, heads nor learning rate of Table 3, nor how IoU is computed from weights that are "
-    "no yes or no. Here it is the soft IoU, sum min(A, G) / sum max(A, G) over queries and keys, G being 1 where the "
+    "The paper states neither width, heads nor learning rate of Table 3, nor how IoU is computed from weights between "
+    "0 and 1. Here it is the soft IoU, sum min(A, G) / sum max(A, G) over queries and keys, G being 1 where the "
     "answer stands and 0 elsewhere. With several heads it can mean three things: the mean over heads, the best head, "
     "or the IoU of the heads' mean matrix. The verdict is on the mean over heads."
 )

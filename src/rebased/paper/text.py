@@ -6,10 +6,10 @@ from functools import partial
 from rebased.analysis import describe
 from rebased.config import plural
 from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
 from rebased.paper.cost import TABLE_2_TOKENS, Cost, Speeds
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
-from rebased.paper.exhibits import BY_NAME
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Pair
 from rebased.paper.reference import PAPER
@@ -35,10 +35,10 @@ COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
 
 def find_perplexity(evidence: Evidence) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others are shown below it."""
-    exhibit, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
+    item, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
     groups = rank_groups(evidence.lm_runs)
     if not groups:
-        return Finding(exhibit, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
+        return Finding(item, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
     chosen = groups[0]
     departures = departures_of(chosen)
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
@@ -49,7 +49,7 @@ def find_perplexity(evidence: Evidence) -> Finding:
         "paper's. The signs of differences are claims and are tested, but a stand-in decides nothing about the paper."
     ]
     return Finding(
-        exhibit,
+        item,
         protocol,
         hold_levels(chosen if own else None),
         mqar.hold_claims(pairs(chosen)),

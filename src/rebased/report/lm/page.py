@@ -14,7 +14,6 @@ from rebased.report.page import Section, bullets, commands, details, figure, par
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
-from rebased.runs.finished import Run
 
 PERPLEXITY = (
     "Perplexity is exp of the mean loss per token; lower is better. AR tokens repeat an n-gram that the window has "
@@ -38,31 +37,14 @@ class LMReport:
     title = "Perplexity of language models"  # the page's heading if it has this part alone
 
     def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
-        self.found, self.groups = found, group_language_models(found.lm_runs, known)
+        self.runs, self.groups = found.lm_runs, group_language_models(found.lm_runs, known)
+        self.ended = [run for group in self.groups for run in group.runs]  # the runs whose results count
+        self.lead = narrative.lead(found, self.groups)
+        models = {name for group in self.groups for name in group.models}
+        self.references = models | {kind_in(name) for name in models}  # what `--reference` may name
         self.differences = [compare_models(group, reference) for group in self.groups]
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
-
-    @property
-    def lead(self) -> str:
-        """How many runs, models, texts and seeds there are."""
-        return narrative.lead(self.found, self.groups)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs, also those in no result."""
-        return self.found.lm_runs
-
-    @property
-    def ended(self) -> list[Run]:
-        """The runs whose results count."""
-        return [run for group in self.groups for run in group.runs]
-
-    @property
-    def references(self) -> set[str]:
-        """Names that `--reference` may have: models and kinds of models."""
-        models = {name for group in self.groups for name in group.models}
-        return models | {kind_in(name) for name in models}
 
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name; with several groups, numbered from 1."""

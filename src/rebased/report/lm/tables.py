@@ -16,22 +16,27 @@ from rebased.runs.finished import Run
 from rebased.runs.run_names import flatten
 
 PERPLEXITIES: tuple[Measure, ...] = ("all", "ar", "non_ar")
+Cell = Callable[[Sequence[float]], str]
+"""Shows the values of all seeds."""
+
+
+def with_interval(values: Sequence[float], sign: str = "") -> str:
+    """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
+    middle = fmean(values)
+    half = t_interval(values).high - middle
+    if isnan(half):
+        return number(middle, f"{sign}.3f")
+    return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
+
+
+def with_sd(values: Sequence[float]) -> str:
+    """The mean ± the sample standard deviation, which one value alone does not have."""
+    return plus_minus(describe(values))
 
 
 def reference_heading(found: LanguageModels) -> tuple[str, ...]:
     """The heading of the column of reference values: 'paper: all / AR / non-AR'; none if there are no such values."""
     return (f"{found.known.name}: {' / '.join(PARTS.values())}",) if found.known.name else ()
-
-
-def interval_table(found: LanguageModels) -> Table:
-    """One row per model: perplexity, mean over seeds ± half of its 95 % interval."""
-    head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s", *reference_heading(found))
-    rows = []
-    for model, runs in found.models.items():
-        cells = [with_interval(list(found.values(model, part).values())) for part in PARTS]
-        row = (model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"))
-        rows.append((*row, *reference_cell(reference_of(model, found), found)))
-    return Table(head, rows)
 
 
 def difference_table(found: LanguageModels) -> Table:
@@ -48,7 +53,7 @@ def difference_table(found: LanguageModels) -> Table:
     return Table(("difference", "seeds", *PARTS.values(), *reference_heading(found)), rows)
 
 
-def distance_table(found: LanguageModels, cell: Callable[[Sequence[float]], str]) -> Table | None:
+def distance_table(found: LanguageModels, cell: Cell) -> Table | None:
     """One row per distance, one column per model: perplexity of AR tokens, where `cell` shows the values of all seeds.
     None if no record has it."""
     models = found.by_distance
@@ -75,14 +80,15 @@ def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]])
     return Table(("task", *own), rows)
 
 
-def perplexity_table(found: LanguageModels) -> Table:
-    """One row per model: perplexity, mean ± sample standard deviation over seeds; reference values in the last column
-    if some model has them."""
-    known = any(reference_of(model, found) for model in found.models)
+def perplexity_table(found: LanguageModels, cell: Cell = with_sd, *, always: bool = False) -> Table:
+    """One row per model: perplexity, where `cell` shows the values of all seeds. Reference values are in the last
+    column, if some model has them or `always`."""
+    known = always or any(reference_of(model, found) for model in found.models)
     rows = []
-    for model, runs in found.models.items():
-        cells = [with_sd(list(found.values(model, part).values())) for part in PARTS]
-        row = (model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"))
+    for model, by_seed in found.models.items():
+        runs = list(by_seed.values())
+        cells = [cell(list(found.values(model, part).values())) for part in PARTS]
+        row = (model, number(runs[0].parameters, ","), number(len(runs), "d"), *cells, number(speed(runs), ",.0f"))
         rows.append((*row, *reference_cell(reference_of(model, found), found)) if known else row)
     head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s")
     return Table((*head, *reference_heading(found)) if known else head, rows, head[:-1])
@@ -171,22 +177,3 @@ def reference_cell(values: Sequence[float], found: LanguageModels, sign: str = "
     text = " / ".join(f"{value:{sign}.2f}" for value in values) + (f" ({other})" if other else "")
     parts: dict[str, float | str | None] = dict(zip(PARTS.values(), values, strict=True))
     return (Number(text, None, parts | {"tokenizer": other}),)
-
-
-def with_interval(values: Sequence[float], sign: str = "") -> str:
-    """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
-    middle = fmean(values)
-    half = t_interval(values).high - middle
-    if isnan(half):
-        return number(middle, f"{sign}.3f")
-    return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
-
-
-def with_sd(values: Sequence[float]) -> str:
-    """The mean ± the sample standard deviation, which one value alone does not have."""
-    return plus_minus(describe(values))
-
-
-def _size(runs: Sequence[Run]) -> tuple[str, str]:
-    """(parameters, number of seeds)"""
-    return number(runs[0].parameters, ","), number(len(runs), "d")

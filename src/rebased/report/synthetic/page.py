@@ -17,7 +17,6 @@ from rebased.report.synthetic.data import page_data
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
-from rebased.runs.finished import Run
 
 SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
 FEW = 12  # more sentences than this are hidden until the reader opens them
@@ -43,31 +42,14 @@ class SyntheticReport:
     title = "Accuracy on synthetic tasks"  # the page's heading if it has this part alone
 
     def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
-        self.found, self.results = found, build_results(found.runs, known)
+        self.runs, self.results = found.runs, build_results(found.runs, known)
+        self.ended = [run for run in found.runs if run.status in COUNTED]  # the runs whose results count
+        self.lead = narrative.lead(found.runs, self.results)
+        self.references = {name for model in self.results.models for name in (str(model), model.kind)}
         self.families = compare_models(self.results, reference if reference in self.references else None)
         self.warnings = list(narrative.warnings(found, self.results))
         self.summary = list(narrative.summary(self.results, self.families))
         self.by_heads = cells_by_heads(self.results)
-
-    @property
-    def lead(self) -> str:
-        """How many runs, models, tasks, widths, learning rates and seeds there are."""
-        return narrative.lead(self.runs, self.results)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs, also those in no result."""
-        return self.found.runs
-
-    @property
-    def ended(self) -> list[Run]:
-        """The runs whose results count."""
-        return [run for run in self.runs if run.status in COUNTED]
-
-    @property
-    def references(self) -> set[str]:
-        """Names that `--reference` may have: models and kinds of models."""
-        return {name for model in self.results.models for name in (str(model), model.kind)}
 
     def data(self) -> dict[str, Any]:
         """Configs, runs, results and comparisons, to be embedded in the page as JSON."""

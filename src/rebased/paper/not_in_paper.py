@@ -1,4 +1,4 @@
-"""What the records show beyond the paper: numbers of heads, other kernels, and sequences unlike those of training."""
+"""What the records show and the paper does not: numbers of heads, other kernels, longer and fuller sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -22,7 +22,7 @@ from rebased.runs.run_names import model_names, task_names, text_name
 SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
 
 
-def sections_beyond(evidence: Evidence) -> Iterator[Section]:
+def sections_not_in_paper(evidence: Evidence) -> Iterator[Section]:
     """A section each, where there are records."""
     runs = counted(evidence.runs)
     for alike in nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER):
@@ -75,7 +75,7 @@ def heads_body(runs: Sequence[Run]) -> str:
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
-    """Kernels beyond the paper's six, each compared with ReBased: at the widths that they were run at, and with the
+    """Kernels other than the paper's six, each compared with ReBased: at the widths that they were run at, and with the
     runs of the same bundle, if it has ReBased. On a GPU the same run, trained once more, has another result."""
     papers_heads = [run for run in runs if not any(words.startswith("heads ") for words in departures_of(run))]
     others = [run for run in papers_heads if run.model not in KERNEL_ORDER]
@@ -94,7 +94,7 @@ def kernels_body(runs: Sequence[Run]) -> str:
 
 
 def slices_body(runs: Sequence[Run]) -> str:
-    """Accuracy by number of pairs and by length, beyond those of training."""
+    """Accuracy by number of pairs and by length, also of sequences unlike those of training."""
     results = build_results(runs, PAPER)
     html = paragraphs(protocol_words(runs))
     for kind in SLICES:
