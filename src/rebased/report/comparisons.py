@@ -22,13 +22,21 @@ class Contrast(Protocol):
     """A comparison of two models, whatever they are compared on."""
 
     @property
-    def reference(self) -> str: ...
+    def reference(self) -> str:
+        """The first model."""
+
     @property
-    def other(self) -> str: ...
+    def other(self) -> str:
+        """The second model."""
+
     @property
-    def same_code(self) -> bool: ...
+    def same_code(self) -> bool:
+        """Whether all runs were made with one version of the code."""
+
     @property
-    def found(self) -> Comparison: ...
+    def found(self) -> Comparison:
+        """The comparison of the first model less the second."""
+
     def _asdict(self) -> dict[str, Any]: ...
 
 
