@@ -27,7 +27,7 @@ from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
 from rebased.train.sweep import read_sweep
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SEEDS = range(42, 47)
 PAPERS = {  # settings of Table 3
     "task": {"train": [{"seq_len": 128, "kv_pairs": 32, "examples": 100_000}]},
