@@ -10,15 +10,17 @@ One run at a time, every epoch trained: runs side by side and early stops make i
 """
 
 import argparse
+import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
-from rebased.report.paper.cost import EVALUATED, Speeds, read_speeds
+from rebased.paper.cost import EVALUATED, LM_LENGTH, LM_MODELS, Speeds
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
@@ -26,6 +28,37 @@ from rebased.train.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")
+
+
+def read_speeds(folder: Path) -> Speeds:
+    """The speeds in the newest records of a folder such as benchmarks/results."""
+    shapes = newest_rows(folder, "targets", widths=2, preset="rebased", precision="tf32")  # for a line in D
+    presets = newest_rows(folder, "presets", precision="bf16", mode="captured")
+    lm: tuple[str, list[dict[str, Any]]] = ("", [])
+    for path in sorted(folder.glob("lm-*-h200.json")):
+        rows = json.loads(path.read_text())["steps"]
+        lm = (path.name, rows) if {row["model"] for row in rows if row["T"] == LM_LENGTH} >= LM_MODELS else lm
+    return Speeds(
+        picked(shapes[1], "T", "D", "ms"),
+        picked(presets[1], "preset", "T", "ms"),
+        picked(lm[1], "model", "T", "tokens_per_second"),
+        list(dict.fromkeys(name for name, _ in (shapes, presets, lm) if name)),
+    )
+
+
+def picked(rows: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Rows with these keys alone."""
+    return [{key: row[key] for key in keys} for row in rows]
+
+
+def newest_rows(folder: Path, section: str, widths: int = 1, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The name of the newest record of training steps that has such rows, of so many widths D, and the rows."""
+    for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
+        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
+        rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+        if len({row.get("D") for row in rows}) >= widths:
+            return path.name, rows
+    raise ValueError(f"no record in {folder} has section {section} with {wanted}")
 
 
 def preset_of(model: LMConfig) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 
 from rebased.analysis import Spread, describe
+from rebased.paper.evidence import Evidence, read_evidence
+from rebased.paper.gamma import decays_of
+from rebased.paper.mqar import Group, groups_of
+from rebased.paper.recall import FIGURE_1_MODELS, grid
+from rebased.paper.values import FIGURE_1, FIGURE_1_PAIRS, KERNEL_ORDER, RATES, TABLE_1, Place
 from rebased.report.lm.models import compare_language_models
-from rebased.report.paper.evidence import Evidence, read_evidence
-from rebased.report.paper.gamma import decays_of
-from rebased.report.paper.mqar import Group, groups_of
-from rebased.report.paper.recall import FIGURE_1_MODELS, grid
-from rebased.report.paper.values import FIGURE_1, FIGURE_1_PAIRS, KERNEL_ORDER, RATES, TABLE_1, Place
 from rebased.report.synthetic.cells import build_results, has_learned
 from rebased.runs.finished import Run
 

@@ -17,8 +17,8 @@ import yaml
 from rebased.cli import main
 from rebased.config import load_config
 from rebased.data import write_corpus
-from rebased.models.paper import count_parameters
 from rebased.models.weights import load_model
+from rebased.paper.counts import count_parameters
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fake_records import CODE, MACHINE, fake_run
-from rebased.report.paper.values import FIGURE_1_PAIRS
+from rebased.paper.values import FIGURE_1_PAIRS
 from rebased.runs.finished import Run
 
 KERNELS = {  # the kernels of Table 1: (preset, what happens to queries and keys)

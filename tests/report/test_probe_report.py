@@ -8,11 +8,12 @@ from fake_records import fake_run
 from page_reader import assert_self_contained
 from paper_records import probe_record as record
 from rebased.analysis import compare, holm
+from rebased.paper.reference import PAPER
+from rebased.paper.values import TABLE_3
 from rebased.report.heatmap import LEVELS, heatmap, level_of
-from rebased.report.paper.values import TABLE_3
 from rebased.report.probe import ProbeReport
+from rebased.report.probe.cells import run_of
 from rebased.report.probe.page import contests
-from rebased.report.probe.paper import paper_row
 from rebased.report.probe.tables import iou_table
 
 
@@ -20,7 +21,7 @@ def test_the_papers_values_stand_beside_ours_with_a_verdict() -> None:
     seeds = (42, 43, 44)
     records = [record("rebased", 0.17 + 0.002 * (seed - 43), seed=seed) for seed in seeds]
     records += [record("based", 0.10 + 0.003 * (seed - 43), seed=seed) for seed in seeds]
-    report = ProbeReport(records)
+    report = ProbeReport(records, PAPER)
     table = iou_table(report.cells)
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert rows["ReBased"]["IoU"] == "0.170 ± 0.002"
@@ -56,12 +57,12 @@ def test_models_are_compared_that_differ_in_nothing_else() -> None:
 
 def test_other_tasks_and_layers_have_no_paper_value() -> None:
     assert TABLE_3["Attention"].iou.mean == 0.999
-    assert paper_row(record("rebased", 0.1)) == TABLE_3["ReBased"]
-    assert paper_row(record("rebased", 0.1, pairs=16)) is None
+    assert PAPER.of(run_of(record("rebased", 0.1))).values["iou"] == TABLE_3["ReBased"].iou
+    assert "iou" not in PAPER.of(run_of(record("rebased", 0.1, pairs=16))).values
     other = record("rebased", 0.1)
     other["config"] = fake_run("rebased", seq_len=128, pairs=(32,), d_model=48).settings
-    assert paper_row(other) is None  # the first layer is trained
-    assert "paper: IoU" not in iou_table(ProbeReport([other]).cells).head
+    assert "iou" not in PAPER.of(run_of(other)).values  # the first layer is trained
+    assert "paper: IoU" not in iou_table(ProbeReport([other], PAPER).cells).head
 
 
 def test_what_a_reader_should_know_is_a_warning() -> None:

@@ -112,7 +112,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "paper": (["paper", "bundle.jsonl.gz"], ("-o", "--json", "--quiet")),
     "leaderboard": (["leaderboard", "bundle.jsonl.gz"], ("-o", "--json")),
     "configs": (["configs", "mqar/quick"], ("--name",)),
-    "params": (["params"], ("--json", "--d-model")),
+    "params": (["paper", "--params"], ("--json", "-o")),
 }
 
 
@@ -306,7 +306,6 @@ def warm_up() -> None:
         "leaderboard",
         "probe",
         "paper",
-        "params",
     ):
         __import__(f"rebased.cli.{module}")
     __import__("torch._dynamo")  # the optimiser needs it, and its import takes seconds

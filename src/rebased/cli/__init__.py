@@ -30,7 +30,6 @@ COMMANDS = {
     "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
     "check": ("rebased.cli.check:check", "Test a mixer or a task, yours or ours, against its contract."),
     "paper": ("rebased.cli.paper:paper", "Compare our results with every table and figure of the paper."),
-    "params": ("rebased.cli.params:params", "Print the paper's parameter counts, ours beside theirs."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from runs."),
     "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks."),

@@ -6,6 +6,7 @@ from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.terminal import plain
 from rebased.config import plural
+from rebased.paper.reference import PAPER
 from rebased.report.lm import as_markdown, compare_language_models, compare_tables, remarks
 from rebased.runs.collect import collect, nothing_found
 from rebased.runs.evaluations import collect_task_scores
@@ -26,7 +27,7 @@ def lm_compare(runs: tuple[Path, ...], /, *, to: Output = TO_TERMINAL) -> int:
     collection, console = collect(runs), to.result_console()
     if not collection.lm_runs:
         raise ValueError(nothing_found(runs, collection, "a language model's run") + "; for those, use rebased report")
-    found, scores = compare_language_models(collection.lm_runs), collect_task_scores(runs)
+    found, scores = compare_language_models(collection.lm_runs, PAPER), collect_task_scores(runs)
     tables, notes = compare_tables(found, scores), remarks(found)
     if collection.runs:
         notes.append(

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.paper_params import print_parameters
 from rebased.cli.report import check_page_name
 from rebased.cli.terminal import Terminal
+from rebased.paper.evidence import read_evidence, shipped_evidence
+from rebased.paper.page import PaperPage
 from rebased.report.page import write_page
-from rebased.report.paper.evidence import read_evidence, shipped_evidence
-from rebased.report.paper.page import PaperPage
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
 
@@ -25,11 +26,12 @@ def paper(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    params: Annotated[bool, Parameter(negative="")] = False,
     to: Output = TO_TERMINAL,
-) -> None:
+) -> int:
     """Hold every table and figure of the paper against records, and say whether it is reproduced.
 
-    Without -o a table in the terminal. Parameter counts in full: `rebased params`.
+    Without -o a table in the terminal.
 
     Parameters
     ----------
@@ -39,8 +41,15 @@ def paper(
     output
         Write a page with all numbers, tests and figures, such as paper.html. An older page is replaced, another file is
         not.
+    params
+        Instead print the parameter counts of Tables 4 and 9 beside ours, and the sizes of all MQAR models at one
+        length. The exit code is 1 if a count differs.
     """
     to.check()
+    if params:
+        if records or output:
+            raise ValueError("--params counts parameters and reads no records; leave out RECORDS and -o")
+        return print_parameters(to)
     if output is not None:
         check_page_name(output)
     console, results = to.console(), to.result_console()
@@ -64,6 +73,7 @@ def paper(
     if output is not None:
         say(console, f"wrote {output}")
     to.emit(found.to_record() | {"warnings": found.warnings, "wrote": [output] if output else []})
+    return 0
 
 
 def shown(found: PaperPage) -> Table:
@@ -72,5 +82,5 @@ def shown(found: PaperPage) -> Table:
     for head, wrap in (("of the paper", False), ("verdict", False), ("why", True)):
         table.add_column(head, no_wrap=not wrap)
     for finding in found.findings:
-        table.add_row(finding.exhibit.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
+        table.add_row(finding.item.name, Text(finding.verdict, COLOURS[finding.verdict]), finding.sentence)
     return table

@@ -18,6 +18,7 @@ from rebased.cli.sweep import sweep as train_sweep
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
 from rebased.ops.backend import choose_device
+from rebased.paper.reference import PAPER
 from rebased.report import write_page
 from rebased.report.probe import ProbeReport
 from rebased.report.probe.files import is_probe_file, read_probes
@@ -100,7 +101,7 @@ def probe(
             records.append(found)
     if refused and not records:
         raise refused[0]
-    report = ProbeReport(records)
+    report = ProbeReport(records, PAPER)
     report.warnings += [f"left out: {error}" for error in refused]
     for name, table in report.tables().items():
         results.print(name, style="bold")

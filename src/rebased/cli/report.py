@@ -1,7 +1,7 @@
 """rebased report: tables, figures and one page from the records of runs."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,10 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.terminal import Terminal
 from rebased.files import replacing
+from rebased.paper.reference import PAPER
 from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.report.drawing import FORMATS as FIGURES
+from rebased.report.reference_values import read_reference_values
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
 
 PAGE = Path("report.html")
@@ -33,6 +35,7 @@ def report(
     bundle: Path | None = None,
     replace: Annotated[bool, Parameter(negative="")] = False,
     reference: str | None = None,
+    reference_values: Path | None = None,
     title: str | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     to: Output = TO_TERMINAL,
@@ -57,6 +60,9 @@ def report(
         Overwrite files that --tables and --bundle find in their way.
     reference
         The model that the others are compared with, as the page names it; ReBased by default.
+    reference_values
+        YAML or JSON file of values to show beside those of the runs, instead of the ReBased paper's. The docstring of
+        rebased.report.reference_values describes it.
     title
         The page's heading; by default it says what the page is about.
     imports
@@ -78,12 +84,19 @@ def report(
         reading = progress.add_task("reading", total=None)
         found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
         progress.update(reading, description="computing", total=None)
-        result = Report(found, reference)
+        every = [*found.runs, *found.lm_runs]
+        values = read_reference_values(reference_values, every) if reference_values else PAPER
+        result = Report(found, reference, values)
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if output:
             progress.update(reading, description="drawing")
-            write_page(result.page(title, typed(runs, output, reference)), output)
+            write_page(
+                result.page(
+                    title, typed(runs, output, {"--reference": reference, "--reference-values": reference_values})
+                ),
+                output,
+            )
         for done, (path, content) in enumerate(files.items()):
             progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
             data = content()
@@ -150,8 +163,8 @@ def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
     return write(table).encode()
 
 
-def typed(runs: tuple[Path, ...], output: Path, reference: str | None) -> str:
+def typed(runs: tuple[Path, ...], output: Path, options: Mapping[str, object]) -> str:
     """The command that makes the page again."""
     words = ["rebased", "report", *map(str, runs), "-o", str(output)]
-    words += ["--reference", reference] if reference else []
+    words += [word for name, value in options.items() if value for word in (name, str(value))]
     return shlex.join(words)

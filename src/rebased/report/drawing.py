@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import count
 from math import ceil
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 try:
@@ -28,6 +29,7 @@ __all__ = [  # figures import matplotlib's names from here: this file explains h
     "LogLocator",
     "MaxNLocator",
     "Panels",
+    "draw_band",
     "draw_chance",
     "draw_panels",
     "hover",
@@ -102,6 +104,15 @@ def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> None:
     """What a reader sees who points at these places, given in data coordinates."""
     vars(axes).setdefault(HOVER, []).extend(zip(xs, ys, texts, strict=True))
+
+
+def draw_band(axes: Axes, at: Sequence[float], columns: Sequence[Sequence[float]], **look: Any) -> list[str]:
+    """A line through the means of columns of values, in a band from the least to the greatest of each. Returns a text
+    per column: "0.62 (0.5 to 0.7)"."""
+    means, lows, highs = ([pick(values) for values in columns] for pick in (fmean, min, max))
+    axes.plot(at, means, **look)
+    axes.fill_between(at, lows, highs, color=look["color"], alpha=0.15, lw=0)
+    return [f"{mean:.3f} ({low:.3f} to {high:.3f})" for mean, low, high in zip(means, lows, highs, strict=True)]
 
 
 def draw_chance(axes: Axes, chance: float | None) -> None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from rebased.config import plural
 from rebased.report.drawing import INK, SERIES, Axes, Draw, Panels, draw_panels, hover, looks
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
-from rebased.report.probe.paper import FIRST_LAYER
 from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.repeats import find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import Cell, build_results
@@ -17,6 +16,7 @@ from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
+FIRST_LAYER = "previous_token"  # the fixed first layer of models that are trained to be probed
 TITLE = "Recall against bytes of state"
 ENOUGH = 3  # seeds that an entry on the frontier must have
 RULES = (
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 def is_for_probes(run: Run) -> bool:
-    """True for models of the paper's Section 5.5, whose first layer does a part of the task by itself."""
+    """True for models that were trained to be probed: their fixed first layer does a part of the task."""
     return any(mixer["name"] == FIRST_LAYER for mixer in run.settings["model"]["mixers"])
 
 

@@ -9,6 +9,7 @@ from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
 from rebased.report.prose import warn_about_gaps, warn_about_records
+from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
@@ -22,18 +23,19 @@ BOTH = "Synthetic tasks and language models"
 class Report:
     """Everything that is computed from a collection of runs: one page, its tables, summary and warnings.
 
-    `reference` names the model that the others are compared with, or its kind; ReBased by default.
+    `reference` names the model that the others are compared with, or its kind; ReBased by default. `values` are shown
+    beside those of the runs (report/reference_values.py).
     """
 
-    def __init__(self, found: Collection, reference: str | None = None) -> None:
+    def __init__(self, found: Collection, reference: str | None = None, values: ReferenceValues = NO_VALUES) -> None:
         synthetic = any(run.status in COUNTED for run in found.runs)
         lm = any(map(is_finished, found.lm_runs))
         if not synthetic and not lm:
             warnings = "".join(f"\n{warning}" for warning in warn_about_records(found, []))
             raise ValueError(no_result([*found.runs, *found.lm_runs]) + warnings)
         self.found = found
-        self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference)] if synthetic else []
-        self.parts += [LMReport(found, reference)] if lm else []
+        self.parts: list[SyntheticReport | LMReport] = [SyntheticReport(found, reference, values)] if synthetic else []
+        self.parts += [LMReport(found, reference, values)] if lm else []
         names = set[str]().union(*(part.references for part in self.parts))
         if reference is not None and reference not in names:
             raise ValueError(f"there is no model {reference!r} in these runs; {did_you_mean(reference, sorted(names))}")

@@ -10,6 +10,7 @@ from math import inf, isfinite, isnan
 from statistics import mean
 from typing import NamedTuple, Self
 
+from rebased.analysis import Spread
 from rebased.runs.finished import Run, by_model
 
 LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
@@ -228,3 +229,11 @@ def p_text(p: float) -> str:
 def number(value: float | None, form: str = ".3f") -> Number:
     """A number in this format, three decimals by default; a dash for None and nan."""
     return Number(NONE, None) if value is None or isnan(value) else Number(f"{value:{form}}", value)
+
+
+def plus_minus(spread: Spread, digits: int = 3) -> Number:
+    """The mean ± the sample standard deviation, which one value alone does not have."""
+    form = f".{digits}f"
+    if isnan(spread.sd):
+        return number(spread.mean, form)
+    return Number(f"{spread.mean:{form}} ± {spread.sd:{form}}", spread.mean, {"sd": spread.sd})

@@ -14,13 +14,13 @@ from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConf
 from rebased.tasks import DEFAULT_TASK, Task, task_class
 from rebased.tasks import task_names as registered_tasks
 
-PAPER_NAMES: dict[tuple[str, ...], str] = {  # patterns of mixers by their names in the paper's Table 4
+MODEL_NAMES: dict[tuple[str, ...], str] = {  # the usual name of a pattern of mixers
     ("short_conv", "rebased"): "ReBased",
     ("short_conv", "based"): "Based",
     ("short_conv", "attention"): "ConvAttention",
     ("attention", "attention"): "Attention",
     ("attention",): "Attention",
-    ("previous_token", "rebased"): "ReBased",  # in the paper's Table 3
+    ("previous_token", "rebased"): "ReBased",  # of models that are probed
     ("previous_token", "based"): "Based",
     ("previous_token", "attention"): "Attention",
     ("short_conv", "rwkv"): "ConvRWKV",
@@ -28,9 +28,10 @@ PAPER_NAMES: dict[tuple[str, ...], str] = {  # patterns of mixers by their names
     ("mamba", "mamba"): "Mamba",
     ("hyena", "hyena"): "Hyena",
 }
-KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # rows of the paper's Table 1
+KERNELS = {"none": "x²", "norm": "norm(x)²", "scale": "(γx)²", "affine": "(γx + β)²"}  # of ReBased
+MODEL_ORDER = ("Based", *KERNELS.values(), "ReBased")  # models that tables list first
 
-VARIANTS = {  # of ReBased, beyond the paper: (argument, value) and what is added to its name
+VARIANTS = {  # of ReBased: (argument, value) and what is added to its name
     ("norm", "rms"): "RMS norm",
     ("norm", "l2"): "L2 norm",
     ("norm_axis", "each_head"): "norm of each head",
@@ -57,10 +58,10 @@ class ModelName(NamedTuple):
 
 
 def kind_of(model: dict[str, Any]) -> str:
-    """The paper's name for a model's mixers, such as "ReBased"; else the names of the mixers, joined by " + "."""
+    """The usual name of a model by its mixers, such as "ReBased"; else the names of the mixers, joined by " + "."""
     mixers = model["mixers"]
     pattern = tuple(mixer["name"] for mixer in mixers)
-    name = PAPER_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
+    name = MODEL_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
     if name != "ReBased":
         return name
     last = mixers[-1]

@@ -10,9 +10,11 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
-from rebased.report.lm import LanguageModels, as_markdown, compare_language_models, compare_tables, remarks
-from rebased.report.lm.tables import NEOX_VOCABULARY, difference_table
-from rebased.report.paper.values import TABLE_2
+from rebased.paper.reference import NEOX_VOCABULARY, PAPER
+from rebased.paper.values import TABLE_2
+from rebased.report.lm import LanguageModels, as_markdown, compare_tables, remarks
+from rebased.report.lm.models import compare_language_models as group_runs
+from rebased.report.lm.tables import difference_table
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 
@@ -28,6 +30,10 @@ def nine() -> list[Run]:
         for model, values in ALL.items()
         for i, value in enumerate(values)
     ]
+
+
+def compare_language_models(runs: list[Run]) -> LanguageModels:
+    return group_runs(runs, PAPER)
 
 
 def to_markdown(found: LanguageModels) -> str:

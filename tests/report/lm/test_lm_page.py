@@ -10,6 +10,7 @@ import pytest
 from fake_records import fake_lm_run, fake_run, write_record
 from page_reader import assert_self_contained
 from rebased.cli import main
+from rebased.paper.reference import PAPER
 from rebased.report import Report
 from rebased.report.lm.models import group_language_models
 from rebased.report.lm.tables import perplexity_table, runs_table, settings_table
@@ -114,13 +115,13 @@ def test_runs_without_distances_are_named_once_if_others_have_them() -> None:
 
 
 def test_the_paper_is_never_beside_ours_without_a_word() -> None:
-    report = Report(Collection(lm_runs=nine()))
+    report = Report(Collection(lm_runs=nine()), values=PAPER)
     text = body(report, "Perplexity")
     assert "<td>16.45 / 3.67 / 56.31</td>" in text
     assert "the Pile, GPT-NeoX's tokenizer, 84 billion training tokens" in text.replace("&#x27;", "'")
     assert "Its levels can be compared only with runs that share all of these." in text
     own = [fake_lm_run("rebased", settings={"model.mixers.1.n_heads": heads}) for heads in ("6", "12")]
-    text = body(Report(Collection(lm_runs=own)), "Perplexity")
+    text = body(Report(Collection(lm_runs=own), values=PAPER), "Perplexity")
     assert "paper" not in text  # Table 2 has neither of them by that name
     assert "Pile" not in text
 

@@ -3,6 +3,7 @@
 import pytest
 
 from fake_records import fake_run
+from rebased.paper.reference import PAPER
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.comparisons import choose_references, compare_models
 from rebased.runs.finished import Run
@@ -70,7 +71,7 @@ def test_models_that_never_meet_are_not_compared() -> None:
 
 
 def references(runs: list[Run], wanted: str | None = None) -> dict[str, str]:
-    chosen = choose_references(build_results(runs), wanted)
+    chosen = choose_references(build_results(runs, PAPER), wanted)
     return {str(model): str(reference) for model, reference in chosen.items()}
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from fake_records import fake_run
+from rebased.paper.reference import PAPER
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.heads import cells_by_heads, nearness
 from rebased.report.synthetic.narrative import heads_verdict
@@ -16,7 +17,7 @@ def run(heads: int, accuracy: float, d_model: int = 24, model: str = "rebased"):
 def test_distances() -> None:
     # Table 1 has 0.59 for ReBased and 0.45 for Based at D = 24, and 0.99 at D = 48
     runs = [run(1, 0.79), run(12, 0.58), run(1, 0.35, model="based"), run(12, 0.45, model="based"), run(1, 0.5, 48)]
-    places = cells_by_heads(build_results(runs))
+    places = cells_by_heads(build_results(runs, PAPER))
     assert list(places) == ["T = 256, 32 pairs, D = 24"]
     near = nearness(places)
     assert {heads: one.distance for heads, one in near.items()} == pytest.approx({1: (0.2 + 0.1) / 2, 12: 0.005})
@@ -26,10 +27,12 @@ def test_distances() -> None:
         "them: 1 head 0.150, 1 of 2; 12 heads 0.005, 2 of 2. This ranks numbers and is no test: the nearest was picked "
         "by them, and the cells are not independent."
     )
-    assert "1 head 0.200, 0 of 1; 12 heads 0.010, 1 of 1." in heads_verdict(cells_by_heads(build_results(runs[:2])))
+    assert "1 head 0.200, 0 of 1; 12 heads 0.010, 1 of 1." in heads_verdict(
+        cells_by_heads(build_results(runs[:2], PAPER))
+    )
 
 
 def test_nothing_to_tell() -> None:
     assert cells_by_heads(build_results([run(1, 0.5), run(12, 0.5, 48)])) == {}
-    unknown = cells_by_heads(build_results([run(n, 0.5, d_model=36) for n in (1, 2)]))
+    unknown = cells_by_heads(build_results([run(n, 0.5, d_model=36) for n in (1, 2)], PAPER))
     assert "The paper has no value" in heads_verdict(unknown)

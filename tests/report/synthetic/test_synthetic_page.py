@@ -11,6 +11,7 @@ import pytest
 
 from fake_records import fake_run
 from page_reader import assert_self_contained
+from rebased.paper.reference import PAPER
 from rebased.report import Page, Report
 from rebased.report.drawing import SERIES
 from rebased.report.synthetic import SyntheticReport
@@ -119,7 +120,7 @@ def test_the_task_stands_first_where_there_are_several() -> None:
 
 
 def test_the_papers_values_stand_beside_ours() -> None:
-    report = Report(Collection(runs=sweep(seq_len=256, pairs=(32,))))
+    report = Report(Collection(runs=sweep(seq_len=256, pairs=(32,))), values=PAPER)
     html = report.page("Title", "x").to_html()
     assert "<td>0.59 ± 0.06</td>" in html
     assert "epochs 5 instead of 64; 10 examples instead of 100,000." in html
@@ -131,7 +132,7 @@ def test_the_papers_values_stand_beside_ours() -> None:
 def test_cells_with_other_heads_are_not_counted_as_the_papers() -> None:
     one_head = fake_run(seq_len=256, pairs=(32,), changes={"model": {"mixers": {1: {"n_heads": 1}}}})
     assert (
-        Report(Collection(runs=[*sweep(seq_len=256, pairs=(32,)), one_head]))
+        Report(Collection(runs=[*sweep(seq_len=256, pairs=(32,)), one_head]), values=PAPER)
         .summary[-1]
         .startswith(
             "The paper has a value for 4 of these 5 cells, not counting 1 with other heads than the authors' code. 1 of"
@@ -354,7 +355,7 @@ def test_csv_has_exact_numbers_one_per_column_and_nothing_where_nothing_is() -> 
     runs = [
         fake_run("rebased", [0.1 + seed / 7], seed=seed, seq_len=256, pairs=(32,), d_model=24) for seed in (0, 1, 2)
     ]
-    tables = Report(Collection(runs=[*runs, fake_run("mamba", [0.5], seq_len=256, pairs=(32,))])).tables()
+    tables = Report(Collection(runs=[*runs, fake_run("mamba", [0.5], seq_len=256, pairs=(32,))]), values=PAPER).tables()
     first, second = csv.DictReader(tables["by_width_T_256_32_pairs"].to_csv().splitlines())
     assert list(first) == ["model", "D = 24", "D = 24 sd", "paper", "paper sd"]
     assert float(first["D = 24"]) == statistics.fmean(0.1 + seed / 7 for seed in (0, 1, 2))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rebased.report.lm.models import LanguageModels, compare_language_models
 from rebased.report.lm.narrative import remarks
 from rebased.report.lm.page import LMReport
-from rebased.report.lm.tables import difference_table, distance_table, interval_table, task_table, with_interval
+from rebased.report.lm.tables import difference_table, distance_table, perplexity_table, task_table, with_interval
 from rebased.report.tables import Table
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Table]:
     """The tables of `rebased lm compare` by name: perplexity by model, the differences if there are several models, AR
     tokens by distance if records have them, and scores on tasks if there are some, by digest and task."""
-    tables = {"models": interval_table(found)}
+    tables = {"models": perplexity_table(found, with_interval, always=True)}
     if len(found.models) > 1:
         tables["differences"] = difference_table(found)
     if (distances := distance_table(found, with_interval)) is not None:

@@ -13,6 +13,7 @@ from rebased.report.drawing import (
     LogLocator,
     MaxNLocator,
     Panels,
+    draw_band,
     draw_panels,
     hover,
     named_looks,
@@ -52,17 +53,10 @@ def perplexity_by_distance(found: LanguageModels, styles: dict[str, dict[str, An
 
     def draw(axes: Axes) -> None:
         for model, values in found.by_distance.items():
-            at, means = [distance.nearest for distance in values], [fmean(seeds) for seeds in values.values()]
-            lows, highs = [min(seeds) for seeds in values.values()], [max(seeds) for seeds in values.values()]
-            axes.plot(at, means, **styles[model], marker="o", label=model)
-            axes.fill_between(at, lows, highs, color=styles[model]["color"], alpha=0.15, lw=0)
-            ends = zip(values, means, lows, highs, strict=True)
-            hover(
-                axes,
-                at,
-                means,
-                [f"{model}, {where}: {m:.3f} ({low:.3f} to {high:.3f})" for where, m, low, high in ends],
-            )
+            at = [distance.nearest for distance in values]
+            texts = draw_band(axes, at, list(values.values()), **styles[model], marker="o", label=model)
+            texts = [f"{model}, {where}: {text}" for where, text in zip(values, texts, strict=True)]
+            hover(axes, at, [fmean(seeds) for seeds in values.values()], texts)
         axes.set(xlabel="tokens since the bigram was last seen", ylabel="perplexity of AR tokens", yscale="log")
         label_log_axes(axes)
         powers_of_two(axes, [distance.nearest for values in found.by_distance.values() for distance in values])

@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record_schema import MAX_COUNT, is_by_distance
@@ -14,7 +15,7 @@ from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
 SPLITS = ("test", "valid")  # the first that all runs were measured on is reported
-MODEL_ORDER = ("Attention", "Based", "ReBased")  # as in the paper's Table 2
+MODEL_ORDER = ("Attention", "Based", "ReBased")  # the models that tables list first
 
 # Settings that name no model: the seed, execution settings, and how often something is recorded.
 NAMELESS = (
@@ -48,6 +49,7 @@ class LanguageModels:
     split: str  # "test" or "valid"
     models: dict[str, dict[int, Run]]  # by name, then by seed
     left_out: list[str]  # folders of runs that are not finished, or that repeat another run's seed
+    known: ReferenceValues = NO_VALUES
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -70,6 +72,10 @@ class LanguageModels:
         """Perplexity by seed; `part` is a key of PARTS."""
         return {seed: measured(run, self.split)[part]["perplexity"] for seed, run in self.models[model].items()}
 
+    def reference(self, model: str) -> Reference:
+        """What others report for a model. For one of several that differ in settings nothing is known."""
+        return self.known.of(next(iter(self.models[model].values()))) if kind_in(model) == model else Reference()
+
     @cached_property
     def by_distance(self) -> dict[str, dict[Distance, list[float]]]:
         """Perplexity of AR tokens by model and distance, nearest first, one value per seed. Models whose records do not
@@ -90,8 +96,9 @@ class LanguageModels:
         return [run for run in self.runs if not perplexity_by_distance(run, self.split)]
 
 
-def compare_language_models(runs: Sequence[Run]) -> LanguageModels:
-    """Group runs by model and seed. Runs measured on different text, or in different windows, are refused."""
+def compare_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> LanguageModels:
+    """Group runs by model and seed. Runs measured on different text, or in different windows, are refused. `known` is
+    what others report for them."""
     done, left_out = finished(runs)
     split = common_split(done)
     check_one(done, "texts", checksum)
@@ -99,10 +106,10 @@ def compare_language_models(runs: Sequence[Run]) -> LanguageModels:
         check_one(done, f"data.{key}", lambda run, key=key: run.settings["data"][key])  # type: ignore[misc]
     check_one(done, "numbers of measured tokens", lambda run: measured_on(run, split)[0])
     check_one(done, "choices of measured windows", lambda run: measured_on(run, split)[1])
-    return by_name(done, split, left_out)
+    return by_name(done, split, left_out, known)
 
 
-def group_language_models(runs: Sequence[Run]) -> list[LanguageModels]:
+def group_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> list[LanguageModels]:
     """Group runs as `compare_language_models` does, once per text and way of measuring it."""
     done, _ = finished(runs)
     by_data = grouped(
@@ -112,7 +119,7 @@ def group_language_models(runs: Sequence[Run]) -> list[LanguageModels]:
     for alike in by_data:
         split = common_split(alike)
         by_tokens = grouped(alike, lambda run, split=split: measured_on(run, split))  # type: ignore[misc]
-        groups += [by_name(group, split, []) for group in by_tokens]
+        groups += [by_name(group, split, [], known) for group in by_tokens]
     return groups
 
 
@@ -142,7 +149,7 @@ def grouped(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[list[Ru
     return list(groups.values())
 
 
-def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str]) -> LanguageModels:
+def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str], known: ReferenceValues) -> LanguageModels:
     """Name the models and sort them; a second run of one model and seed is left out."""
     models: dict[str, dict[int, Run]] = {}
     repeated = []
@@ -151,11 +158,11 @@ def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str]) -> Languag
             repeated.append(run.folder)
         else:
             models[name][run.seed] = run
-    return LanguageModels(split, models, [*left_out, *repeated])
+    return LanguageModels(split, models, [*left_out, *repeated], known)
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """One name per run: the paper's, with the settings in which models of one name differ."""
+    """One name per run: the usual one, with the settings in which models of one name differ."""
     kinds = [kind_of(run.settings["model"]) for run in runs]
     apart = differences(kinds, [naming_settings(run) for run in runs], [()] * len(runs))
     return [str(ModelName(*name)) for name in zip(kinds, apart, strict=True)]
@@ -183,7 +190,7 @@ def training_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def order(name: str) -> tuple[int, str]:
-    """A key to sort names by: as in the paper's Table 2, the others after them."""
+    """A key to sort names by: those of MODEL_ORDER, the others after them."""
     kind = kind_in(name)
     return (MODEL_ORDER.index(kind) if kind in MODEL_ORDER else len(MODEL_ORDER), name)
 

@@ -3,23 +3,15 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
+from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
 from rebased.report.prose import shortened, tested_of, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 
-PAPER_NOTE = (
-    "The paper's models have 127 to 157 million parameters, its text is the Pile, and it shows no spread: "
-    "signs and ratios can be compared, levels cannot."
-)
-OTHER_TEXT = (
-    "The last column is the paper's Table 2: the Pile, GPT-NeoX's tokenizer, 84 billion training tokens, 127 to 157 "
-    "million parameters, no spread. Its levels can be compared only with runs that share all of these."
-)
 BY_DISTANCE = (
     "The distance of an AR token is the number of tokens since the window last showed the bigram that it ends."
 )
@@ -55,8 +47,9 @@ def remarks(found: LanguageModels) -> list[str]:
         "± is half of a 95 % interval of the mean over three or more seeds (Student's t), not corrected for the number "
         "of intervals. Differences are of the same seeds, so of the same tokens in the same order; where 0 is within "
         "±, these seeds do not tell which model is better.",
-        PAPER_NOTE,
     ]
+    if remark := found.known.of(found.runs[0]).remark:
+        said.append(remark)
     if found.by_distance:
         said.append(BY_DISTANCE)
     said += missing_distances(found)
@@ -86,16 +79,15 @@ def summary(groups: Sequence[LanguageModels], differences: Sequence[Sequence[Dif
         ranked = ", ".join(f"{model} {means[model]:.2f}" for model in sorted(means, key=lambda model: means[model]))
         yield f"Perplexity: {ranked} (all tokens, mean over seeds; lower is better; {group.data})."
         where = f" ({group.data})" if len(groups) > 1 else ""
-        for sentence in sentences([one for one in found if one.part == "all"]):
-            yield f"{sentence}{where}"
+        for text in sentences([one for one in found if one.part == "all"]):
+            yield f"{text}{where}"
 
 
 def sentences(differences: Sequence[Difference]) -> Iterator[str]:
     """One sentence per comparison."""
     for one in differences:
-        code = "" if one.same_code else " Their runs were made with different versions of the code."
         tokens = f"{PARTS[one.part]} tokens" if one.part != "all" else "All tokens"
-        yield f"{tokens}: {in_words(one.reference, one.other, one.found, PERPLEXITY)}{code}"
+        yield sentence(one, tokens, PERPLEXITY)
 
 
 def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
@@ -107,10 +99,7 @@ def notes_on_tests(differences: Sequence[Difference]) -> Iterator[str]:
         "test separately. Cohen's d is the mean difference divided by its standard deviation. rank-biserial is -1 if "
         "the first model has the lower perplexity with every seed."
     )
-    for pairs in sorted({one.found.difference.n for one in differences}):
-        limit = wilcoxon_limit(pairs)
-        if limit:
-            yield limit
+    yield from wilcoxon_limits(differences)
 
 
 def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[str]:

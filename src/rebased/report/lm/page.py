@@ -5,14 +5,15 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rebased.report.comparisons import as_record
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
 from rebased.report.lm.comparisons import compare_models
 from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
-from rebased.report.page import Section, bullets, commands, details, figure, finite, paragraphs
+from rebased.report.page import Section, bullets, commands, details, figure, paragraphs
+from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
-from rebased.runs.finished import Run
 
 PERPLEXITY = (
     "Perplexity is exp of the mean loss per token; lower is better. AR tokens repeat an n-gram that the window has "
@@ -33,38 +34,17 @@ class LMReport:
     """Everything that a page and its tables say about the language models of a collection."""
 
     kind = "Language models"
+    title = "Perplexity of language models"  # the page's heading if it has this part alone
 
-    def __init__(self, found: Collection, reference: str | None = None) -> None:
-        self.found, self.groups = found, group_language_models(found.lm_runs)
+    def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
+        self.runs, self.groups = found.lm_runs, group_language_models(found.lm_runs, known)
+        self.ended = [run for group in self.groups for run in group.runs]  # the runs whose results count
+        self.lead = narrative.lead(found, self.groups)
+        models = {name for group in self.groups for name in group.models}
+        self.references = models | {kind_in(name) for name in models}  # what `--reference` may name
         self.differences = [compare_models(group, reference) for group in self.groups]
         self.warnings = list(narrative.warnings(found, self.groups))
         self.summary = list(narrative.summary(self.groups, self.differences))
-
-    @property
-    def title(self) -> str:
-        """The page's heading if it has this part alone."""
-        return "Perplexity of language models"
-
-    @property
-    def lead(self) -> str:
-        """How many runs, models, texts and seeds there are."""
-        return narrative.lead(self.found, self.groups)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs, also those in no result."""
-        return self.found.lm_runs
-
-    @property
-    def ended(self) -> list[Run]:
-        """The runs whose results count."""
-        return [run for group in self.groups for run in group.runs]
-
-    @property
-    def references(self) -> set[str]:
-        """Names that `--reference` may have: models and kinds of models."""
-        models = {name for group in self.groups for name in group.models}
-        return models | {kind_in(name) for name in models}
 
     def tables(self) -> dict[str, Table]:
         """The page's tables by file name; with several groups, numbered from 1."""
@@ -128,8 +108,7 @@ class LMReport:
                     for run in self.runs
                 ],
                 "comparisons": [
-                    {"data": group.data}
-                    | finite({**one._asdict(), **one.found._asdict(), **one.found.difference._asdict()})
+                    {"data": group.data} | as_record(one)
                     for group, found in zip(self.groups, self.differences, strict=True)
                     for one in found
                 ],
@@ -144,7 +123,8 @@ class LMReport:
 
     def _perplexity(self, n: int, group: LanguageModels) -> str:
         table = tables.perplexity_table(group)
-        note = paragraphs(narrative.OTHER_TEXT) if tables.PAPER in table.head else ""
+        sources = (group.reference(model).source for model in group.models if tables.reference_of(model, group))
+        note = paragraphs(*filter(None, dict.fromkeys(sources)))
         picture = self.figures[f"perplexity-{n + 1}"]
         caption = "One dot per seed; the cross is their mean."
         return paragraphs(narrative.describe_data(group)) + table.to_html() + note + figure(picture, caption)

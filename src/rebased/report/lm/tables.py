@@ -3,30 +3,40 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from math import isnan
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
+from rebased.analysis import describe
 from rebased.analysis.intervals import t_interval
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.lm.comparisons import Difference
 from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
-from rebased.report.paper.values import TABLE_2
-from rebased.report.tables import NONE, Number, Table, number, p_text
+from rebased.report.reference_values import Measure
+from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import flatten
 
-PAPER = "paper: all / AR / non-AR"
-NEOX_TOKENS = 50277  # of the paper's tokenizer, that of GPT-NeoX-20B
-NEOX_VOCABULARY = "a1730488dadb984eb5d266a250c058985c971c5118d043a52fc8b244b5e60b89"  # its digest (data/tokenizer.py)
+PERPLEXITIES: tuple[Measure, ...] = ("all", "ar", "non_ar")
+Cell = Callable[[Sequence[float]], str]
+"""Shows the values of all seeds."""
 
 
-def interval_table(found: LanguageModels) -> Table:
-    """One row per model: perplexity, mean over seeds ± half of its 95 % interval."""
-    head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s", PAPER)
-    rows = []
-    for model, runs in found.models.items():
-        cells = [with_interval(list(found.values(model, part).values())) for part in PARTS]
-        paper = paper_values(model, found)
-        rows.append((model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"), paper))
-    return Table(head, rows)
+def with_interval(values: Sequence[float], sign: str = "") -> str:
+    """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
+    middle = fmean(values)
+    half = t_interval(values).high - middle
+    if isnan(half):
+        return number(middle, f"{sign}.3f")
+    return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
+
+
+def with_sd(values: Sequence[float]) -> str:
+    """The mean ± the sample standard deviation, which one value alone does not have."""
+    return plus_minus(describe(values))
+
+
+def reference_heading(found: LanguageModels) -> tuple[str, ...]:
+    """The heading of the column of reference values: 'paper: all / AR / non-AR'; none if there are no such values."""
+    return (f"{found.known.name}: {' / '.join(PARTS.values())}",) if found.known.name else ()
 
 
 def difference_table(found: LanguageModels) -> Table:
@@ -38,12 +48,12 @@ def difference_table(found: LanguageModels) -> Table:
             continue
         ours, theirs = ({part: found.values(model, part) for part in PARTS} for model in (a, b))
         cells = [with_interval([ours[part][seed] - theirs[part][seed] for seed in seeds], "+") for part in PARTS]
-        paper = tuple(x - y for x, y in zip(TABLE_2.get(a, ()), TABLE_2.get(b, ()), strict=False))
-        rows.append((f"{a} - {b}", number(len(seeds), "d"), *cells, paper_cell(paper, found, "+")))
-    return Table(("difference", "seeds", *PARTS.values(), PAPER), rows)
+        known = [x - y for x, y in zip(reference_of(a, found), reference_of(b, found), strict=False)]
+        rows.append((f"{a} - {b}", number(len(seeds), "d"), *cells, *reference_cell(known, found, "+")))
+    return Table(("difference", "seeds", *PARTS.values(), *reference_heading(found)), rows)
 
 
-def distance_table(found: LanguageModels, cell: Callable[[Sequence[float]], str]) -> Table | None:
+def distance_table(found: LanguageModels, cell: Cell) -> Table | None:
     """One row per distance, one column per model: perplexity of AR tokens, where `cell` shows the values of all seeds.
     None if no record has it."""
     models = found.by_distance
@@ -70,45 +80,28 @@ def task_table(found: LanguageModels, scores: Mapping[str, Mapping[str, float]])
     return Table(("task", *own), rows)
 
 
-def perplexity_table(found: LanguageModels) -> Table:
-    """One row per model: perplexity, mean ± sample standard deviation over seeds; the paper's Table 2 in the last
-    column where it has that model."""
-    known = any(model in TABLE_2 for model in found.models)
+def perplexity_table(found: LanguageModels, cell: Cell = with_sd, *, always: bool = False) -> Table:
+    """One row per model: perplexity, where `cell` shows the values of all seeds. Reference values are in the last
+    column, if some model has them or `always`."""
+    known = always or any(reference_of(model, found) for model in found.models)
     rows = []
-    for model, runs in found.models.items():
-        cells = [with_sd(list(found.values(model, part).values())) for part in PARTS]
-        row = (model, *_size(list(runs.values())), *cells, number(speed(list(runs.values())), ",.0f"))
-        rows.append((*row, paper_values(model, found)) if known else row)
+    for model, by_seed in found.models.items():
+        runs = list(by_seed.values())
+        cells = [cell(list(found.values(model, part).values())) for part in PARTS]
+        row = (model, number(runs[0].parameters, ","), number(len(runs), "d"), *cells, number(speed(runs), ",.0f"))
+        rows.append((*row, *reference_cell(reference_of(model, found), found)) if known else row)
     head = ("model", "parameters", "seeds", *PARTS.values(), "tokens/s")
-    return Table((*head, PAPER) if known else head, rows, head[:-1])
+    return Table((*head, *reference_heading(found)) if known else head, rows, head[:-1])
 
 
 def comparison_table(differences: Sequence[Difference]) -> Table:
-    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
-    head = (
-        *("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to"),
-        *("t test p", "Wilcoxon p", "Wilcoxon p*", "rank-biserial", "pairs", "unpaired runs", "code"),
-    )
-    brief = ("comparison", "tokens", "difference", "sd", "t test p*", "Cohen's d", "pairs")
-    return Table(head, [_difference(difference) for difference in differences], brief)
-
-
-def _difference(difference: Difference) -> tuple[str, ...]:
-    found, spread = difference.found, difference.found.difference
-    return (
-        f"{difference.reference} − {difference.other}",
-        PARTS[difference.part],
-        number(spread.mean, "+.3f"),
-        number(spread.sd),
-        p_text(found.t_holm),
-        number(found.d, ".2f"),
-        *(number(value, "+.3f") for value in (spread.low, spread.high)),
-        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        number(found.rank_biserial, ".2f"),
-        number(spread.n, "d"),
-        number(found.unpaired, "d"),
-        "same" if difference.same_code else "differs",
-    )
+    """One row per comparison: the paired difference and the tests."""
+    place = ("comparison", "tokens")
+    rows = [
+        (f"{one.reference} − {one.other}", PARTS[one.part], *result_cells(one, "+.3f"), *pair_cells(one))
+        for one in differences
+    ]
+    return Table((*place, *TESTS, *PAIRS), rows, (*place, *BRIEF))
 
 
 def settings_table(found: LanguageModels, *, differing: bool) -> Table:
@@ -169,49 +162,18 @@ def speed(runs: Sequence[Run]) -> float:
     return median(line["tokens_per_second"] for run in runs for line in steps(run))
 
 
-def paper_values(model: str, found: LanguageModels) -> str:
-    """'16.45 / 3.67 / 56.31', or '-' for a model that the paper's Table 2 does not have."""
-    return paper_cell(TABLE_2.get(model, ()), found)
+def reference_of(model: str, found: LanguageModels) -> list[float]:
+    """The reported perplexities of all, AR and non-AR tokens; empty unless all three are known."""
+    values = found.reference(model).values
+    return [values[part].mean for part in PERPLEXITIES] if set(PERPLEXITIES) <= values.keys() else []
 
 
-def paper_cell(values: Sequence[float], found: LanguageModels, sign: str = "") -> str:
-    """The paper's three values. The cell itself says so if they are of another tokenizer than these models'."""
-    if not values:
-        return "-"
-    other = other_tokenizer(found)
+def reference_cell(values: Sequence[float], found: LanguageModels, sign: str = "") -> tuple[str, ...]:
+    """The cell '16.45 / 3.67 / 56.31', or '-' where there are none. It says so if the values are of another tokenizer
+    than these models'. No cell if there are no reference values at all."""
+    if not values or not found.known.name:
+        return ("-",) if found.known.name else ()
+    other = next((limit for run in found.runs if (limit := found.known.of(run).limit)), None)
     text = " / ".join(f"{value:{sign}.2f}" for value in values) + (f" ({other})" if other else "")
     parts: dict[str, float | str | None] = dict(zip(PARTS.values(), values, strict=True))
-    return Number(text, None, parts | {"tokenizer": other})
-
-
-def other_tokenizer(found: LanguageModels) -> str | None:
-    """'of another tokenizer' unless the models have the paper's. Records without a digest of the vocabulary are judged
-    by its size."""
-    corpora = [run.lines[0]["corpus"] for run in found.runs]
-    alike = all(
-        corpus["vocabulary"] == NEOX_VOCABULARY if "vocabulary" in corpus else corpus.get("vocab_size") == NEOX_TOKENS
-        for corpus in corpora
-    )
-    return None if alike else "of another tokenizer"
-
-
-def with_interval(values: Sequence[float], sign: str = "") -> str:
-    """The mean ± half of its 95 % interval (Student's t), which fewer than three values do not have."""
-    middle = fmean(values)
-    half = t_interval(values).high - middle
-    if isnan(half):
-        return number(middle, f"{sign}.3f")
-    return Number(f"{middle:{sign}.3f} ± {half:.3f}", middle, {"half of the 95% interval": half})
-
-
-def with_sd(values: Sequence[float]) -> str:
-    """The mean ± the sample standard deviation, which one value alone does not have."""
-    middle = fmean(values)
-    if len(values) == 1:
-        return number(middle)
-    return Number(f"{middle:.3f} ± {stdev(values):.3f}", middle, {"sd": stdev(values)})
-
-
-def _size(runs: Sequence[Run]) -> tuple[str, str]:
-    """(parameters, number of seeds)"""
-    return number(runs[0].parameters, ","), number(len(runs), "d")
+    return (Number(text, None, parts | {"tokenizer": other}),)

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from rebased.analysis import Spread, describe
-from rebased.report.paper.values import Row
-from rebased.report.probe.paper import paper_row
+from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.report.synthetic.cells import order_of
+from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, model_names, task_names
 
 Record = dict[str, Any]
@@ -22,6 +22,7 @@ class ProbeCell:
     model: ModelName
     d_model: int
     records: Mapping[int, Record]
+    known: ReferenceValues = NO_VALUES
 
     @property
     def first(self) -> Record:
@@ -53,9 +54,9 @@ class ProbeCell:
         return describe([record["accuracy"] for record in self.records.values()])
 
     @cached_property
-    def paper(self) -> Row | None:
-        """The paper's values, if the probe is of its Table 3."""
-        return paper_row(self.first)
+    def reference(self) -> Reference:
+        """What others report for this cell."""
+        return self.known.of(run_of(self.first))
 
     @property
     def name(self) -> str:
@@ -63,8 +64,13 @@ class ProbeCell:
         return f"{self.model}, D = {self.d_model}"
 
 
-def group_probes(records: Sequence[Record]) -> list[ProbeCell]:
-    """Cells of probes on synthetic tasks: attention first, then as in the paper's Table 1; narrow models first."""
+def run_of(record: Record) -> Run:
+    """The run that a probe is of."""
+    return Run(record["folder"], [{**record, "type": "run"}])
+
+
+def group_probes(records: Sequence[Record], known: ReferenceValues = NO_VALUES) -> list[ProbeCell]:
+    """Cells of probes on synthetic tasks: narrow models first; of a width attention first, then in the usual order."""
     settings = [record["config"] for record in records]
     tasks = task_names(settings)
     models = model_names(settings, tasks)
@@ -72,7 +78,7 @@ def group_probes(records: Sequence[Record]) -> list[ProbeCell]:
     for record, task, model in zip(records, tasks, models, strict=True):
         config = record["config"]
         groups.setdefault((task, model, config["model"]["d_model"]), {}).setdefault(config["train"]["seed"], record)
-    cells = [ProbeCell(*key, dict(sorted(found.items()))) for key, found in groups.items()]
+    cells = [ProbeCell(*key, dict(sorted(found.items())), known) for key, found in groups.items()]
     return sorted(
         cells, key=lambda cell: (cell.task, cell.d_model, "ttention" not in cell.model.kind, order_of(cell.model))
     )

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from math import isnan
+from statistics import fmean
 
 from rebased.analysis import compare_all, in_words
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
-from rebased.report.probe.cells import ProbeCell, Record, group_probes
-from rebased.report.probe.paper import OPEN, SOURCE
-from rebased.report.synthetic.paper import agrees
+from rebased.report.probe.cells import ProbeCell, Record, group_probes, run_of
+from rebased.report.reference_values import NO_VALUES, ReferenceValues, agrees
 from rebased.report.tables import Table
-from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
 
 IOU = (
@@ -43,11 +42,11 @@ HIGHER = Verbs("has a higher IoU than", "has a lower IoU than", "have the same I
 class ProbeReport:
     """Everything that is computed from the records of probes: a page, its tables, summary and warnings."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Record], known: ReferenceValues = NO_VALUES) -> None:
         if not records:
             raise ValueError("there is no probe to show; give folders of runs that are done")
         self.records = list(records)
-        self.cells = group_probes([record for record in records if record["kind"] == "task"])
+        self.cells = group_probes([record for record in records if record["kind"] == "task"], known)
         self.texts = [record for record in records if record["kind"] == "text"]
         settings = [record["config"] for record in self.texts]
         self.text_names = [str(name) for name in model_names(settings, task_names(settings))]
@@ -78,12 +77,11 @@ class ProbeReport:
         seeds = {record["config"]["train"]["seed"] for record in self.records}
         lead = f"{plural(len(self.records), 'run')}, {plural(len(seeds), 'seed')}. Attention matrices, computed again "
         lead += "from queries and keys."
-        runs = [Run(record["folder"], [{**record, "type": "run"}]) for record in self.records]
         return Page(
             "Where attention looks",
             lead,
             list(self._sections(command)),
-            describe_origin(runs),
+            describe_origin([run_of(record) for record in self.records]),
             {"probes": self.records},
         )
 
@@ -93,7 +91,8 @@ class ProbeReport:
             yield Section("Warnings", bullets(self.warnings))
         for task, cells in self.by_task().items():
             where = f": {task}" if len(self.by_task()) > 1 else ""
-            notes = [IOU, *([f"paper: {SOURCE}. {OPEN}"] if any(cell.paper for cell in cells) else [])]
+            sources = {c.reference.source: c.known.name for c in cells if "iou" in c.reference.values}
+            notes = [IOU, *(f"{name}: {source}" for source, name in sources.items())]
             every = details("Show every run, with intervals over examples", tables.examples_table(cells).to_html())
             yield Section(
                 f"Soft IoU of attention and answers{where}",
@@ -160,12 +159,13 @@ class ProbeReport:
                     if one in here:
                         yield in_words(str(one.model), str(other.model), comparison, HIGHER)
                 yield from near_zero(here)
-        compared = [(cell, cell.paper) for cell in self.cells if cell.paper]
+        compared = [(cell, cell.reference.values["iou"]) for cell in self.cells if "iou" in cell.reference.values]
         if compared:
-            near = sum(agrees(cell.spread("iou"), row.iou) for cell, row in compared)
+            name = compared[0][0].known.name
+            near = sum(agrees(cell.spread("iou"), value) for cell, value in compared)
             yield (
-                f"The paper's Table 3 has an IoU for {len(compared)} of these cells; {near} of them agree with it, by "
-                "at most two standard errors plus the rounding of the paper's value."
+                f"The {name} has an IoU for {len(compared)} of these cells; {near} of them agree with it, by "
+                f"at most two standard errors plus the rounding of the {name}'s value."
             )
 
     def _text_findings(self) -> Iterator[str]:
@@ -201,12 +201,12 @@ def contests(cells: Sequence[ProbeCell]) -> list[tuple[ProbeCell, ProbeCell]]:
 
 
 def near_zero(cells: Sequence[ProbeCell]) -> Iterator[str]:
-    """The paper's question in numbers: how close to zero the similarity comes, and how often."""
+    """How close to zero the similarity comes, and how often."""
     phrases = []
     for cell in cells:
         parts = tables.similarities(cell)
         if parts and cell.model.kind in ("Based", "ReBased"):
-            tenth, hundredth = (tables.mean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
+            tenth, hundredth = (fmean([part["small"][bound] for part in parts]) for bound in ("0.1", "0.01"))
             least = min(part["least"] / part["mean"] for part in parts)
             phrases.append(
                 f"{cell.model} {tenth:.1%} ({hundredth:.1%}), its smallest similarity is {least:.2g} of the mean"

@@ -1,38 +1,35 @@
 """The tables of a page on probes."""
 
 from collections.abc import Sequence
-from math import isnan
+from statistics import fmean
 from typing import Any
 
-from rebased.analysis import Spread
 from rebased.report.probe.cells import ProbeCell, Record
-from rebased.report.synthetic.paper import agrees
-from rebased.report.tables import NONE, Table
+from rebased.report.reference_values import agrees
+from rebased.report.tables import NONE, Table, plus_minus
 
 
 def iou_table(cells: Sequence[ProbeCell]) -> Table:
-    """As the paper's Table 3: soft IoU over heads, of the best head and of the mean matrix, accuracy, and the paper's
-    values with a verdict."""
+    """Soft IoU over heads, of the best head and of the mean matrix, accuracy, and reference values with a verdict."""
     head = ["model", "D", "seeds", "IoU", "IoU, best head", "IoU, mean matrix", "accuracy"]
-    with_paper = any(cell.paper for cell in cells)
-    head += ["paper: IoU", "paper: accuracy", "IoU agrees"] if with_paper else []
+    names = [cell.known.name for cell in cells if "iou" in cell.reference.values]
+    head += [f"{names[0]}: IoU", f"{names[0]}: accuracy", "IoU agrees"] if names else []
     rows = []
     for cell in cells:
         row = [str(cell.model), str(cell.d_model), str(len(cell.records))]
         row += [plus_minus(cell.spread("iou")), plus_minus(cell.spread("iou", "best"))]
         row += [plus_minus(cell.matrix_iou), plus_minus(cell.accuracy)]
-        if with_paper:
+        if names:
             row += verdict(cell)
         rows.append(tuple(row))
     return Table(tuple(head), rows)
 
 
 def verdict(cell: ProbeCell) -> list[str]:
-    """The paper's IoU and accuracy, and whether the IoU agrees with ours."""
-    if cell.paper is None:
-        return [NONE, NONE, NONE]
-    near = agrees(cell.spread("iou"), cell.paper.iou)
-    return [f"{cell.paper.iou.mean:.3f}", f"{cell.paper.accuracy.mean:.3f}", "yes" if near else "no"]
+    """The reported IoU and accuracy, and whether the IoU agrees with ours."""
+    iou, accuracy = cell.reference.values.get("iou"), cell.reference.values.get("probed_accuracy")
+    near = NONE if iou is None else "yes" if agrees(cell.spread("iou"), iou) else "no"
+    return [*(f"{value.mean:.3f}" if value else NONE for value in (iou, accuracy)), near]
 
 
 def look_table(cells: Sequence[ProbeCell]) -> Table:
@@ -84,8 +81,8 @@ def similarity_table(cells: Sequence[ProbeCell]) -> Table:
         rows.append(
             (
                 *(str(cell.model), str(cell.d_model), f"{least:.2g}", f"{relative:.2g}"),
-                f"{mean([part['lowest'] for part in parts]):.2g}",
-                *(f"{mean([part['small'][share] for part in parts]):.1%}" for share in shares),
+                f"{fmean([part['lowest'] for part in parts]):.2g}",
+                *(f"{fmean([part['small'][share] for part in parts]):.1%}" for share in shares),
             )
         )
     return Table((*head, *(f"below {share} × uniform" for share in shares)), rows)
@@ -112,18 +109,7 @@ def text_table(records: Sequence[Record], names: Sequence[str]) -> Table:
     return Table(head, rows)
 
 
-def plus_minus(spread: Spread, digits: int = 3) -> str:
-    """Mean ± sample standard deviation over seeds; the mean alone for one seed."""
-    sd = "" if isnan(spread.sd) else f" ± {spread.sd:.{digits}f}"
-    return f"{spread.mean:.{digits}f}{sd}"
-
-
 def interval(ends: Sequence[float | None]) -> str:
     """'0.170 to 0.176'"""
     low, high = ends
     return NONE if low is None or high is None else f"{low:.4f} to {high:.4f}"
-
-
-def mean(values: Sequence[float]) -> float:
-    """The mean of one or more values."""
-    return sum(values) / len(values)

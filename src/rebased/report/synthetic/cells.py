@@ -8,10 +8,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rebased.analysis import Choice, Spread, choose_lr, describe
-from rebased.report.paper.values import KERNEL_ORDER, Reading
-from rebased.report.synthetic.paper import paper_reading
+from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValue, ReferenceValues
 from rebased.runs.finished import Run, no_result
-from rebased.runs.run_names import ModelName, model_names, task_names
+from rebased.runs.run_names import MODEL_ORDER, ModelName, model_names, task_names
 
 SliceKind = Literal["by_pairs", "by_length", "slices"]
 COUNTED = ("done", "diverged")
@@ -30,6 +29,7 @@ class Cell:
     model: ModelName
     d_model: int
     runs: Mapping[float, Mapping[int, Run]]  # lr, seed
+    known: ReferenceValues = NO_VALUES
 
     @property
     def all_runs(self) -> list[Run]:
@@ -94,9 +94,14 @@ class Cell:
         return self.any_run.state_bytes(self.any_run.seq_len)
 
     @cached_property
-    def paper(self) -> Reading | None:
-        """The paper's value for this cell, if it has one."""
-        return paper_reading(self.any_run)
+    def reference(self) -> Reference:
+        """What others report for this cell."""
+        return self.known.of(self.any_run)
+
+    @property
+    def reference_value(self) -> ReferenceValue | None:
+        """The accuracy that others report for this cell."""
+        return self.reference.values.get("accuracy")
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class Results:
 
     cells: Sequence[Cell]  # by task (shortest first), model, width
     repeated: int  # runs left out because they differ from another only in execution settings, such as the device
+    known: ReferenceValues = NO_VALUES
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -113,7 +119,7 @@ class Results:
 
     @cached_property
     def models(self) -> list[ModelName]:
-        """The kernels of the paper's Table 1 in its order, then the others by name."""
+        """Based, the kernels of ReBased, and ReBased; then the others by name."""
         names = list(dict.fromkeys(cell.model for cell in self.cells))
         return sorted(names, key=order_of)
 
@@ -150,13 +156,13 @@ def has_learned(run: Run) -> bool:
 
 
 def order_of(model: ModelName) -> tuple[int, list[tuple[int, str]]]:
-    """A key to sort models by: as in Table 1, then the others by name, with 2 before 12."""
+    """A key to sort models by: those of MODEL_ORDER, then the others by name, with 2 before 12."""
     words = [(int(word) if word.isdecimal() else -1, word) for word in re.split(r"(\d+)", str(model))]
-    return KERNEL_ORDER.index(model.kind) if model.kind in KERNEL_ORDER else len(KERNEL_ORDER), words
+    return MODEL_ORDER.index(model.kind) if model.kind in MODEL_ORDER else len(MODEL_ORDER), words
 
 
-def build_results(runs: Sequence[Run]) -> Results:
-    """Group the runs that have ended into cells. ValueError if none has."""
+def build_results(runs: Sequence[Run], known: ReferenceValues = NO_VALUES) -> Results:
+    """Group the runs that have ended into cells. ValueError if none has. `known` is what others report for them."""
     counted = [run for run in runs if run.status in COUNTED]
     if not counted:
         raise ValueError(no_result(runs))
@@ -169,6 +175,6 @@ def build_results(runs: Sequence[Run]) -> Results:
         seeds = groups.setdefault((task, model, run.d_model), {}).setdefault(run.lr, {})
         repeated += run.seed in seeds
         seeds.setdefault(run.seed, run)
-    cells = [Cell(*key, groups[key]) for key in groups]
+    cells = [Cell(*key, groups[key], known) for key in groups]
     cells.sort(key=lambda cell: (cell.any_run.seq_len, cell.task, order_of(cell.model), cell.d_model))
-    return Results(cells, repeated)
+    return Results(cells, repeated, known)

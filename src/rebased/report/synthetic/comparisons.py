@@ -8,7 +8,6 @@ from typing import NamedTuple
 from rebased.analysis import Comparison, compare_all
 from rebased.config import did_you_mean
 from rebased.report.synthetic.cells import Cell, Results
-from rebased.report.synthetic.paper import deviations
 from rebased.runs.run_names import ModelName
 
 
@@ -42,7 +41,7 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
 
     `wanted` is the name of a model, or a kind of model. The default kind is ReBased, or else the kind with most
     results. If models of that kind differ in settings, the reference is the one with the same settings as the compared
-    model, or else the one whose settings are nearest to the paper's.
+    model, or else the one whose settings are nearest to those of the reference values.
     """
     counts = Counter(cell.model.kind for cell in results.cells)
     named = {str(model): model for model in results.models}
@@ -52,7 +51,7 @@ def choose_references(results: Results, wanted: str | None) -> dict[ModelName, M
         raise ValueError(f"there is no model {wanted!r} in these runs; {did_you_mean(wanted, [*counts, *named])}")
     kind = wanted or max(counts, key=lambda kind: (kind == "ReBased", counts[kind]))
     alike = {model.differences: model for model in results.models if model.kind == kind}
-    departures = {model: len(deviations(results.any_cell(model).any_run)) for model in alike.values()}
+    departures = {model: len(results.any_cell(model).reference.differences) for model in alike.values()}
     usual = min(departures, key=lambda model: departures[model])
     return {
         model: usual if model.kind == kind else alike.get(model.differences, usual)

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rebased.report.comparisons import as_record
 from rebased.report.page import finite
-from rebased.report.synthetic.cells import Results
+from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.comparisons import Family
 from rebased.runs.finished import Run
 
@@ -47,13 +48,16 @@ def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family])
                 "test": finite(cell.test._asdict()),
                 "held_out": finite(cell.held_out._asdict()) if cell.held_out else None,
                 "lr_means": cell.lr_means,
-                "paper": cell.paper._asdict() if cell.paper else None,
+                **reference_entry(cell),
             }
             for cell in results.cells
         ],
-        "comparisons": [
-            finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})
-            for family in families
-            for contrast in family.contrasts
-        ],
+        "comparisons": [as_record(contrast) for family in families for contrast in family.contrasts],
     }
+
+
+def reference_entry(cell: Cell) -> dict[str, Any]:
+    """What others report for a cell, by the name of the reference values; empty if there are none at all."""
+    value = cell.reference_value
+    entry = {key: getattr(value, key) for key in ("mean", "sd", "at_least", "error")} if value else None
+    return {cell.known.name: entry} if cell.known.name else {}

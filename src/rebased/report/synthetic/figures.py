@@ -1,4 +1,4 @@
-"""The figures of a report on synthetic tasks: the paper's Figures 1, 3, 4 and 7 from any records, and more."""
+"""The figures of a report on synthetic tasks: accuracy by width, state, budget, epoch, slice and number of heads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, floor, isnan, log2
@@ -16,6 +16,7 @@ from rebased.report.drawing import (
     FuncFormatter,
     MaxNLocator,
     Panels,
+    draw_band,
     draw_chance,
     draw_panels,
     hover,
@@ -24,14 +25,14 @@ from rebased.report.drawing import (
 )
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.report.synthetic.heads import HeadsByPlace
-from rebased.report.synthetic.tables import plus_minus
+from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
 PLACES = 16  # epochs of a curve that a reader can point at
 
 
 def accuracy_by_width(results: Results) -> Panels:
-    """Mean over seeds with the sample standard deviation, one panel per task; the paper's means as crosses."""
+    """Mean over seeds with the sample standard deviation, one panel per task; reference values as crosses."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
@@ -42,11 +43,11 @@ def accuracy_by_width(results: Results) -> Panels:
                 widths, means = [cell.d_model * aside[name] for cell in line], [cell.test.mean for cell in line]
                 axes.plot(widths, means, **styles[name], marker="o", label=name)
                 bars(axes, widths, line, styles[name]["color"])
-                mark_paper(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
+                mark_reference(axes, list(zip(widths, line, strict=True)), styles[name]["color"])
                 hover(axes, widths, means, [f"{name}, D = {cell.d_model}: {in_short(cell)}" for cell in line])
             draw_chance(axes, chance_of(cells))
-            if any(cell.paper for cell in cells):
-                axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label="paper")
+            if any(cell.reference_value for cell in cells):
+                axes.plot([], [], color=INK, ls="none", marker="x", ms=8, mew=2, label=results.known.name)
             powers_of_two(axes, [cell.d_model for cell in cells])
             axes.set(xlabel="width D", ylabel="test accuracy", ylim=ACCURACY)
 
@@ -120,14 +121,10 @@ def mean_curves(results: Results) -> Panels:
                 if curves:
                     columns = list(zip(*extended(curves), strict=True))
                     epochs, name = range(1, len(columns) + 1), line_name(results, cell)
-                    look = styles[name]
-                    means = [fmean(values) for values in columns]
-                    axes.plot(epochs, means, **look | {"lw": 1.5}, label=name)
-                    lows, highs = [min(values) for values in columns], [max(values) for values in columns]
-                    axes.fill_between(epochs, lows, highs, color=look["color"], alpha=0.15, lw=0)
+                    texts = draw_band(axes, epochs, columns, **styles[name] | {"lw": 1.5, "label": name})
                     shown = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))  # from the last epoch back
-                    texts = [f"{name}, epoch {i + 1}: {means[i]:.3f} ({lows[i]:.3f} to {highs[i]:.3f})" for i in shown]
-                    hover(axes, [i + 1 for i in shown], [means[i] for i in shown], texts)
+                    texts = [f"{name}, epoch {i + 1}: {texts[i]}" for i in shown]
+                    hover(axes, [i + 1 for i in shown], [fmean(columns[i]) for i in shown], texts)
             draw_chance(axes, chance_of(cells))
             axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -178,7 +175,7 @@ def accuracy_by_slice(results: Results, kind: Literal["by_pairs", "by_length"]) 
 
 
 def accuracy_by_heads(places: HeadsByPlace) -> Panels:
-    """One panel per task and width, one line per model. Dotted: the paper's value, with no number of heads given."""
+    """One panel per task and width, one line per model. Dotted: the reference value of any number of heads."""
     kinds = list(dict.fromkeys(cell.model.kind for cells in places.values() for _, cell in cells))
     styles = named_looks(kinds)
 
@@ -192,8 +189,8 @@ def accuracy_by_heads(places: HeadsByPlace) -> Panels:
                     axes.plot(counts, means, **styles[kind], marker="o", label=kind)
                     bars(axes, counts, [cell for _, cell in line], styles[kind]["color"])
                     hover(axes, counts, means, [f"{kind}, heads {heads}: {in_short(cell)}" for heads, cell in line])
-                    if line[0][1].paper:
-                        axes.axhline(line[0][1].paper.mean, color=styles[kind]["color"], lw=1, ls=":")
+                    if value := line[0][1].reference_value:
+                        axes.axhline(value.mean, color=styles[kind]["color"], lw=1, ls=":")
             draw_chance(axes, chance_of([cell for _, cell in cells]))
             powers_of_two(axes, [heads for heads, _ in cells])
             axes.set(xlabel="heads", ylabel="test accuracy", ylim=ACCURACY)
@@ -262,13 +259,13 @@ def bars(axes: Axes, places: Sequence[float], cells: Sequence[Cell], colour: str
     axes.errorbar(places, means, sds, ecolor=colour, fmt="none", capsize=2, elinewidth=1)
 
 
-def mark_paper(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) -> None:
-    """Draw the paper's mean of each cell that has one, as a cross."""
-    known = [(x, cell.paper.mean) for x, cell in points if cell.paper]
+def mark_reference(axes: Axes, points: Sequence[tuple[float, Cell]], colour: str) -> None:
+    """Draw the reference value of each cell that has one, as a cross."""
+    known = [(x, cell, value) for x, cell in points if (value := cell.reference_value)]
     if known:
-        axes.plot(*zip(*known, strict=True), color=colour, ls="none", marker="x", ms=8, mew=2)
-        texts = [f"paper, {cell.model}, D = {cell.d_model}: {cell.paper}" for _, cell in points if cell.paper]
-        hover(axes, [x for x, _ in known], [y for _, y in known], texts)
+        xs, means = [x for x, _, _ in known], [value.mean for _, _, value in known]
+        axes.plot(xs, means, color=colour, ls="none", marker="x", ms=8, mew=2)
+        hover(axes, xs, means, [f"{c.known.name}, {c.model}, D = {c.d_model}: {value}" for _, c, value in known])
 
 
 def chance_of(cells: Sequence[Cell]) -> float | None:

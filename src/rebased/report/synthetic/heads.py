@@ -1,13 +1,12 @@
-"""Accuracy by number of heads, to find the number in the paper's Table 1, which its text does not give."""
+"""Accuracy by number of heads, and which number gives the reference values: papers often do not state it."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from rebased.analysis import Spread
-from rebased.report.paper.values import Reading
+from rebased.report.reference_values import ReferenceValue, agrees
 from rebased.report.synthetic.cells import Cell, Results, order_of
-from rebased.report.synthetic.paper import agrees
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
 """By task and width: pairs of a number of heads and a cell."""
@@ -37,11 +36,16 @@ def heads_of(model: Mapping[str, Any]) -> int | None:
     return counts[-1] if counts else None
 
 
-class Nearness(NamedTuple):
-    """How near results with one number of heads are to the paper's."""
+def name_of_values(places: HeadsByPlace) -> str:
+    """The name of the reference values; empty if there are none."""
+    return next(cell.known.name for cells in places.values() for _, cell in cells)
 
-    distances: Sequence[float]  # |mean - paper's mean| per cell; the same cells for every number of heads
-    agree: int  # cells that agree with the paper
+
+class Nearness(NamedTuple):
+    """How near results with one number of heads are to the reference values."""
+
+    distances: Sequence[float]  # |mean - reference value| per cell; the same cells for every number of heads
+    agree: int  # cells that agree with the reference value
 
     @property
     def distance(self) -> float:
@@ -52,17 +56,19 @@ class Nearness(NamedTuple):
 def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
     """By number of heads, over the cells that were run with every number."""
     numbers = {heads for cells in places.values() for heads, _ in cells}
-    compared: dict[int, list[tuple[Spread, Reading]]] = {heads: [] for heads in sorted(numbers)}
+    compared: dict[int, list[tuple[Spread, ReferenceValue]]] = {heads: [] for heads in sorted(numbers)}
     for cells in places.values():
         for kind in dict.fromkeys(cell.model.kind for _, cell in cells):
-            known = {heads: (cell.test, cell.paper) for heads, cell in cells if cell.model.kind == kind and cell.paper}
+            known = {
+                heads: (cell.test, value)
+                for heads, cell in cells
+                if cell.model.kind == kind and (value := cell.reference_value)
+            }
             if known.keys() == numbers:
                 for heads, pair in known.items():
                     compared[heads].append(pair)
     return {
-        heads: Nearness(
-            [abs(ours.mean - paper.mean) for ours, paper in pairs], sum(agrees(ours, paper) for ours, paper in pairs)
-        )
+        heads: Nearness([abs(ours.mean - theirs.mean) for ours, theirs in pairs], sum(agrees(*pair) for pair in pairs))
         for heads, pairs in compared.items()
         if pairs
     }

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
 
-from rebased.analysis import in_words, wilcoxon_limit
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
+from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
+from rebased.report.reference_values import agrees
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
 from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
-from rebased.report.synthetic.heads import HeadsByPlace, nearness
-from rebased.report.synthetic.paper import agrees, deviations, has_other_heads, source
+from rebased.report.synthetic.heads import HeadsByPlace, name_of_values, nearness
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
@@ -36,7 +36,7 @@ def lead(runs: Sequence[Run], results: Results) -> str:
 
 
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
-    """The main results: one ranking per task, one verdict per family, and how many cells agree with the paper."""
+    """The main results: one ranking per task, one verdict per family, and how many cells agree with others."""
     for task in results.tasks:
         yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
     for family in families:
@@ -46,19 +46,20 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
             "Nothing is compared: no two models have runs on the same task with the same width and seed. Train them "
             "so, for example as a sweep over models."
         )
-    known = [(cell, cell.paper) for cell in results.cells if cell.paper]
-    own_heads = [(cell, paper) for cell, paper in known if not has_other_heads(cell.any_run)]
-    compared = own_heads or known
+    known = [(cell, value) for cell in results.cells if (value := cell.reference_value)]
+    compared = [(cell, value) for cell, value in known if not cell.reference.limit] or known
     if compared:
-        near = sum(agrees(cell.test, paper) for cell, paper in compared)
+        name = results.known.name
+        near = sum(agrees(cell.test, value) for cell, value in compared)
         left = len(known) - len(compared)
-        others = f", not counting {left} with other heads than the authors' code" if left else ""
-        apart = any(deviations(cell.any_run) for cell, _ in compared)
-        settings = " Settings differ from the paper's; see the notes beside its values." if apart else ""
+        limits = dict.fromkeys(cell.reference.limit for cell, _ in known if cell.reference.limit)
+        others = f", not counting {left} with {' or '.join(limits)}" if left else ""
+        apart = any(cell.reference.differences for cell, _ in compared)
+        settings = f" Settings differ from the {name}'s; see the notes beside its values." if apart else ""
         yield (
-            f"The paper has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}. {near} "
+            f"The {name} has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}. {near} "
             "of them agree with it: the means differ by at most two standard errors, plus the error of rounding the "
-            f"paper's value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
+            f"{name}'s value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
         )
 
 
@@ -154,9 +155,7 @@ def sentences(family: Family) -> Iterator[str]:
     """One sentence per comparison."""
     several = len({contrast.task for contrast in family.contrasts}) > 1
     for contrast in family.contrasts:
-        code = "" if contrast.same_code else " Their runs were made with different versions of the code."
-        where = f"{contrast.task}, {contrast.at}" if several else contrast.at
-        yield f"{where}: {in_words(contrast.reference, contrast.other, contrast.found)}{code}"
+        yield sentence(contrast, f"{contrast.task}, {contrast.at}" if several else contrast.at)
 
 
 def notes_on_tests(family: Family) -> Iterator[str]:
@@ -174,26 +173,25 @@ def notes_on_tests(family: Family) -> Iterator[str]:
             "Learning rate and epoch were chosen on the test split itself, as in the paper, so these accuracies are "
             "selected for being high. Runs with task.held_out are compared on the held-out split instead."
         )
-    for pairs in sorted({contrast.found.difference.n for contrast in family.contrasts}):
-        limit = wilcoxon_limit(pairs)
-        if limit:
-            yield limit
+    yield from wilcoxon_limits(family.contrasts)
 
 
 def heads_verdict(places: HeadsByPlace) -> str:
-    """The number of heads whose accuracies are nearest to the paper's."""
-    near = nearness(places)
+    """The number of heads whose accuracies are nearest to the reference values; empty if there are none at all."""
+    name, near = name_of_values(places), nearness(places)
+    if not name:
+        return ""
     if not near:
-        return "The paper has no value for any model that was run with every number of heads."
+        return f"The {name} has no value for any model that was run with every number of heads."
     nearest = min(near, key=lambda heads: near[heads].distance)
     listed = "; ".join(
         f"{plural(heads, 'head')} {one.distance:.3f}, {one.agree} of {len(one.distances)}"
         for heads, one in near.items()
     )
     return (
-        f"Nearest to the paper on average: {plural(nearest, 'head')}. Mean distance from the paper's values, and cells "
-        f"that agree with them: {listed}. This ranks numbers and is no test: the nearest was picked by them, and the "
-        "cells are not independent."
+        f"Nearest to the {name} on average: {plural(nearest, 'head')}. Mean distance from the {name}'s values, and "
+        f"cells that agree with them: {listed}. This ranks numbers and is no test: the nearest was picked by them, and "
+        "the cells are not independent."
     )
 
 
@@ -208,16 +206,16 @@ def without_state(results: Results) -> str | None:
     )
 
 
-def paper_note(results: Results, task: str) -> str | None:
-    """Where the paper's values of a task come from, and in which settings the runs differ from it; None without
-    such values."""
-    cells = [cell for cell in results.of_task(task) if cell.paper]
+def reference_note(results: Results, task: str) -> str | None:
+    """Where the reference values of a task are from, and in which settings the runs differ; None without values."""
+    cells = [cell.reference for cell in results.of_task(task) if cell.reference_value]
     if not cells:
         return None
-    differ = list(dict.fromkeys(text for cell in cells for text in deviations(cell.any_run)))
-    how = f"These runs differ from the paper's: {'; '.join(differ)}." if differ else "Settings are the paper's."
-    sources = " and ".join(dict.fromkeys(source(cell.any_run) for cell in cells))
-    return f"The paper's values are from {sources}. {how}"
+    name = results.known.name
+    differ = list(dict.fromkeys(text for cell in cells for text in cell.differences))
+    how = f"These runs differ from the {name}'s: {'; '.join(differ)}." if differ else f"Settings are the {name}'s."
+    sources = " and ".join(dict.fromkeys(cell.source for cell in cells))
+    return f"The {name}'s values are from {sources}. {how}"
 
 
 def list_values(confounds: Confounds) -> str:

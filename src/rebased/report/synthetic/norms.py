@@ -1,11 +1,11 @@
-"""Gamma and beta of queries and keys along training, by length of the sequences: the paper's Figure 10."""
+"""Gamma and beta of queries and keys along training, by length of the sequences."""
 
 from collections.abc import Mapping, Sequence
 from math import nan, prod
 from typing import Any, NamedTuple
 
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
-from rebased.report.paper.values import FIGURE_10
+from rebased.report.reference_values import Measure
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.finished import Run
 from rebased.runs.schedule import epoch_lr
@@ -14,8 +14,8 @@ NAMES = {"q.gamma": "γ of q", "k.gamma": "γ of k", "q.beta": "β of q", "k.bet
 NAMES |= {"qk.gamma": "γ of q and k", "qk.beta": "β of q and k"}
 CAPTION = (
     "One line per seed at the chosen learning rate: the mean over features, as long as the run lasts; the band is one "
-    "standard deviation over features. The dotted line is the value that the paper names: γ about 0.13 and β 0. The "
-    "fine lines of dots, in the colours of the others, are what weight decay alone leaves of γ."
+    "standard deviation over features. {}The fine lines of dots, in the colours of the others, are what weight decay "
+    "alone leaves of γ."
 )
 BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
 
@@ -27,6 +27,15 @@ def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
         if any(run.epochs and "norms" in run.epochs[-1] for run in cell.chosen.values()):
             groups.setdefault(f"{cell.model}, D = {cell.d_model}", []).append(cell)
     return groups
+
+
+def caption(cells: Sequence[Cell]) -> str:
+    """The caption of `norm_curves`, with the reference values if there are some."""
+    name, values = cells[0].known.name, cells[0].reference.values
+    if "gamma" not in values or "beta" not in values:
+        return CAPTION.format("")
+    named = f"γ about {values['gamma'].mean:g} and β {values['beta'].mean:g}"
+    return CAPTION.format(f"The dotted line is the value that the {name} names: {named}. ")
 
 
 class Curve(NamedTuple):
@@ -48,7 +57,9 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
             for look, (task, found) in zip(looks(), drawn.items(), strict=False):
                 if key in found:
                     draw_curves(axes, found[key], look, task, decays=key.endswith("gamma"))
-            axes.axhline(FIGURE_10[key.split(".")[1]].mean, color=INK, lw=1, ls=":", label="the paper's value")
+            measure: Measure = "gamma" if key.endswith("gamma") else "beta"
+            if value := cells[0].reference.values.get(measure):
+                axes.axhline(value.mean, color=INK, lw=1, ls=":", label=f"the {cells[0].known.name}'s value")
             axes.set(xlabel="epoch", ylabel=NAMES.get(key, key))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

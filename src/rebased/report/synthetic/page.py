@@ -9,6 +9,7 @@ from typing import Any
 from rebased.config import plural
 from rebased.report.drawing import Panels
 from rebased.report.page import Section, bullets, details, figure, paragraphs
+from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
 from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
@@ -16,7 +17,6 @@ from rebased.report.synthetic.data import page_data
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
-from rebased.runs.finished import Run
 
 SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
 FEW = 12  # more sentences than this are hidden until the reader opens them
@@ -39,38 +39,17 @@ class SyntheticReport:
     """Everything that a page and its tables say about the synthetic-task runs of a collection."""
 
     kind = "Synthetic tasks"
+    title = "Accuracy on synthetic tasks"  # the page's heading if it has this part alone
 
-    def __init__(self, found: Collection, reference: str | None = None) -> None:
-        self.found, self.results = found, build_results(found.runs)
+    def __init__(self, found: Collection, reference: str | None = None, known: ReferenceValues = NO_VALUES) -> None:
+        self.runs, self.results = found.runs, build_results(found.runs, known)
+        self.ended = [run for run in found.runs if run.status in COUNTED]  # the runs whose results count
+        self.lead = narrative.lead(found.runs, self.results)
+        self.references = {name for model in self.results.models for name in (str(model), model.kind)}
         self.families = compare_models(self.results, reference if reference in self.references else None)
         self.warnings = list(narrative.warnings(found, self.results))
         self.summary = list(narrative.summary(self.results, self.families))
         self.by_heads = cells_by_heads(self.results)
-
-    @property
-    def title(self) -> str:
-        """The page's heading if it has this part alone."""
-        return "Accuracy on synthetic tasks"
-
-    @property
-    def lead(self) -> str:
-        """How many runs, models, tasks, widths, learning rates and seeds there are."""
-        return narrative.lead(self.runs, self.results)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs, also those in no result."""
-        return self.found.runs
-
-    @property
-    def ended(self) -> list[Run]:
-        """The runs whose results count."""
-        return [run for run in self.runs if run.status in COUNTED]
-
-    @property
-    def references(self) -> set[str]:
-        """Names that `--reference` may have: models and kinds of models."""
-        return {name for model in self.results.models for name in (str(model), model.kind)}
 
     def data(self) -> dict[str, Any]:
         """Configs, runs, results and comparisons, to be embedded in the page as JSON."""
@@ -134,12 +113,12 @@ class SyntheticReport:
         for kind in SLICES:
             yield from self.slices(kind)
         if self.by_heads:
-            caption = "Dotted: the paper's value. Points of one number of heads are shifted sideways a little."
+            dotted = f"Dotted: the {results.known.name}'s value. " if results.known.name else ""
+            caption = f"{dotted}Points of one number of heads are shifted sideways a little."
             picture = figure(self.figures["by-heads"], caption)
             table = tables.heads_table(self.by_heads).to_html()
-            yield Section(
-                "Accuracy by number of heads", paragraphs(narrative.heads_verdict(self.by_heads)) + picture + table
-            )
+            verdict = narrative.heads_verdict(self.by_heads)
+            yield Section("Accuracy by number of heads", (paragraphs(verdict) if verdict else "") + picture + table)
         chosen = ""
         if any(len(cell.runs) > 1 for cell in results.cells):
             table = choices.choice_table(results).to_html()
@@ -158,7 +137,7 @@ class SyntheticReport:
             )
             html += figure(self.figures["by-width"], caption)
         for task in results.tasks:
-            note = narrative.paper_note(results, task)
+            note = narrative.reference_note(results, task)
             html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
             html += paragraphs(note) if note else ""
         return html
@@ -181,7 +160,7 @@ class SyntheticReport:
         """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
         html = ""
         for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
-            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.CAPTION)
+            picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.caption(cells))
             if (histograms := norms.final_histograms(cells, f"histograms-{n}")) is not None:
                 picture += figure(histograms, "After the last epoch, first seed.")
             html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)

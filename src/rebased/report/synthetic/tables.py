@@ -2,27 +2,27 @@
 
 import re
 from collections.abc import Sequence
-from math import isnan
 from statistics import fmean
 
-from rebased.analysis import Spread, expected_validation_performance
+from rebased.analysis import expected_validation_performance
+from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
 from rebased.report.synthetic.comparisons import Contrast
-from rebased.report.synthetic.heads import HeadsByPlace
-from rebased.report.tables import NONE, Number, Table, number, p_text
+from rebased.report.synthetic.heads import HeadsByPlace, name_of_values
+from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names
 
 
 def width_table(results: Results, task: str) -> Table:
-    """One row per model, as in the paper's Table 1: mean ± sample standard deviation over seeds by width, with the
-    paper's values beside where known."""
+    """One row per model: mean ± sample standard deviation over seeds by width, with reference values beside where
+    known."""
     cells = results.of_task(task)
     widths = sorted({cell.d_model for cell in cells})
-    known = {cell.d_model for cell in cells if cell.paper}
+    known = {cell.d_model for cell in cells if cell.reference_value}
     head = ["model"]
     for d_model in widths:
-        head += [f"D = {d_model}", "paper"] if d_model in known else [f"D = {d_model}"]
+        head += [f"D = {d_model}", results.known.name] if d_model in known else [f"D = {d_model}"]
     rows = []
     for model in (model for model in results.models if any(cell.model == model for cell in cells)):
         row, means = [str(model)], []
@@ -31,19 +31,20 @@ def width_table(results: Results, task: str) -> Table:
             row.append(plus_minus(cell.test) if cell else NONE)
             means += [cell.test.mean] if cell else []
             if d_model in known:
-                row.append(paper_cell(cell))
+                row.append(reference_cell(cell))
         mean = number(fmean(means) if len(means) == len(widths) else None)
         rows.append((*row, mean) if len(widths) > 1 else tuple(row))
     return Table((*head, "mean") if len(widths) > 1 else tuple(head), rows)
 
 
 def results_table(results: Results) -> Table:
-    """One row per cell: the chosen learning rate, test and held-out accuracy, and the paper's value."""
+    """One row per cell: the chosen learning rate, test and held-out accuracy, and the reference value."""
+    named = (results.known.name,) if results.known.name else ()
     head = (
         *("model", "task", "D", "lr", "rates", "seeds", "test", "sd", "95% from", "to"),
-        *("held out", "held out sd", "diverged", "parameters", "state bytes", "paper"),
+        *("held out", "held out sd", "diverged", "parameters", "state bytes", *named),
     )
-    brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", "paper")
+    brief = ("model", "task", "D", "lr", "seeds", "test", "sd", "held out", "held out sd", *named)
     return task_last(Table(head, [_result(cell) for cell in results.cells], brief))
 
 
@@ -71,16 +72,16 @@ def _result(cell: Cell) -> tuple[str, ...]:
         number(sum(run.status == "diverged" for run in cell.all_runs), "d"),
         number(run.parameters, ","),
         number(cell.state_bytes, ","),
-        paper_cell(cell),
+        *((reference_cell(cell),) if cell.known.name else ()),
     )
 
 
-def paper_cell(cell: Cell | None) -> str:
-    """The paper's value for a cell; a dash where it has none."""
-    paper = cell.paper if cell else None
-    if paper is None:
+def reference_cell(cell: Cell | None) -> str:
+    """What others report for a cell; a dash where nothing is known."""
+    value = cell.reference_value if cell else None
+    if value is None:
         return NONE
-    return Number(str(paper), paper.mean, {"sd": paper.sd, "bound": "at least" if paper.at_least else None})
+    return Number(str(value), value.mean, {"sd": value.sd, "bound": "at least" if value.at_least else None})
 
 
 def runs_table(runs: Sequence[Run], results: Results) -> Table:
@@ -121,40 +122,26 @@ def _run(run: Run, model: str, task: str) -> tuple[str, ...]:
 
 
 def comparison_table(contrasts: Sequence[Contrast]) -> Table:
-    """One row per comparison: the paired difference and the tests. p* is p after Holm's correction."""
-    head = (
-        *("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "95% from", "to", "t test p"),
-        *("Wilcoxon p", "Wilcoxon p*", "rank-biserial", "split", "pairs", "unpaired runs", "code"),
-    )
-    brief = ("comparison", "task", "D", "difference", "sd", "t test p*", "Cohen's d", "pairs")
-    return task_last(Table(head, [_contrast(contrast) for contrast in contrasts], brief))
+    """One row per comparison: the paired difference and the tests."""
+    place = ("comparison", "task", "D")
+    rows = [
+        (
+            difference_of(one.reference, one.other),
+            one.task,
+            ", ".join(map(str, one.widths)),
+            *result_cells(one),
+            one.split,
+            *pair_cells(one),
+        )
+        for one in contrasts
+    ]
+    return task_last(Table((*place, *TESTS, "split", *PAIRS), rows, (*place, *BRIEF)))
 
 
 def difference_of(one: str, other: str) -> str:
     """Settings that both names state are written once: 'ReBased − Based (n_heads 2)'."""
     apart = re.search(r" \([^()]*\)$", one)
     return f"{one.removesuffix(apart[0]) if apart and other.endswith(apart[0]) else one} − {other}"
-
-
-def _contrast(contrast: Contrast) -> tuple[str, ...]:
-    found, spread = contrast.found, contrast.found.difference
-    return (
-        difference_of(contrast.reference, contrast.other),
-        contrast.task,
-        ", ".join(map(str, contrast.widths)),
-        number(spread.mean),
-        number(spread.sd),
-        p_text(found.t_holm),
-        number(found.d, ".2f"),
-        number(spread.low),
-        number(spread.high),
-        *(p_text(p) for p in (found.t_p, found.wilcoxon_p, found.wilcoxon_holm)),
-        number(found.rank_biserial, ".2f"),
-        contrast.split,
-        number(spread.n, "d"),
-        number(found.unpaired, "d"),
-        "same" if contrast.same_code else "differs",
-    )
 
 
 def budget_table(results: Results) -> Table:
@@ -204,18 +191,14 @@ def slice_table(results: Results, kind: SliceKind) -> Table:
 
 
 def heads_table(places: HeadsByPlace) -> Table:
-    """One row per model and number of heads, with the paper's value, for which the paper gives no number of heads."""
+    """One row per model and number of heads, with the reference value."""
+    name = name_of_values(places)
     rows = []
     for cells in places.values():
         for heads, cell in cells:
-            off = number(None if cell.paper is None else abs(cell.test.mean - cell.paper.mean))
+            value = cell.reference_value
+            off = number(None if value is None else abs(cell.test.mean - value.mean))
             place = (cell.model.kind, cell.task, number(cell.d_model, "d"), number(heads, "d"))
-            rows.append((*place, plus_minus(cell.test), paper_cell(cell), off))
-    return task_last(Table(("model", "task", "D", "heads", "test", "paper", "distance"), rows))
-
-
-def plus_minus(spread: Spread) -> str:
-    """The mean ± the sample standard deviation, which one value alone does not have."""
-    if isnan(spread.sd):
-        return number(spread.mean)
-    return Number(f"{spread.mean:.3f} ± {spread.sd:.3f}", spread.mean, {"sd": spread.sd})
+            row = (*place, plus_minus(cell.test))
+            rows.append((*row, reference_cell(cell), off) if name else row)
+    return task_last(Table(("model", "task", "D", "heads", "test", *((name, "distance") if name else ())), rows))

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Exhibit(NamedTuple):
+class PaperItem(NamedTuple):
     """A table or figure of the paper."""
 
     name: str  # "Table 1"
@@ -25,7 +25,7 @@ HEADS = (
     "here."
 )
 INSIDE = (
-    "Width, heads and learning rate of the probed models, and how IoU is computed from weights that are no yes or no. "
+    "Width, heads and learning rate of the probed models, and how IoU is computed from weights between 0 and 1. "
     "Here: D = 64 and 128, 12 heads of 16 (attention: 1), the usual choice of rate, and soft IoU, sum min(A, G) / sum "
     "max(A, G), as the mean over heads."
 )
@@ -55,8 +55,8 @@ TABLE_3_AGAIN = (
     "rebased paper table3.json -o paper.html",
 )
 
-EXHIBITS = (
-    Exhibit(
+ITEMS = (
+    PaperItem(
         "Table 1",
         "kernels of narrow models",
         "ReBased recalls more than Based and than each of four simpler kernels, on average over widths, in short and "
@@ -65,7 +65,7 @@ EXHIBITS = (
         TABLE_1_AGAIN,
         HEADS,
     ),
-    Exhibit(
+    PaperItem(
         "Table 2",
         "perplexity on the Pile",
         "ReBased has a lower perplexity than Based on all, AR and non-AR tokens. Attention is ahead of ReBased on AR "
@@ -82,7 +82,7 @@ EXHIBITS = (
         ),
         "Heads: Tables 6 and 8 say 12 of 16, the released checkpoint and Table 9 say 8 of 128. The number of seeds.",
     ),
-    Exhibit(
+    PaperItem(
         "Table 3",
         "attention on the answers (IoU)",
         "Attention looks at the answers alone, ReBased and Based mostly elsewhere, ReBased a little less than Based.",
@@ -90,31 +90,31 @@ EXHIBITS = (
         TABLE_3_AGAIN,
         INSIDE,
     ),
-    Exhibit(
+    PaperItem(
         "Table 4",
         "parameters of the MQAR models",
         "The numbers of parameters of seven models at four widths.",
         f"Table 4 and Appendix A, {PRINTED}",
-        ("rebased params",),
+        ("rebased paper --params",),
         "Learned positions count, and the table mixes runs of different lengths. Which length each cell has was found "
         "by solving for it.",
     ),
-    Exhibit(
+    PaperItem(
         "Table 9",
         "parameters of the language models",
         "The numbers of parameters of the three models of Table 2.",
         f"Table 9 and Appendix B, {PRINTED}",
-        ("rebased params",),
+        ("rebased paper --params",),
         "The counts fit 8 heads of 128, as in the released checkpoint, not the 12 heads of 16 of Tables 6 and 8.",
     ),
-    Exhibit(
+    PaperItem(
         "Figure 1",
         "recall by length and width",
         "Attention recalls everything. ReBased recalls more than Based, RWKV and Mamba across lengths and widths.",
         f"Figure 1 and Section 5.2, {READ}",
         FIGURE_1_AGAIN,
     ),
-    Exhibit(
+    PaperItem(
         "Figure 2",
         "similarity of queries and keys",
         "The similarity of Based is at least 0.5, so it cannot ignore a token. That of ReBased can come to zero.",
@@ -122,7 +122,7 @@ EXHIBITS = (
         TABLE_3_AGAIN,
         "Which model and layer the drawing is of. Here: layer 2 of the models of Table 3.",
     ),
-    Exhibit(
+    PaperItem(
         "Figure 3",
         "Table 1 as a picture",
         "ReBased is best at every width. Its lead is small at T = 256 and evident at T = 2,048.",
@@ -130,7 +130,7 @@ EXHIBITS = (
         TABLE_1_AGAIN,
         HEADS,
     ),
-    Exhibit(
+    PaperItem(
         "Figure 4",
         "accuracy by tuning budget",
         "ReBased is best for every number of learning rates tried, at every width.",
@@ -139,7 +139,7 @@ EXHIBITS = (
         "Which estimator of expected validation performance it is. Here: with replacement. For one try both are the "
         "mean over rates, and the claims are tested there.",
     ),
-    Exhibit(
+    PaperItem(
         "Figure 5",
         "attention matrices, one example",
         "The attention of softmax lies on the answers; that of Based and ReBased is spread over the other pairs.",
@@ -147,7 +147,7 @@ EXHIBITS = (
         TABLE_3_AGAIN,
         INSIDE,
     ),
-    Exhibit(
+    PaperItem(
         "Figure 7",
         "with and without a first layer of short convolution",
         "A short convolution as first layer helps attention. RWKV does better without it.",
@@ -158,7 +158,7 @@ EXHIBITS = (
             PAGE,
         ),
     ),
-    Exhibit(
+    PaperItem(
         "Figure 8",
         "attention matrices, more examples",
         "Softmax attention fires more intensely at the tokens to be retrieved than Based and ReBased.",
@@ -166,7 +166,7 @@ EXHIBITS = (
         TABLE_3_AGAIN,
         INSIDE,
     ),
-    Exhibit(
+    PaperItem(
         "Figure 9",
         "attention of the last question",
         "ReBased has fewer noisy tokens than Based, and attention has fewer than both.",
@@ -174,7 +174,7 @@ EXHIBITS = (
         TABLE_3_AGAIN,
         f"What a noisy token is. Here: a wrong token with more attention than a uniform share. {INSIDE}",
     ),
-    Exhibit(
+    PaperItem(
         "Figure 10",
         "gamma and beta along training",
         "At every length the mean of gamma tends to about 0.13 and that of beta to 0.",
@@ -184,7 +184,7 @@ EXHIBITS = (
         "run.",
     ),
 )
-BY_NAME = {exhibit.name: exhibit for exhibit in EXHIBITS}
+BY_NAME = {item.name: item for item in ITEMS}
 NOT_HELD = (
     "Tables 5 to 8 are settings, which the configs have (rebased list configs), and Figure 6 draws the architectures; "
     "there is nothing to measure in them."

@@ -5,8 +5,8 @@ from math import nan
 import pytest
 
 from rebased.analysis import compare, describe
-from rebased.report.paper.values import Reading
-from rebased.report.paper.verdict import (
+from rebased.paper.values import printed, read_off
+from rebased.paper.verdict import (
     RULES,
     VERDICTS,
     Claim,
@@ -62,11 +62,11 @@ def test_every_verdict_has_its_rule_in_words() -> None:
 
 def test_a_number_agrees_within_two_standard_errors_and_the_error_of_reading() -> None:
     ours = describe([0.50, 0.52, 0.54, 0.56, 0.58])
-    near = hold_number("cell", Reading(0.56, 0.03, error=0.005), ours)
+    near = hold_number("cell", printed(0.56, 0.03), ours)
     assert (near.paper, near.ours, near.seeds, near.outcome) == ("0.56 ± 0.03", "0.540 ± 0.032", 5, "agrees")
     assert near.difference == pytest.approx(-0.02)
-    assert hold_number("cell", Reading(0.62, 0.03, error=0.005), ours).outcome == "differs"
-    bound = Reading(0.97, at_least=True)
+    assert hold_number("cell", printed(0.62, 0.03), ours).outcome == "differs"
+    bound = read_off(0.97, at_least=True)
     assert hold_number("cell", bound, describe([0.99, 1.0])).outcome == "agrees"
     assert hold_number("cell", bound, describe([0.9, 0.9])).outcome == "differs"
     assert hold_number("cell", bound, describe([0.99])).outcome == "untested"

@@ -1,16 +1,16 @@
-"""`rebased params`, as a user types it and as a script reads it."""
+"""`rebased paper --params`, as a user types it and as a script reads it."""
 
 import json
 import logging
 
 import pytest
 
-from rebased.cli import main, params
+from rebased.cli import main, paper_params
 
 
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as leaving:
-        main(["params", *words])
+        main(["paper", "--params", *words])
     return int(leaving.value.code or 0)
 
 
@@ -40,10 +40,15 @@ def test_json_and_logging_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cell_that_differs_is_an_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = params.TABLE_4[0]._replace(parameters=623_743)
-    monkeypatch.setattr(params, "TABLE_4", (wrong, params.TABLE_4[1]))
+    wrong = paper_params.TABLE_4[0]._replace(parameters=623_743)
+    monkeypatch.setattr(paper_params, "TABLE_4", (wrong, paper_params.TABLE_4[1]))
     assert run() == 1
     printed = capsys.readouterr().out
     assert "✗ +1" in printed
-    assert printed.splitlines()[-1] == f"1 of {2 + len(params.TABLE_9)} differ"
+    assert printed.splitlines()[-1] == f"1 of {2 + len(paper_params.TABLE_9)} differ"
     assert run("--json") == 1
+
+
+def test_it_reads_no_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("records.jsonl.gz") == 2
+    assert "--params counts parameters and reads no records" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Figure 10: gamma and beta along training, and what weight decay alone leaves of gamma."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil, isnan
 from statistics import fmean
@@ -9,18 +10,18 @@ from typing import NamedTuple
 from rebased.analysis import compare, describe
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
+from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
+from rebased.paper.evidence import Evidence
+from rebased.paper.finding import Finding
+from rebased.paper.mqar import Group
+from rebased.paper.recall import grid
+from rebased.paper.reference import place_of
+from rebased.paper.values import EPOCHS, EXAMPLES, FIGURE_1_PAIRS, FIGURE_10, TABLE_1, Place
+from rebased.paper.verdict import Number, hold_number
 from rebased.report.page import details, figure
-from rebased.report.paper import mqar
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.mqar import Group
-from rebased.report.paper.recall import grid
-from rebased.report.paper.values import EPOCHS, EXAMPLES, FIGURE_1_PAIRS, FIGURE_10, TABLE_1, Place
-from rebased.report.paper.verdict import Number, hold_number
 from rebased.report.synthetic import norms
 from rebased.report.synthetic.cells import COUNTED, Cell
-from rebased.report.synthetic.paper import place_of
 from rebased.report.tables import Table, number
 from rebased.runs.finished import Run
 from rebased.runs.synthetic_config import SyntheticTrainConfig
@@ -47,7 +48,7 @@ class Decay(NamedTuple):
 
 def find_gamma(evidence: Evidence) -> Finding:
     """Figure 10: from ReBased's runs on Figure 1's tasks, or else on those of Table 1."""
-    exhibit, places = BY_NAME["Figure 10"], grid(("ReBased",))
+    item, places = BY_NAME["Figure 10"], grid(("ReBased",))
     cost = mqar.cost_of(evidence.speeds, places, None)
     group = None
     for where in (set(places), {place for place in TABLE_1 if place.model == "ReBased"}):
@@ -56,7 +57,7 @@ def find_gamma(evidence: Evidence) -> Finding:
             group = groups[0]
             break
     else:
-        return Finding(exhibit, "none", not_run(), cost=cost, why="no run recorded gamma and beta")
+        return Finding(item, "none", not_run(), cost=cost, why="no run recorded gamma and beta")
     numbers = [number for cell in group.cells.values() for number in hold_norms(cell)]
     covered = {place.seq_len for place in group.cells}
     numbers += [number for number in not_run() if int(number.what.split(",")[0].removeprefix("T = ")) not in covered]
@@ -67,7 +68,7 @@ def find_gamma(evidence: Evidence) -> Finding:
     if any(decay.weight_decay == PAPERS.weight_decay for decay in decays):
         remarks.append(describe_decays(decays))
     return Finding(
-        exhibit,
+        item,
         group.protocol,
         numbers,
         departures=group.departures,
@@ -84,7 +85,7 @@ def find_gamma(evidence: Evidence) -> Finding:
 def draw(group: Group, decays: Sequence[Decay]) -> str:
     """Gamma and beta along training, one figure per width, and a table of gamma beside weight decay."""
     pictures = "".join(
-        figure(norms.norm_curves(cells, f"figure-10-{n}"), f"{name}. {norms.CAPTION}")
+        figure(norms.norm_curves(cells, f"figure-10-{n}"), f"{name}. {norms.caption(cells)}")
         for n, (name, cells) in enumerate(norms.cells_with_norms(group.results).items())
     )
     table = details("Show gamma beside weight decay", decay_table(decays).to_html()) if decays else ""
@@ -96,7 +97,7 @@ def with_norms(group: Group) -> Group | None:
     kept = {place: cell for place, cell in group.cells.items() if norms.curves(cell)}
     if not kept:
         return None
-    results = type(group.results)(list(kept.values()), 0)
+    results = replace(group.results, cells=list(kept.values()), repeated=0)
     return group._replace(cells=kept, results=results)
 
 
@@ -188,7 +189,7 @@ def hold_norms(cell: Cell) -> list[Number]:
     return [
         hold_number(
             f"T = {cell.any_run.seq_len}, D = {cell.d_model}, {norms.NAMES.get(key, key)}",
-            FIGURE_10[key.split(".")[1]],
+            FIGURE_10["gamma" if key.endswith("gamma") else "beta"],
             describe(values),
         )
         for key, values in found.items()
@@ -198,7 +199,7 @@ def hold_norms(cell: Cell) -> list[Number]:
 def not_run() -> list[Number]:
     """What the figure shows, not measured."""
     return [
-        hold_number(f"T = {seq_len}, {words}", FIGURE_10[key.split(".")[1]], None)
+        hold_number(f"T = {seq_len}, {words}", FIGURE_10["gamma" if key.endswith("gamma") else "beta"], None)
         for seq_len in FIGURE_1_PAIRS
         for key, words in norms.NAMES.items()
         if not key.startswith("qk")

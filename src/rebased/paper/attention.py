@@ -6,22 +6,21 @@ from functools import partial
 from typing import NamedTuple
 
 from rebased.config import plural
+from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
+from rebased.paper.cost import Cost, mqar_minutes
+from rebased.paper.evidence import Evidence, Probe
+from rebased.paper.finding import Finding
+from rebased.paper.mqar import Pair
+from rebased.paper.precision import STATED
+from rebased.paper.printed_figures import similarity_functions
+from rebased.paper.reference import PAPER, PROBED_EXAMPLES, SEQ_LEN, deviations, is_of_table_3
+from rebased.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
+from rebased.paper.verdict import Number, Protocol, hold_number
 from rebased.report.page import details, figure
-from rebased.report.paper import mqar
-from rebased.report.paper.cost import Cost, mqar_minutes
-from rebased.report.paper.evidence import Evidence, Probe
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.mqar import Pair
-from rebased.report.paper.precision import STATED
-from rebased.report.paper.redrawn import similarity_functions
-from rebased.report.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
-from rebased.report.paper.verdict import Number, Protocol, hold_number
 from rebased.report.probe import figures, tables
-from rebased.report.probe.cells import ProbeCell, group_probes
-from rebased.report.probe.paper import EXAMPLES, SEQ_LEN, paper_row
-from rebased.report.synthetic.paper import deviations
-from rebased.runs.finished import Run
+from rebased.report.probe.cells import ProbeCell, group_probes, run_of
+from rebased.report.tables import plus_minus
 
 WIDTHS = (64, 128)  # of the sweep table3; the paper does not state its own
 SMALL = "0.01"  # the share of the uniform weight below which a token counts as ignored
@@ -89,17 +88,17 @@ def choose(evidence: Evidence) -> Probes | None:
     and models, those of another task: a stand-in."""
     groups: dict[tuple[str, ...], list[tuple[str, Probe]]] = {}
     for file, probe in evidence.probes:
-        if probe["model"] in (*TABLE_3, *KERNEL_ORDER) and paper_row({**probe, "model": "ReBased"}):
+        if probe["model"] in (*TABLE_3, *KERNEL_ORDER) and is_of_table_3(run_of(probe)):
             groups.setdefault(tuple(departures_of(probe)), []).append((file, probe))
     own = {settings: pairs for settings, pairs in groups.items() if any(map(is_main, pairs))}
     if not own:
         others = [pair for pair in evidence.probes if is_main(pair)]
-        cells = group_probes([probe for _, probe in others]) if others else []
+        cells = group_probes([probe for _, probe in others], PAPER) if others else []
         kept = [cell for cell in cells if cell.task == cells[0].task]
         files = sorted({file for file, _ in others})
         return Probes(kept, [f"another task ({cells[0].task})"], [], "stand-in", files, []) if kept else None
     settings, *weaker = sorted(own, key=lambda settings: rank(settings, own[settings]))
-    cells = group_probes([probe for _, probe in own[settings]])
+    cells = group_probes([probe for _, probe in own[settings]], PAPER)
     main = [cell for cell in cells if cell.model.kind in TABLE_3]
     stated = [words for words in settings if words == STATED]
     departures = [*(words for words in settings if words != STATED), *rates_words(evidence, main)]
@@ -114,7 +113,7 @@ def choose(evidence: Evidence) -> Probes | None:
 def unused_words(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> str:
     """What probes that depart more from the paper's protocol found, in one sentence."""
     cells = [cell for cell in group_probes([probe for _, probe in pairs]) if cell.model.kind in TABLE_3]
-    values = "; ".join(f"{cell.name}: {tables.plus_minus(cell.spread('iou'))}" for cell in cells)
+    values = "; ".join(f"{cell.name}: {plus_minus(cell.spread('iou'))}" for cell in cells)
     return f"Not used: {plural(len(pairs), 'probe')} that depart more ({'; '.join(settings)}). Their IoU: {values}."
 
 
@@ -132,9 +131,9 @@ def rank(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> tuple[b
 
 def departures_of(probe: Probe) -> list[str]:
     """The settings in which a probe differs from the paper's experiment, in words; all but STATED are departures."""
-    found = deviations(Run(probe["folder"], [{"type": "run", **probe}]))
-    if probe["examples"] < EXAMPLES:
-        found.append(f"{probe['examples']:,} probed examples instead of {EXAMPLES:,}")
+    found = deviations(run_of(probe))
+    if probe["examples"] < PROBED_EXAMPLES:
+        found.append(f"{probe['examples']:,} probed examples instead of {PROBED_EXAMPLES:,}")
     return found
 
 

@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rebased.report.paper import mqar
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.kernels import by_width
-from rebased.report.paper.mqar import Group
-from rebased.report.paper.redrawn import papers_accuracy
-from rebased.report.paper.values import FIGURE_1, FIGURE_1_PAIRS, FIGURE_1_WIDTHS, Place
+from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
+from rebased.paper.evidence import Evidence
+from rebased.paper.finding import Finding
+from rebased.paper.kernels import by_width
+from rebased.paper.mqar import Group
+from rebased.paper.printed_figures import papers_accuracy
+from rebased.paper.values import FIGURE_1, FIGURE_1_PAIRS, FIGURE_1_WIDTHS, Place
 
 FIGURE_1_MODELS = ("ConvAttention", "ReBased", "Based", "RWKV", "Mamba")
 FIGURE_7_MODELS = ("Attention", "ConvAttention", "RWKV", "ConvRWKV")

@@ -7,18 +7,18 @@ from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
+from rebased.paper.attention import find_attention
+from rebased.paper.contents import ITEMS, NOT_HELD
+from rebased.paper.counts import find_counts
+from rebased.paper.evidence import Evidence
+from rebased.paper.finding import PROTOCOLS, Finding
+from rebased.paper.gamma import find_gamma
+from rebased.paper.kernels import find_kernels
+from rebased.paper.not_in_paper import sections_not_in_paper
+from rebased.paper.recall import find_recall
+from rebased.paper.text import find_perplexity
+from rebased.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
-from rebased.report.paper.attention import find_attention
-from rebased.report.paper.beyond import sections_beyond
-from rebased.report.paper.counts import find_counts
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import EXHIBITS, NOT_HELD
-from rebased.report.paper.finding import PROTOCOLS, Finding
-from rebased.report.paper.gamma import find_gamma
-from rebased.report.paper.kernels import find_kernels
-from rebased.report.paper.recall import find_recall
-from rebased.report.paper.text import find_perplexity
-from rebased.report.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
 from rebased.report.prose import warn_about_records
 from rebased.report.tables import Table
 
@@ -43,8 +43,8 @@ class PaperPage:
             *find_counts(),
         ]
         found.append(find_perplexity(evidence))
-        by_name = {finding.exhibit.name: finding for finding in found}
-        self.findings = [by_name[exhibit.name] for exhibit in EXHIBITS]
+        by_name = {finding.item.name: finding for finding in found}
+        self.findings = [by_name[item.name] for item in ITEMS]
         if not evidence.shipped:
             check_relevant(self.findings, evidence)
         ended = [run for run in (*evidence.runs, *evidence.lm_runs) if run.status != "unfinished"]
@@ -86,16 +86,16 @@ class PaperPage:
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
         for finding in self.findings:
-            heading = f"{finding.exhibit.name}: {finding.exhibit.title}"
-            yield Section(heading, body(finding), finding.exhibit.key)
-        yield from sections_beyond(self.evidence)
+            heading = f"{finding.item.name}: {finding.item.title}"
+            yield Section(heading, body(finding), finding.item.key)
+        yield from sections_not_in_paper(self.evidence)
         yield Section("How to make this page again", commands([command]))
 
 
 def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
-    """ValueError if no record is of anything that the paper shows, or of what stands beyond it here."""
+    """ValueError if no record is of anything that the paper shows, or of a section that the paper does not have."""
     shown = any(finding.protocol != "none" for finding in findings if finding.settings_matter)
-    if not shown and not any(True for _ in sections_beyond(evidence)):
+    if not shown and not any(True for _ in sections_not_in_paper(evidence)):
         runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
         probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")
         raise ValueError(
@@ -108,8 +108,8 @@ def summary(findings: Sequence[Finding]) -> str:
     """The table at the top: one row per table and figure with a link, its verdict and the reason."""
     head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "in one sentence"))
     rows = "".join(
-        f'<tr><th scope="row"><a href="#{finding.exhibit.key}">{escape(finding.exhibit.name)}</a>: '
-        f"{escape(finding.exhibit.title)}</th><td>{badge(finding.verdict)}</td><td>{escape(finding.sentence)}</td></tr>"
+        f'<tr><th scope="row"><a href="#{finding.item.key}">{escape(finding.item.name)}</a>: '
+        f"{escape(finding.item.title)}</th><td>{badge(finding.verdict)}</td><td>{escape(finding.sentence)}</td></tr>"
         for finding in findings
     )
     table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -123,10 +123,10 @@ def badge(verdict: Verdict) -> str:
 
 def body(finding: Finding) -> str:
     """The section of one table or figure."""
-    exhibit = finding.exhibit
+    item = finding.item
     html = f"<p>{badge(finding.verdict)} {escape(finding.sentence)}</p>"
-    facts = [("The paper says", exhibit.says), ("Source", f"{exhibit.source}.")]
-    facts += [("Left open by the paper", exhibit.left_open)] if exhibit.left_open else []
+    facts = [("The paper says", item.says), ("Source", f"{item.source}.")]
+    facts += [("Left open by the paper", item.left_open)] if item.left_open else []
     if finding.protocol != "none" and finding.settings_matter:
         facts.append(("Protocol of our records", f"{PROTOCOLS[finding.protocol]}; seeds per model: {finding.seeds}."))
     if finding.sources:
@@ -146,7 +146,7 @@ def body(finding: Finding) -> str:
         html += details("Show what was not run, with the paper's values", shown)
     if finding.settings:
         html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
-    return html + "<p>To do it again, or more of it:</p>" + commands(exhibit.redo)
+    return html + "<p>To do it again, or more of it:</p>" + commands(item.redo)
 
 
 def checks(finding: Finding) -> str:

@@ -1,13 +1,12 @@
 """What runs would cost in GPU time, from speeds that were measured on one H200 and recorded."""
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.files import read_json
-from rebased.report.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES
+from rebased.paper.values import EPOCHS, EXAMPLES, RATES, SEEDS, TEST_EXAMPLES
 
 ROWS = 512  # sequences of a recorded step
 EVALUATED = 1 / 3  # a forward pass, of the three that a training step costs
@@ -54,37 +53,6 @@ class Speeds(NamedTuple):
             for row in self.language_models
             if row["model"] == model and row["T"] == seq_len
         )
-
-
-def read_speeds(folder: Path) -> Speeds:
-    """The speeds in the newest records of a folder such as benchmarks/results."""
-    shapes = newest_rows(folder, "targets", widths=2, preset="rebased", precision="tf32")  # for a line in D
-    presets = newest_rows(folder, "presets", precision="bf16", mode="captured")
-    lm: tuple[str, list[dict[str, Any]]] = ("", [])
-    for path in sorted(folder.glob("lm-*-h200.json")):
-        rows = json.loads(path.read_text())["steps"]
-        lm = (path.name, rows) if {row["model"] for row in rows if row["T"] == LM_LENGTH} >= LM_MODELS else lm
-    return Speeds(
-        picked(shapes[1], "T", "D", "ms"),
-        picked(presets[1], "preset", "T", "ms"),
-        picked(lm[1], "model", "T", "tokens_per_second"),
-        list(dict.fromkeys(name for name, _ in (shapes, presets, lm) if name)),
-    )
-
-
-def picked(rows: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
-    """Rows with these keys alone."""
-    return [{key: row[key] for key in keys} for row in rows]
-
-
-def newest_rows(folder: Path, section: str, widths: int = 1, **wanted: Any) -> tuple[str, list[dict[str, Any]]]:
-    """The name of the newest record of training steps that has such rows, of so many widths D, and the rows."""
-    for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
-        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == section and "ms" in row]
-        rows = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-        if len({row.get("D") for row in rows}) >= widths:
-            return path.name, rows
-    raise ValueError(f"no record in {folder} has section {section} with {wanted}")
 
 
 def load_speeds(path: Path) -> Speeds:

@@ -1,21 +1,25 @@
-"""The paper's numbers (arXiv 2402.10644), in one place. Tables 4 and 9 are in models/paper.py, with their models.
+"""The paper's numbers (arXiv 2402.10644), in one place. Tables 4 and 9 are in counts.py, with their models.
 
 Tables are as printed. Figures 1 and 10 were read: off the picture to about 0.02, and off its caption.
 """
 
 from typing import NamedTuple
 
+from rebased.report.reference_values import Measure, ReferenceValue
 
-class Reading(NamedTuple):
-    """An accuracy in the paper."""
+# The protocol of all MQAR experiments: Appendix A and the authors' code.
+EPOCHS, SEEDS, RATES = 64, 5, (5e-4, 1e-3, 3e-3, 1e-2)
+EXAMPLES, TEST_EXAMPLES = 100_000, 3_000
 
-    mean: float
-    sd: float | None = None  # sample standard deviation over five seeds; None where the figure does not show it
-    at_least: bool = False  # the mean is a lower bound: the figure shows no more
-    error: float = 0.02  # of reading the value off the figure; half a unit of the last digit where it is printed
 
-    def __str__(self) -> str:
-        return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
+def read_off(mean: float, sd: float | None = None, at_least: bool = False) -> ReferenceValue:
+    """A value that was read off a figure, which may show no spread, or only that the mean is `at_least` so high."""
+    return ReferenceValue(mean, sd, at_least, error=0.02, seeds=SEEDS)
+
+
+def printed(mean: float, sd: float | None = None, error: float = 0.005) -> ReferenceValue:
+    """A value that is printed in a table; `error` is half a unit of its last digit."""
+    return ReferenceValue(mean, sd, error=error, seeds=SEEDS)
 
 
 class Place(NamedTuple):
@@ -52,35 +56,35 @@ KERNEL_ORDER = tuple(_TABLE_1[256])
 # Figure 1, read off the picture to about ±0.02: by model and T, one value per width. None: it was not read.
 FIGURE_1_PAIRS = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}
 FIGURE_1_WIDTHS = (64, 128, 256, 512)
-_SOLVED = Reading(0.97, at_least=True)
-_FIGURE_1: dict[str, dict[int, tuple[Reading | None, ...]]] = {
-    "ConvAttention": {seq_len: (Reading(1.0),) * 4 for seq_len in FIGURE_1_PAIRS},
+_SOLVED = read_off(0.97, at_least=True)
+_FIGURE_1: dict[str, dict[int, tuple[ReferenceValue | None, ...]]] = {
+    "ConvAttention": {seq_len: (read_off(1.0),) * 4 for seq_len in FIGURE_1_PAIRS},
     "ReBased": {
         128: (_SOLVED,) * 4,
         256: (_SOLVED,) * 4,
-        512: (Reading(0.89), None, None, None),
-        1024: (Reading(0.55, 0.18), _SOLVED, _SOLVED, _SOLVED),
-        2048: (Reading(0.07, 0.05), Reading(0.66, 0.06), Reading(0.98), Reading(0.99)),
+        512: (read_off(0.89), None, None, None),
+        1024: (read_off(0.55, 0.18), _SOLVED, _SOLVED, _SOLVED),
+        2048: (read_off(0.07, 0.05), read_off(0.66, 0.06), read_off(0.98), read_off(0.99)),
     },
     "Based": {
-        512: (Reading(0.90, 0.06), None, None, None),
-        1024: (Reading(0.33, 0.26), None, None, None),
-        2048: (Reading(0.14, 0.06), Reading(0.49, 0.16), Reading(0.99), Reading(0.99)),
+        512: (read_off(0.90, 0.06), None, None, None),
+        1024: (read_off(0.33, 0.26), None, None, None),
+        2048: (read_off(0.14, 0.06), read_off(0.49, 0.16), read_off(0.99), read_off(0.99)),
     },
     "RWKV": {
-        128: (Reading(0.10), Reading(0.25), Reading(0.54), Reading(0.82)),
-        **{seq_len: (Reading(0.0),) * 4 for seq_len in (256, 512, 1024, 2048)},
+        128: (read_off(0.10), read_off(0.25), read_off(0.54), read_off(0.82)),
+        **{seq_len: (read_off(0.0),) * 4 for seq_len in (256, 512, 1024, 2048)},
     },
     "Mamba": {
-        128: (Reading(0.73, 0.43), Reading(0.77, 0.43), Reading(0.99), Reading(0.98)),
-        256: (Reading(0.09), Reading(0.12), Reading(0.19), Reading(0.33)),
-        512: (Reading(0.0), Reading(0.02), Reading(0.38), Reading(0.20)),
-        **{seq_len: (Reading(0.0),) * 4 for seq_len in (1024, 2048)},
+        128: (read_off(0.73, 0.43), read_off(0.77, 0.43), read_off(0.99), read_off(0.98)),
+        256: (read_off(0.09), read_off(0.12), read_off(0.19), read_off(0.33)),
+        512: (read_off(0.0), read_off(0.02), read_off(0.38), read_off(0.20)),
+        **{seq_len: (read_off(0.0),) * 4 for seq_len in (1024, 2048)},
     },
 }
 
 TABLE_1 = {
-    Place(model, seq_len, TABLE_1_PAIRS, d_model): Reading(*value, error=0.005)
+    Place(model, seq_len, TABLE_1_PAIRS, d_model): printed(*value)
     for seq_len, rows in _TABLE_1.items()
     for model, values in rows.items()
     for d_model, value in zip(TABLE_1_WIDTHS, values, strict=True)
@@ -102,19 +106,15 @@ TABLE_2 = {"Attention": (16.62, 3.57, 58.57), "Based": (16.69, 3.72, 57.21), "Re
 class Row(NamedTuple):
     """A row of the paper's Table 3."""
 
-    iou: Reading
-    accuracy: Reading
+    iou: ReferenceValue
+    accuracy: ReferenceValue
 
 
 TABLE_3 = {
-    "Attention": Row(Reading(0.999, error=0.0005), Reading(1.0, error=0.0005)),
-    "Based": Row(Reading(0.157, error=0.0005), Reading(0.956, error=0.0005)),
-    "ReBased": Row(Reading(0.173, error=0.0005), Reading(0.957, error=0.0005)),
+    "Attention": Row(printed(0.999, error=0.0005), printed(1.0, error=0.0005)),
+    "Based": Row(printed(0.157, error=0.0005), printed(0.956, error=0.0005)),
+    "ReBased": Row(printed(0.173, error=0.0005), printed(0.957, error=0.0005)),
 }
 
 # Figure 10, its caption: the means of gamma and beta after training, "about", at every length.
-FIGURE_10 = {"gamma": Reading(0.13), "beta": Reading(0.0)}
-
-# The protocol of all MQAR experiments: Appendix A and the authors' code.
-EPOCHS, SEEDS, RATES = 64, 5, (5e-4, 1e-3, 3e-3, 1e-2)
-EXAMPLES, TEST_EXAMPLES = 100_000, 3_000
+FIGURE_10: dict[Measure, ReferenceValue] = {"gamma": read_off(0.13), "beta": read_off(0.0)}

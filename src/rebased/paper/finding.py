@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rebased.config import plural
-from rebased.report.paper.cost import Cost
-from rebased.report.paper.exhibits import Exhibit
-from rebased.report.paper.verdict import Claim, Number, Outcome, Protocol, Verdict, judge
+from rebased.paper.contents import PaperItem
+from rebased.paper.cost import Cost
+from rebased.paper.verdict import Claim, Number, Outcome, Protocol, Verdict, judge
 from rebased.report.tables import NONE, Table, number, p_text
 
 OUTCOMES: dict[Outcome, str] = {
@@ -30,7 +30,7 @@ PROTOCOLS: dict[Protocol, str] = {
 class Finding:
     """Everything that the page says about a table or figure."""
 
-    exhibit: Exhibit
+    item: PaperItem
     protocol: Protocol
     numbers: Sequence[Number] = ()
     claims: Sequence[Claim] = ()
@@ -170,8 +170,8 @@ class Finding:
     def to_record(self) -> dict[str, object]:
         """The finding as JSON data."""
         return {
-            "name": self.exhibit.name,
-            "title": self.exhibit.title,
+            "name": self.item.name,
+            "title": self.item.title,
             "verdict": self.verdict,
             "protocol": self.protocol,
             "departures": list(self.departures),
@@ -182,7 +182,7 @@ class Finding:
             "claims": [claim_record(claim) for claim in self.claims],
             "sources": list(self.sources),
             "cost": None if self.cost is None else {"gpu_minutes": round(self.cost.minutes), "what": str(self.cost)},
-            "redo": list(self.exhibit.redo),
+            "redo": list(self.item.redo),
             "not_used": [{"sentence": one.sentence, "sources": list(one.sources)} for one in self.others],
         }
 

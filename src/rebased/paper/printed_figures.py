@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from math import exp
 
+from rebased.paper.values import Place
 from rebased.report.drawing import SERIES, Axes, Draw, draw_panels, named_looks, powers_of_two
 from rebased.report.page import details, figure
-from rebased.report.paper.values import Place, Reading
+from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.figures import ACCURACY, dodge
 
 SPAN = (-4.0, 2.5)  # of the scores at which similarities are drawn
 STEPS = 131
 
 
-def papers_accuracy(readings: Mapping[Place, Reading], key: str, *, hidden: bool = True) -> str:
+def papers_accuracy(readings: Mapping[Place, ReferenceValue], key: str, *, hidden: bool = True) -> str:
     """The paper's accuracies by width, one panel per length; `hidden` until the reader opens them."""
     models = list(dict.fromkeys(place.model for place in readings))
     styles = named_looks(models)

@@ -6,8 +6,10 @@ import pytest
 
 from fake_records import fake_run
 from rebased.analysis import describe
-from rebased.report.paper.values import FIGURE_1, READINGS, TABLE_1, Place, Reading
-from rebased.report.synthetic.paper import agrees, deviations, paper_reading
+from rebased.paper.reference import PAPER, deviations
+from rebased.paper.values import FIGURE_1, READINGS, TABLE_1, Place, printed, read_off
+from rebased.report.reference_values import ReferenceValue, agrees
+from rebased.runs.finished import Run
 
 MEANS = {  # the two columns "Mean" of Table 1
     256: {"Based": 0.58, "x²": 0.54, "norm(x)²": 0.57, "(γx)²": 0.51, "(γx + β)²": 0.61, "ReBased": 0.63},
@@ -31,11 +33,15 @@ def test_no_place_is_in_both() -> None:
     assert len(READINGS) == len(TABLE_1) + len(FIGURE_1) == 48 + 83
 
 
+def accuracy_of(run: Run) -> ReferenceValue | None:
+    return PAPER.of(run).values.get("accuracy")
+
+
 def test_a_run_finds_its_place() -> None:
-    assert paper_reading(fake_run(seq_len=256, pairs=(32,))) == Reading(0.59, 0.06, error=0.005)
-    assert paper_reading(fake_run("based", seq_len=2048, pairs=(512,), d_model=128)) == Reading(0.49, 0.16)
-    assert paper_reading(fake_run()) is None
-    assert paper_reading(fake_run(seq_len=256, pairs=(32, 64))) is None
+    assert accuracy_of(fake_run(seq_len=256, pairs=(32,))) == printed(0.59, 0.06)
+    assert accuracy_of(fake_run("based", seq_len=2048, pairs=(512,), d_model=128)) == read_off(0.49, 0.16)
+    assert accuracy_of(fake_run()) is None
+    assert accuracy_of(fake_run(seq_len=256, pairs=(32, 64))) is None
     assert READINGS[Place("ReBased", 256, 64, 64)].at_least
 
 
@@ -52,16 +58,16 @@ def test_deviations() -> None:
 
 def test_agreement() -> None:
     ours = describe([0.50, 0.52, 0.48, 0.51, 0.49])  # a standard error of 0.007
-    assert agrees(ours, Reading(0.53, 0.03, error=0.005))
-    assert not agrees(ours, Reading(0.60, 0.03, error=0.005))
-    assert agrees(describe([0.50]), Reading(0.60, 0.06, error=0.005))  # one seed: as uncertain as one of the paper's
-    assert not agrees(describe([0.45]), Reading(0.60, 0.06, error=0.005))
-    assert agrees(describe([0.96]), Reading(0.97, at_least=True))
-    assert not agrees(describe([0.94]), Reading(0.97, at_least=True))
+    assert agrees(ours, printed(0.53, 0.03))
+    assert not agrees(ours, printed(0.60, 0.03))
+    assert agrees(describe([0.50]), printed(0.60, 0.06))  # one seed: as uncertain as one of the paper's
+    assert not agrees(describe([0.45]), printed(0.60, 0.06))
+    assert agrees(describe([0.96]), read_off(0.97, at_least=True))
+    assert not agrees(describe([0.94]), read_off(0.97, at_least=True))
 
 
 def test_readings_in_words() -> None:
-    assert [str(one) for one in (Reading(0.5, 0.1), Reading(1.0), Reading(0.97, at_least=True))] == [
+    assert [str(one) for one in (read_off(0.5, 0.1), read_off(1.0), read_off(0.97, at_least=True))] == [
         "0.50 ± 0.10",
         "1.00",
         "≥ 0.97",

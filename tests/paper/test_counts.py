@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rebased.models import preset
-from rebased.models.paper import TABLE_4, TABLE_9, Cell, count_parameters, sizes_at_one_length
 from rebased.models.presets import mqar_preset_names
+from rebased.paper.counts import TABLE_4, TABLE_9, Cell, count_parameters, sizes_at_one_length
 
 WIDTHS = [64, 128, 256, 512]
 

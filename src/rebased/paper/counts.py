@@ -1,10 +1,14 @@
-"""The parameter counts that the paper prints, each with the model that has this count."""
+"""Tables 4 and 9: the parameter counts that the paper prints, each with the model that has this count."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rebased.models.config import LMConfig
 from rebased.models.presets import mqar_preset_names, preset_to_change
 from rebased.models.shapes import shape_of
+from rebased.paper.contents import BY_NAME
+from rebased.paper.finding import Finding
+from rebased.paper.verdict import Number, Outcome
 
 
 class Cell(NamedTuple):
@@ -78,3 +82,15 @@ def sizes_at_one_length() -> list[Size]:
 def count_parameters(config: LMConfig) -> int:
     """Return how many parameters the model has. No memory is allocated for them."""
     return shape_of(config).num_parameters()
+
+
+def find_counts() -> Iterator[Finding]:
+    """Table 4 and Table 9. They need no records: the models are built without memory, and counted."""
+    for name, cells in (("Table 4", TABLE_4), ("Table 9", TABLE_9)):
+        numbers = []
+        for cell in cells:
+            ours = count_parameters(cell.config())
+            what = f"{cell.model}, D = {cell.d_model}, {cell.positions:,} positions"
+            outcome: Outcome = "agrees" if ours == cell.parameters else "differs"
+            numbers.append(Number(what, f"{cell.parameters:,}", f"{ours:,}", float(ours - cell.parameters), 0, outcome))
+        yield Finding(BY_NAME[name], "paper", numbers, unit="count", done="computed")

@@ -1,13 +1,13 @@
-"""rebased params: the paper's parameter counts, ours beside theirs."""
+"""rebased paper --params: the paper's parameter counts, ours beside theirs."""
 
 from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.output import Output
 from rebased.models import preset
-from rebased.models.paper import (
+from rebased.paper.counts import (
     SAME_LENGTH,
     STATE_LENGTHS,
     TABLE_4,
@@ -21,13 +21,11 @@ from rebased.models.paper import (
 TITLES = {4: "Table 4: the MQAR models", 9: "Table 9: the language models"}
 
 
-def params(*, to: Output = TO_TERMINAL) -> int:
-    """Count the parameters of the paper's models and compare them with its Tables 4 and 9.
+def print_parameters(to: Output) -> int:
+    """Print Tables 4 and 9 with our counts, and every MQAR model at one length with the size of its state.
 
-    A third table shows every MQAR model at one length, with the size of its state. The exit code is 1 if a number
-    differs from the paper's. JSON has every cell, and the sizes at one length.
+    Returns the exit code: 1 if a count differs from the paper's. JSON has every cell, and the sizes at one length.
     """
-    to.check()
     ours = {cell: count_parameters(cell.config()) for cell in (*TABLE_4, *TABLE_9)}
     sizes = sizes_at_one_length()
     exact = sum(count == cell.parameters for cell, count in ours.items())

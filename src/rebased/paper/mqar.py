@@ -9,13 +9,14 @@ from rebased.analysis import compare_all
 from rebased.analysis.paired import equals
 from rebased.config import plural
 from rebased.models.presets import preset_to_change
-from rebased.report.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
-from rebased.report.paper.precision import STATED
-from rebased.report.paper.values import EPOCHS, EXAMPLES, KERNEL_ORDER, RATES, SEEDS, TEST_EXAMPLES, Place, Reading
-from rebased.report.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
+from rebased.paper.cost import PRESETS, Cost, Speeds, mqar_minutes
+from rebased.paper.precision import STATED
+from rebased.paper.reference import PAPER, deviations, place_of
+from rebased.paper.values import EPOCHS, EXAMPLES, KERNEL_ORDER, RATES, SEEDS, TEST_EXAMPLES, Place
+from rebased.paper.verdict import Claim, Number, Protocol, hold_claim, hold_number
+from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
 from rebased.report.synthetic.comparisons import mean_by_seed
-from rebased.report.synthetic.paper import deviations, place_of
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
 
@@ -79,7 +80,7 @@ def groups_of(runs: Sequence[Run], wanted: Callable[[Place], bool]) -> list[Grou
             by_settings.setdefault(tuple(departures_of(run)), []).append(run)
     groups = []
     for settings, alike in by_settings.items():
-        results = build_results(alike)
+        results = build_results(alike, PAPER)
         groups.append(Group(settings, results, choose_cells(results)))
     return sorted(groups, key=rank)
 
@@ -196,7 +197,7 @@ def rates_of(cell: Cell) -> list[float]:
     return [rate for rate in RATES if rate in cell.runs]
 
 
-def hold_cells(readings: Mapping[Place, Reading], group: Group | None) -> list[Number]:
+def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group | None) -> list[Number]:
     """The paper's values beside ours."""
     cells = group.cells if group else {}
     return [

@@ -1,6 +1,5 @@
 """TF32 beside fp32: the paired test that is the reason why the page states TF32 and counts it as no departure."""
 
-import json
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from rebased.files import read_json
 
 STATED = "precision tf32 instead of fp32"
 """A difference from the paper, in the words of `deviations`, that lowers no verdict."""
-SEEDS = 5  # of a record that counts, at least
 DOCUMENT = "docs/measurements/training_step.md"
 
 
@@ -41,16 +39,6 @@ class PrecisionTest(NamedTuple):
             f"{self.interval.low:.3f} to {self.interval.high:.3f}; {DOCUMENT}, {self.record}). That is one "
             "cell: smaller differences are possible, and the page never mixes runs of both. bf16 is a departure."
         )
-
-
-def read_precision_test(folder: Path) -> PrecisionTest:
-    """The test in the newest record of a folder such as benchmarks/results that has enough seeds."""
-    for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
-        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == "pairs" and "tf32" in row]
-        if len(rows) >= SEEDS:
-            fp32, tf32 = ({row["seed"]: row[name] for row in rows} for name in ("fp32", "tf32"))
-            return PrecisionTest(fp32, tf32, rows[0]["D"], rows[0]["epochs"], path.name)
-    raise ValueError(f"no record in {folder} compares tf32 with fp32 over {SEEDS} seeds")
 
 
 def load_precision_test(path: Path) -> PrecisionTest:

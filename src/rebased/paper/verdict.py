@@ -6,8 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from rebased.analysis import Comparison, Spread
 from rebased.analysis.paired import SIGNIFICANT
-from rebased.report.paper.values import Reading
-from rebased.report.synthetic.paper import agrees
+from rebased.report.reference_values import ReferenceValue, agrees
 
 Verdict = Literal["reproduced", "partly", "undecided", "not reproduced", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -75,7 +74,7 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
     return "not reproduced" if "differs" in outcomes else "undecided"
 
 
-def hold_number(what: str, paper: Reading, ours: Spread | None, digits: int = 3) -> Number:
+def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, digits: int = 3) -> Number:
     """A mean of the paper beside our mean over seeds; None if it was not measured. One seed has no standard error."""
     shown = f"{'≥ ' if paper.at_least else ''}{paper.mean:.{2 if paper.error > 0.001 else 3}f}"
     shown += f" ± {paper.sd:.2f}" if paper.sd is not None else ""

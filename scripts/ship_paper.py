@@ -1,7 +1,7 @@
-"""Make the package's records from the committed ones: python -m rebased.report.paper.ship [ROOT]
+"""Make the package's records from the committed ones: python -m scripts.ship_paper [ROOT]
 
 Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds and the test of TF32 in
-ROOT/benchmarks/results go to the folder `records` of this package. What the page does not read is left out.
+ROOT/benchmarks/results go to the folder `records` of rebased.paper. What the page does not read is left out.
 """
 
 import json
@@ -12,17 +12,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sweep_hours import read_speeds
+
 from rebased.files import replacing
-from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS
-from rebased.report.paper.precision import read_precision_test
+from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS
+from rebased.paper.precision import PrecisionTest
 from rebased.report.probe.cells import group_probes
 from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
 from rebased.runs.finished import Run
 
 EVERY = 8  # of the epochs, and of the lines of a language model's steps, so many are one that is kept
+SEEDS = 5  # of a test of TF32 that counts, at least
 FIGURES = 6  # significant digits of densities and similarities, which are drawn only
+
+
+def read_precision_test(folder: Path) -> PrecisionTest:
+    """The test in the newest record of a folder such as benchmarks/results that has enough seeds."""
+    for path in sorted(folder.glob("train-*-cuda.json"), reverse=True):
+        rows = [row for row in json.loads(path.read_text())["rows"] if row["section"] == "pairs" and "tf32" in row]
+        if len(rows) >= SEEDS:
+            fp32, tf32 = ({row["seed"]: row[name] for row in rows} for name in ("fp32", "tf32"))
+            return PrecisionTest(fp32, tf32, rows[0]["D"], rows[0]["epochs"], path.name)
+    raise ValueError(f"no record in {folder} compares tf32 with fp32 over {SEEDS} seeds")
 
 
 def ship(root: Path, folder: Path) -> list[Path]:

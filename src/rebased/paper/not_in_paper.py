@@ -1,13 +1,14 @@
-"""What the records show beyond the paper: numbers of heads, other kernels, and sequences unlike those of training."""
+"""What the records show and the paper does not: numbers of heads, other kernels, longer and fuller sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from rebased.config import plural
+from rebased.paper.evidence import Evidence, Probe
+from rebased.paper.mqar import departures_of, sources
+from rebased.paper.reference import PAPER, PAPER_TASK, place_of
+from rebased.paper.values import KERNEL_ORDER, TABLE_1
 from rebased.report.page import Section, commands, details, figure, paragraphs
-from rebased.report.paper.evidence import Evidence, Probe
-from rebased.report.paper.mqar import departures_of, sources
-from rebased.report.paper.values import KERNEL_ORDER, TABLE_1
 from rebased.report.probe.figures import mass_by_distance
 from rebased.report.probe.page import TEXT
 from rebased.report.probe.tables import text_table
@@ -15,14 +16,13 @@ from rebased.report.synthetic import figures, narrative, tables
 from rebased.report.synthetic.cells import COUNTED, build_results
 from rebased.report.synthetic.comparisons import compare_models
 from rebased.report.synthetic.heads import cells_by_heads
-from rebased.report.synthetic.paper import PAPER_TASK, place_of
 from rebased.runs.finished import Run
 from rebased.runs.run_names import model_names, task_names, text_name
 
 SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
 
 
-def sections_beyond(evidence: Evidence) -> Iterator[Section]:
+def sections_not_in_paper(evidence: Evidence) -> Iterator[Section]:
     """A section each, where there are records."""
     runs = counted(evidence.runs)
     for alike in nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER):
@@ -64,7 +64,7 @@ def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run
 
 def heads_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of heads beside the paper's values; empty if all runs have one number."""
-    places = cells_by_heads(build_results(runs))
+    places = cells_by_heads(build_results(runs, PAPER))
     if not places:
         return ""
     caption = "Dotted: the paper's value, for which it gives no number of heads."
@@ -75,7 +75,7 @@ def heads_body(runs: Sequence[Run]) -> str:
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
-    """Kernels beyond the paper's six, each compared with ReBased: at the widths that they were run at, and with the
+    """Kernels other than the paper's six, each compared with ReBased: at the widths that they were run at, and with the
     runs of the same bundle, if it has ReBased. On a GPU the same run, trained once more, has another result."""
     papers_heads = [run for run in runs if not any(words.startswith("heads ") for words in departures_of(run))]
     others = [run for run in papers_heads if run.model not in KERNEL_ORDER]
@@ -84,7 +84,7 @@ def kernels_body(runs: Sequence[Run]) -> str:
     compared = [run for run in wide if run.file in files]
     if not any(run.model == "ReBased" for run in compared):
         compared = list({run.digest: run for run in reversed(wide)}.values())
-    results = build_results(compared)
+    results = build_results(compared, PAPER)
     html = paragraphs(protocol_words(compared))
     for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[-1:]:
         html += paragraphs(narrative.verdict(family)) + tables.comparison_table(family.contrasts).to_html()
@@ -94,8 +94,8 @@ def kernels_body(runs: Sequence[Run]) -> str:
 
 
 def slices_body(runs: Sequence[Run]) -> str:
-    """Accuracy by number of pairs and by length, beyond those of training."""
-    results = build_results(runs)
+    """Accuracy by number of pairs and by length, also of sequences unlike those of training."""
+    results = build_results(runs, PAPER)
     html = paragraphs(protocol_words(runs))
     for kind in SLICES:
         if any(len(cell.slices(kind)) > 1 for cell in results.cells):

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebased.report.paper.cost import Speeds, load_speeds
-from rebased.report.paper.precision import PrecisionTest, load_precision_test
+from rebased.paper.cost import Speeds, load_speeds
+from rebased.paper.precision import PrecisionTest, load_precision_test
 from rebased.report.probe.files import PROBES, OtherJson, Probe, is_probe_file, read_probes
 from rebased.runs.collect import Collection, gather, nothing_found
 from rebased.runs.finished import Run
 
 RECORDS = Path(__file__).parent / "records"
-"""The package's records: compact copies of those in the repository's results/ (ship.py makes them)."""
+"""The package's records: compact copies of those in the repository's results/ (scripts/ship_paper.py makes them)."""
 SPEEDS = RECORDS / "speeds.json"
 PRECISION = RECORDS / "precision.json"
 

@@ -5,25 +5,25 @@ from functools import partial
 
 from rebased.analysis import describe
 from rebased.config import plural
-from rebased.models.paper import TABLE_9
+from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
+from rebased.paper.cost import TABLE_2_TOKENS, Cost, Speeds
+from rebased.paper.counts import TABLE_9
+from rebased.paper.evidence import Evidence
+from rebased.paper.finding import Finding
+from rebased.paper.mqar import Pair
+from rebased.paper.reference import PAPER
+from rebased.paper.values import TABLE_2, printed
+from rebased.paper.verdict import Number, Protocol, hold_number
 from rebased.report.lm import narrative
 from rebased.report.lm.figures import perplexity_by_distance, styles_of
 from rebased.report.lm.models import PARTS, LanguageModels, group_language_models, is_finished, kind_in, steps
 from rebased.report.lm.page import BY_DISTANCE
 from rebased.report.lm.tables import distance_table, perplexity_table, with_sd
 from rebased.report.page import details, figure, paragraphs
-from rebased.report.paper import mqar
-from rebased.report.paper.cost import TABLE_2_TOKENS, Cost, Speeds
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.mqar import Pair
-from rebased.report.paper.values import TABLE_2, Reading
-from rebased.report.paper.verdict import Number, Protocol, hold_number
 from rebased.report.tables import Table
 from rebased.runs.finished import Run
 
-PRINTED = 0.005  # half of the last digit
 BETTER = (  # (model with the lower perplexity in the paper, the other, part of the tokens)
     *(("ReBased", "Based", part) for part in PARTS),
     ("ReBased", "Attention", "all"),
@@ -35,10 +35,10 @@ COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
 
 def find_perplexity(evidence: Evidence) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others are shown below it."""
-    exhibit, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
+    item, cost = BY_NAME["Table 2"], cost_of(evidence.speeds)
     groups = rank_groups(evidence.lm_runs)
     if not groups:
-        return Finding(exhibit, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
+        return Finding(item, "none", hold_levels(None), mqar.hold_claims(pairs(None)), cost=cost)
     chosen = groups[0]
     departures = departures_of(chosen)
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
@@ -49,7 +49,7 @@ def find_perplexity(evidence: Evidence) -> Finding:
         "paper's. The signs of differences are claims and are tested, but a stand-in decides nothing about the paper."
     ]
     return Finding(
-        exhibit,
+        item,
         protocol,
         hold_levels(chosen if own else None),
         mqar.hold_claims(pairs(chosen)),
@@ -91,7 +91,7 @@ def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
     for run in runs:
         if is_finished(run):
             by_tokens.setdefault(trained_on(run), []).append(run)
-    groups = [group for alike in by_tokens.values() for group in group_language_models(alike)]
+    groups = [group for alike in by_tokens.values() for group in group_language_models(alike, PAPER)]
     known = [group for group in groups if of_kind(group, "ReBased")]
 
     def rank(group: LanguageModels) -> tuple[int, bool, int]:
@@ -167,7 +167,7 @@ def hold_levels(chosen: LanguageModels | None) -> list[Number]:
         name = of_kind(chosen, model) if chosen else None
         for (part, words), value in zip(PARTS.items(), values, strict=True):
             ours = describe(list(chosen.values(name, part).values())) if chosen and name else None
-            numbers.append(hold_number(f"{model}, {words} tokens", Reading(value, error=PRINTED), ours, digits=2))
+            numbers.append(hold_number(f"{model}, {words} tokens", printed(value), ours, digits=2))
     return numbers
 
 

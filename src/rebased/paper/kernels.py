@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
+from rebased.paper import mqar
+from rebased.paper.contents import BY_NAME
+from rebased.paper.cost import Cost
+from rebased.paper.evidence import Evidence
+from rebased.paper.finding import Finding
+from rebased.paper.mqar import Group, Pair
+from rebased.paper.printed_figures import papers_accuracy
+from rebased.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
 from rebased.report.page import figure
-from rebased.report.paper import mqar
-from rebased.report.paper.cost import Cost
-from rebased.report.paper.evidence import Evidence
-from rebased.report.paper.exhibits import BY_NAME
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.mqar import Group, Pair
-from rebased.report.paper.redrawn import papers_accuracy
-from rebased.report.paper.values import KERNEL_ORDER, TABLE_1, TABLE_1_WIDTHS, Place
 from rebased.report.synthetic import figures
 from rebased.report.synthetic.cells import Cell
 from rebased.runs.finished import Run

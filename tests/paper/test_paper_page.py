@@ -8,25 +8,26 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from benchmarks.sweep_hours import read_speeds
+from scripts import ship_paper
 
 from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
 from paper_records import KERNELS, paper_run, probe_record
-from rebased.report.paper import mqar, ship
-from rebased.report.paper.cost import read_speeds
-from rebased.report.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
-from rebased.report.paper.exhibits import EXHIBITS
-from rebased.report.paper.finding import Finding
-from rebased.report.paper.gamma import decay_table, decays_of, describe_decays
-from rebased.report.paper.page import PaperPage
-from rebased.report.paper.values import RATES, TABLE_1, TABLE_3, Place
+from rebased.paper import mqar
+from rebased.paper.contents import ITEMS
+from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS, Evidence, read_evidence, shipped_evidence
+from rebased.paper.finding import Finding
+from rebased.paper.gamma import decay_table, decays_of, describe_decays
+from rebased.paper.page import PaperPage
+from rebased.paper.values import RATES, TABLE_1, TABLE_3, Place
 from rebased.report.probe.files import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
 from rebased.train.sweep import read_sweep
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SEEDS = range(42, 47)
 PAPERS = {  # settings of Table 3
     "task": {"train": [{"seq_len": 128, "kv_pairs": 32, "examples": 100_000}]},
@@ -46,7 +47,7 @@ def found_in(folder: Path, **bundles: list[Run]) -> dict[str, Finding]:
 
 
 def findings(evidence: Evidence) -> dict[str, Finding]:
-    return {finding.exhibit.name: finding for finding in PaperPage(evidence).findings}
+    return {finding.item.name: finding for finding in PaperPage(evidence).findings}
 
 
 def table_1(epochs: int, rates: tuple[float, ...], *, off: float = 0.0, d_models: tuple[int, ...] = (24,)) -> list[Run]:
@@ -107,7 +108,7 @@ def test_a_rate_drawn_at_random_is_tested_on_the_held_out_split(tmp_path: Path) 
 
 def test_all_of_a_table_by_the_papers_protocol_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid is cut down to one width and length here; 960 runs would take long to invent."""
-    from rebased.report.paper import kernels
+    from rebased.paper import kernels
 
     small = {place: reading for place, reading in TABLE_1.items() if place[1:] == (256, 32, 24)}
     monkeypatch.setattr(kernels, "TABLE_1", small)
@@ -115,7 +116,7 @@ def test_all_of_a_table_by_the_papers_protocol_is_reproduced(tmp_path: Path, mon
     found = found_in(tmp_path, all=table_1(64, RATES))["Table 1"]
     assert found.cost is None
     assert [claim.outcome for claim in found.claims] == ["agrees"] * 5 + ["not run"] * 5
-    only = Finding(found.exhibit, found.protocol, found.numbers, found.claims[:5])
+    only = Finding(found.item, found.protocol, found.numbers, found.claims[:5])
     assert only.verdict == "reproduced"
     assert (
         only.sentence
@@ -400,7 +401,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
         record["examples"] = 10_000
         iou = record["layers"][0]["iou"]
         record["layers"][0]["noisy"] = iou | {"mean": 30 * (1 - iou["mean"])}
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": records}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": records}))
     found = findings(read_evidence([tmp_path / "table3.json"]))
     three = found["Table 3"]
     assert three.departures == ["how many learning rates were tried is in no record here"]
@@ -415,7 +416,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     for record in ablation:
         record["model"], record["config"]["model"]["mixers"][1]["qk_transform"] = "x²", "none"
     several = [*short, *records, *ablation]
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": several}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": several}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
     assert three.remarks == [
         "Not used: 15 probes that depart more (epochs 16 instead of 64). Their IoU: Attention, D = 48: 0.999 ± 0.000; "
@@ -426,7 +427,7 @@ def test_probes_of_table_3(tmp_path: Path) -> None:
     other = [copy.deepcopy(record) for record in records]
     for record in other:
         record["config"]["task"]["test"][0]["kv_pairs"] = 16
-    (tmp_path / "table3.json").write_bytes(ship.as_json({"type": "probes", "records": other}))
+    (tmp_path / "table3.json").write_bytes(ship_paper.as_json({"type": "probes", "records": other}))
     three = findings(read_evidence([tmp_path / "table3.json"]))["Table 3"]
     assert (three.protocol, three.verdict) == ("stand-in", "not run")
 
@@ -445,14 +446,14 @@ def test_a_probe_that_lacks_something_is_named(tmp_path: Path) -> None:
     record["layers"][0]["matrix_iou"] = 1
     check_probe(record)
     record["layers"][0]["iou"]["mean"] = "much"
-    (tmp_path / "one.json").write_bytes(ship.as_json(record))
+    (tmp_path / "one.json").write_bytes(ship_paper.as_json(record))
     with pytest.raises(ValueError, match=r"one.json is damaged, or of other code: probe 1: layers.0.iou.mean"):
         read_evidence([tmp_path / "one.json"])
 
 
 def test_the_package_has_the_committed_records(tmp_path: Path) -> None:
-    """If this fails: python -m rebased.report.paper.ship"""
-    made = {path.name: path for path in ship.ship(ROOT, tmp_path)}
+    """If this fails: python -m scripts.ship_paper"""
+    made = {path.name: path for path in ship_paper.ship(ROOT, tmp_path)}
     assert made.keys() == {path.name for path in RECORDS.iterdir()}
     for name in (SPEEDS.name, PRECISION.name):
         assert (RECORDS / name).read_bytes() == made[name].read_bytes()
@@ -470,7 +471,7 @@ def test_the_committed_page_is_the_packages() -> None:
     found = PaperPage(evidence)
     assert f"{found.counts}." in page
     for finding in found.findings:
-        assert f'<section id="{finding.exhibit.key}">' in page
+        assert f'<section id="{finding.item.key}">' in page
         assert escape(finding.sentence) in page
     assert_self_contained(page)
     assert len(page) < 2_000_000
@@ -483,7 +484,7 @@ def test_compact_runs_have_the_same_results() -> None:
         for n, a in enumerate((0.1, 0.7, 0.3, 0.2), 1)
     ]
     long = Run(run.folder, [run.lines[0], *epochs, run.lines[-1]])
-    compact = ship.compact_run(long)
+    compact = ship_paper.compact_run(long)
     assert [line["epoch"] for line in compact.epochs] == [2, 4]
     assert compact.best == long.best
     assert compact.held_out == long.held_out
@@ -492,7 +493,7 @@ def test_compact_runs_have_the_same_results() -> None:
 
 
 def test_every_command_names_a_sweep_or_config_that_is_shipped() -> None:
-    for line in dict.fromkeys(line for exhibit in EXHIBITS for line in exhibit.redo):
+    for line in dict.fromkeys(line for item in ITEMS for line in item.redo):
         words, _, comment = line.partition("#")
         parts = words.split()
         if "--config" in parts:
