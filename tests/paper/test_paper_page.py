@@ -9,7 +9,6 @@ from zlib import crc32
 
 import pytest
 from benchmarks.sweep_hours import read_speeds
-from scripts import ship_paper
 
 from fake_records import fake_lm_run, fake_run
 from page_reader import assert_self_contained
@@ -26,6 +25,7 @@ from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
 from rebased.train.sweep import read_sweep
+from scripts import ship_paper
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(42, 47)
