@@ -46,10 +46,11 @@ with torch.no_grad():
         wanted.append(features[:, 0])
 wanted = torch.stack(wanted)
 found = {label: torch.stack(list(Reader(model, FORMATS[label]).read(tokens))) for label in FORMATS}
-assert torch.equal(found["fp32"], wanted)
+plain = found["fp32"]
+assert (plain - wanted).norm() < 2**-18 * wanted.norm()  # a step is in fp32, `extend` in fp64 inside: 64 roundings
 for label in FORMATS:
-    assert torch.equal(found[label][0], wanted[0])  # the output of a token is computed before its state is rounded
-    assert label == "fp32" or not torch.equal(found[label], wanted)
+    assert torch.equal(found[label][0], plain[0])  # the output of a token is computed before its state is rounded
+    assert label == "fp32" or not torch.equal(found[label], plain)
 """
 
 

@@ -79,8 +79,8 @@ def _every_call_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
             self_check.note_first_launch(getattr(self.kernel, "__name__", "?"), None, lambda: None, before)
 
     monkeypatch.setattr(Launch, "__call__", note)
-    monkeypatch.setattr(self_check, "_find_verdict", lambda key: None)
-    monkeypatch.setattr(self_check, "_keep_verdict", lambda *_: None)
+    monkeypatch.setattr(self_check, "find_verdict", lambda key: None)
+    monkeypatch.setattr(self_check, "keep_verdict", lambda *_: None)
     monkeypatch.setenv("REBASED_SELF_CHECK", "strict")
 
 

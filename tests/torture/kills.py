@@ -34,7 +34,6 @@ class Scenario(NamedTuple):
     again: tuple[str, ...]
     out: str
     workers: bool  # whether it starts processes of its own
-    product: str | None = None  # the one file it writes, whole or not at all; a command refuses to write over it
 
 
 SCENARIOS = (
@@ -58,14 +57,6 @@ SCENARIOS = (
         ("data", "prepare", "text.txt", "-o", "out", "--workers", "1", "--shard-size", "2kB", "--resume"),
         "out",
         False,
-    ),
-    Scenario(
-        "lm generate",
-        ("lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "30", "--save", "kept/saved"),
-        ("lm", "generate", "lm-run", "--prompt", "the", "--max-tokens", "30", "--save", "kept/saved"),
-        "kept",
-        False,
-        product="saved",
     ),
     Scenario(
         "data prepare, 2 workers",
@@ -127,7 +118,7 @@ def make_reference(scenario: Scenario, world: Path, scratch: Path) -> Reference:
     if outcome.code != 0:
         raise RuntimeError(f"{scenario.name} failed without an accident: {outcome}")
     seconds = time.monotonic() - began
-    reference = Reference(result_of(scenario, folder), seconds, int(counter.read_text()))
+    reference = Reference(read_result(folder / scenario.out), seconds, int(counter.read_text()))
     shutil.rmtree(folder)
     return reference
 
@@ -167,9 +158,6 @@ def run_trial(
 def _go_on(scenario: Scenario, reference: Reference, random: Random, first: Accident, folder: Path) -> str | None:
     words, story = scenario.first, []
     for attempt in range(TRIES):
-        if attempt and scenario.product is not None and (folder / scenario.out / scenario.product).exists():
-            problem = compare(result_of(scenario, folder), reference.result)
-            return f"{problem} ({'; '.join(story)})" if problem else None
         again = (
             draw_accident(random, scenario, reference) if 0 < attempt < TRIES - 1 and random.random() < 0.3 else None
         )
@@ -179,7 +167,7 @@ def _go_on(scenario: Scenario, reference: Reference, random: Random, first: Acci
         words = scenario.again
         problem = _judge(outcome, accident)
         if problem is None and outcome.code == 0:
-            problem = compare(result_of(scenario, folder), reference.result)
+            problem = compare(read_result(folder / scenario.out), reference.result)
             return f"{problem} ({'; '.join(story)})" if problem else None
         if problem is not None:
             return f"{problem} ({'; '.join(story)}): ...{outcome.output[-400:]!r}"
@@ -286,12 +274,6 @@ def _refuse() -> None:
 # --- Results, and whether they are equal -----------------------------------------------------------------------------
 
 
-def result_of(scenario: Scenario, folder: Path) -> dict[str, Any]:
-    """The result of a scenario that ran in `folder`: all files, or its product alone."""
-    found = read_result(folder / scenario.out)
-    return found if scenario.product is None else {scenario.product: found.get(scenario.product)}
-
-
 def read_result(folder: Path) -> dict[str, Any]:
     """Every file below a folder, by name: bytes, or the lines of a record without times."""
     found: dict[str, Any] = {}
@@ -306,8 +288,8 @@ def read_result(folder: Path) -> dict[str, Any]:
                 for line in lines
                 if line.get("type") not in ("resume",)
             ]
-        elif path.name in ("checkpoint.json", ".metadata"):
-            found[name] = "there"  # the one holds checksums of the record, which holds times; the other a random number
+        elif path.name == "checkpoint.json":
+            found[name] = "there"  # it holds checksums of the record, which holds times
         else:
             found[name] = path.read_bytes()
     return found

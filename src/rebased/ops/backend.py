@@ -204,14 +204,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_autocast(function: Function) -> Function:
-    """A decorator: what the function computes has the dtype of its first argument, a tensor, under autocast too."""
+    """A decorator: under autocast, too, the function computes in the dtype of its tensors, the first of which tells the
+    device."""
 
     @wraps(function)
-    def call(x: Tensor, *args: Any, **options: Any) -> Any:
-        if not torch.is_autocast_enabled(x.device.type):
-            return function(x, *args, **options)
-        with torch.autocast(x.device.type, enabled=False):
-            return function(x, *args, **options)
+    def call(*args: Any, **options: Any) -> Any:
+        first = args[0] if args else next(iter(options.values()), None)
+        kind = first.device.type if isinstance(first, Tensor) else "cpu"
+        if not torch.is_autocast_enabled(kind):
+            return function(*args, **options)
+        with torch.autocast(kind, enabled=False):
+            return function(*args, **options)
 
     return call  # type: ignore[return-value]
 

@@ -44,7 +44,7 @@ def test_a_run_is_recorded_and_reported(name: str, tmp_path: Path) -> None:
     assert end["accuracy"] == result.accuracy
     report = Report(collect([tmp_path]))
     assert [cell.task.split(",")[0] for cell in report.parts[0].results.cells] == [name]
-    assert report.parts[0].results.cells[0].paper is None
+    assert not report.parts[0].results.cells[0].known.name
     html = report.page("Runs", "rebased report").to_html()
     assert ("Accuracy by slice" in html) == (name == "forgetting_mqar")
     assert ("slices" in report.tables()) == (name == "forgetting_mqar")
