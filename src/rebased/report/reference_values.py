@@ -24,7 +24,7 @@ The measures are those of `Measure`. If several entries fit a run, the last one 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -74,7 +74,7 @@ class ReferenceValues:
     """Values that reports show beside those of runs. `name` is the heading of their columns, such as "paper"."""
 
     name: str = ""  # empty if there are none
-    of: Callable[[Run], Reference] = no_reference
+    of: Callable[[Run], Reference] = field(default_factory=lambda: no_reference)
 
 
 NO_VALUES = ReferenceValues()
