@@ -136,7 +136,7 @@ def verdict(wrong: int, products: int, count: int) -> str:
     if wrong:
         return f"miscompiled: {wrong} of {kernels}"
     if not products:
-        return f"nothing to be wrong: no product reads a descriptor of Hopper's ({kernels})"
+        return f"nothing to check: no kernel uses Hopper's products ({kernels})"
     return f"all descriptors are sound ({kernels})"
 
 

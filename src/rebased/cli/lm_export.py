@@ -27,8 +27,8 @@ def lm_export(
     """Write a trained language model as others read it.
 
     Layout `hf` is a folder for `AutoModelForCausalLM.from_pretrained` with the tokenizer and a model card. It needs
-    transformers (pip install 'rebased[hf]'), and so does whoever reads it, together with this package. Layout `authors`
-    is the paper's released checkpoint's; `rebased lm import` reads it.
+    transformers (pip install 'rebased[hf]') here and where it is loaded, with this package. Layout `authors` is that of
+    the paper's released checkpoint; `rebased lm import` reads it.
 
     Parameters
     ----------

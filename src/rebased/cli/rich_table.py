@@ -56,7 +56,7 @@ def blocks(table: Table, width: int) -> Iterator[list[int]]:
 
 
 def name_columns(table: Table) -> int:
-    """How many columns name a row: the first, or as many more as tell all rows apart."""
+    """How many of the first columns name a row: the fewest in which no two rows are equal."""
     for count in range(1, len(table.head)):
         if len({row[:count] for row in table.rows}) == len(table.rows):
             return count

@@ -30,7 +30,7 @@ def can_fuse(model: Network) -> bool:
 
 
 def fuses_by_default(model: Network) -> bool:
-    """Return True if a step should be fused where nobody chooses: kernels compute it."""
+    """Return True if steps are fused by default: kernels compute them."""
     return can_fuse(model) and kernel_path("auto", model.embedding.weight) == "triton"
 
 

@@ -137,7 +137,7 @@ def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
 def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor], converted: bool) -> None:
     """Raise ValueError if the names, shapes and dtypes in the file are not those of the model.
 
-    `converted`: one floating dtype may stand for another. So it may where a checksum says that it was saved like that.
+    `converted`: a tensor may have another floating dtype. So it may if the checksum covers that dtype.
     """
     odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name), converted)]
     if odd:

@@ -20,7 +20,7 @@ LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} 
 NONE = "–"  # an empty cell
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
 NUMERIC = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?)?( ?[%±(–to) ]+[-+]?\d[\d.,]*)*[%)]*")
-"""A number, a range ("-0.1 to +0.2") or a dash: what begins with a sign and is none of these is text."""
+"""A number, a range ("-0.1 to +0.2") or a dash. Other text may begin with a sign, too."""
 EMPTY = (NONE, "-")
 MANY = 10  # more columns than this are printed in smaller letters
 
