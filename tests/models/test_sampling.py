@@ -92,6 +92,7 @@ def test_top_p_leaves_the_fewest_that_reach_it() -> None:
     every = {0, 1, 3, 4}
     for top_p, left in ((0.39, {1}), (0.41, {1, 3}), (0.69, {1, 3}), (0.71, {1, 3, 4}), (0.96, every), (1.0, every)):
         assert allowed(p.log(), Sampling(top_p=top_p)) == left
+    assert allowed(p.log(), Sampling(top_p=1e-46)) == {1}  # zero in fp32
 
 
 def test_min_p_is_a_share_of_the_largest() -> None:

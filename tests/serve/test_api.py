@@ -209,6 +209,8 @@ BAD_BODIES = {
     "a prompt beyond the context": (b'{"prompt": "' + b"a" * 4097 + b'"}', "more than the 4,096 of the context"),
     "huge max_tokens": (b'{"prompt": "a", "max_tokens": 1000000000}', "max_tokens 1,000,000,000 is more than"),
     "more than the context": (b'{"prompt": "' + b"a" * 4000 + b'", "max_tokens": 200}', "ask for at most 97"),
+    "true for a number": (b'{"prompt": "a", "n": true}', "n should be a number; got true"),
+    "true for a fraction": (b'{"prompt": "a", "temperature": true}', "temperature should be a number; got true"),
     "negative max_tokens": (b'{"prompt": "a", "max_tokens": -1}', "max_tokens: "),
     "nothing to do": (b'{"prompt": "a", "max_tokens": 0}', "nothing to answer"),
     "many choices": (b'{"prompt": "a", "n": 17}', "more than 16 choices"),

@@ -153,7 +153,8 @@ def lowest_score(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) ->
     before = shares.cumsum(-1) - shares  # the probability of all tokens that are more probable
     top_p = top_p.where(top_p < 1, torch.inf).unsqueeze(1)  # rounded sums may pass 1
     kept = (before < top_p) & (shares >= min_p.unsqueeze(1) * shares[:, :1])
-    last = torch.minimum(kept.sum(-1), top_k) - 1  # shares fall, so the kept ones come first; the first always is
+    count = torch.minimum(kept.sum(-1), top_k).clamp(min=1)  # shares fall, so the kept ones come first
+    last = count - 1  # none is kept if top_p is so small that it is zero here; then the first is
     return ranked.gather(1, last.unsqueeze(1)).squeeze(1)
 
 

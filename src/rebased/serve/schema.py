@@ -72,6 +72,8 @@ class Settings(BaseModel):
         kept = {}
         for key, asked in value.items():
             if key in cls.model_fields:
+                if isinstance(asked, bool) and cls.model_fields[key].annotation in (int | None, float | None):
+                    raise ValueError(f"{key} should be a number; got {str(asked).lower()}")
                 kept[key] = asked
             elif key in cls.neutral:
                 if asked not in cls.neutral[key]:
