@@ -67,6 +67,10 @@ def test_from_runs_to_a_page_and_back(folder: Path, tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert run("probe", numbers) == 0
     assert capsys.readouterr().out.splitlines() == said.splitlines()[:-2]  # all but the two files it wrote
+    records[0]["accuracy"] = 1 - records[0]["accuracy"]
+    numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"records": records}))
+    assert run("probe", numbers) == 2
+    assert "was changed after it was written" in capsys.readouterr().err
 
 
 def test_a_page_needs_nothing_but_the_record(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """rebased probe: where the layers of trained models look, and how near that is to where the answers stand."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,12 @@ from rich.text import Text
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
-from rebased.cli.results import progress_bars
+from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
+from rebased.files import seal
 from rebased.ops.backend import choose_device
 from rebased.paper.reference import PAPER
 from rebased.report import write_page
@@ -118,7 +120,7 @@ def probe(
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
         say(console, f"wrote {output}")
-    to.emit({"type": "probes", "records": records})
+    to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0
 
 

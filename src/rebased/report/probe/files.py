@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rebased.files import JSON_BYTES, parse_json
+from rebased.files import JSON_BYTES, parse_json, unseal
 from rebased.runs.record_schema import Part, check, check_run
 
 PROBES = ("*.json", "*.json.gz", "*.json.xz")
@@ -163,6 +163,11 @@ def read_probes(path: Path) -> list[Probe]:
         raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; that is no file of probes")
     tree = parse_json(content, str(path))
     kind = tree.get("type") if isinstance(tree, dict) else None
+    if kind == "probes" and "sha256" in tree:  # compressed archives of several files have checksums of their own
+        try:
+            tree = unseal(tree)
+        except ValueError as error:
+            raise ValueError(f"{path} was changed after it was written: {error}") from error
     if kind not in ("probe", "probes"):
         raise OtherJson(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
     records = tree.get("records") if kind == "probes" else [tree]
