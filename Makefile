@@ -69,9 +69,9 @@ torture: $(TEST) ## mutated inputs, kills and full disks, for MINUTES (5); pytho
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --seed $(SEED) --workers
 
 # Kernels compile at some 6 per second on 16 cores, and all classes are 7,000: what is left goes on in the next run.
-test-gpu: $(TEST) ## the tests that need a CUDA device, then classes of kernels against fp64, for four minutes
-	$(BIN)/python -m pytest -m gpu -n 8 --dist worksteal
-	PYTHONPATH=src:tests $(BIN)/python -m kernels.compute_classes --for 240
+test-gpu: $(TEST) ## the tests that need a CUDA device, then classes of kernels against fp64, for some minutes
+	$(BIN)/python -m pytest -m gpu -n 14 --dist worksteal
+	PYTHONPATH=src:tests $(BIN)/python -m kernels.compute_classes --for 150
 
 # uv, because pip cannot take the lowest versions. Triton's kernels are interpreted, compiled and launched by stand-ins.
 test-versions: ## test the kernels with the lowest versions that pyproject.toml allows (VERSIONS=highest: the newest)
