@@ -121,14 +121,20 @@ def unseal(tree: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+def refuse_pipe(path: Path | str) -> os.stat_result:
+    """The state of a file or a folder. Raises ValueError if it is a device, a pipe or a socket, which may never end."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+        raise ValueError(f"{path} is a device, a pipe or a socket; give a regular file")
+    return state
+
+
 def read_bounded(path: Path | str, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes.
 
     Raises ValueError if the file is larger, or a device or a pipe, which may never end; OSError if it cannot be read.
     """
-    state = os.stat(path)
-    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):  # a folder: open says so
-        raise ValueError(f"{path} is a device, a pipe or a socket; give a regular file")
+    state = refuse_pipe(path)
     with open(path, "rb") as file:
         content = file.read(limit + 1) if state.st_size <= limit else b""
     if state.st_size > limit or len(content) > limit:

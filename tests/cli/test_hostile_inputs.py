@@ -242,3 +242,23 @@ def test_ctrl_c_during_imports_is_quiet() -> None:
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "x.jsonl"),
+        ("leaderboard", "x.jsonl"),
+        ("lm", "generate", "x.safetensors", "--prompt", "a"),
+        ("lm", "export", "x.safetensors", "-o", "out"),
+        ("lm", "import", "x.safetensors", "-o", "out"),
+        ("lm", "eval", "x.safetensors"),
+    ],
+    ids=" ".join,
+)
+def test_a_named_pipe_is_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    """Reading one that nobody writes to would never end."""
+    for name in ("x.jsonl", "x.safetensors"):
+        os.mkfifo(name)
+    assert "is a device, a pipe or a socket; give a regular file" in refused(capsys, *words)

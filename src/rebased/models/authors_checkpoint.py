@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rebased.files import refuse_pipe
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel
 
@@ -90,6 +91,7 @@ def _find(path: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    refuse_pipe(path)
     if path.suffix == ".safetensors":
         try:
             return load_file(path)

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.files import NotSaved, parse_json, replacing
+from rebased.files import NotSaved, parse_json, refuse_pipe, replacing
 from rebased.models.config import LMConfig
 from rebased.models.language_model import LanguageModel
 from rebased.models.shapes import check_model_fits
@@ -92,11 +92,13 @@ def _contents(model: LanguageModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _file(path: Path | str) -> Path:
     path = Path(path)
-    if not path.is_dir():
-        return path
-    if not (path / WEIGHTS).exists():
-        raise ValueError(f"{path / WEIGHTS} is not there: it is written when a run ends; finish it with --resume")
-    return path / WEIGHTS
+    if path.is_dir():
+        path = path / WEIGHTS
+        if not path.exists():
+            raise ValueError(f"{path} is not there: it is written when a run ends; finish it with --resume")
+    if path.exists():
+        refuse_pipe(path)
+    return path
 
 
 def _about(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rebased.files import NotSaved
+from rebased.files import NotSaved, refuse_pipe
 
 RECORD = "record.jsonl"
 CHECKSUM = "sha256"  # a key of the last line
@@ -227,7 +227,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
     The last one has no line break if it is still being written. Raises TooLarge, and what gzip and lzma raise.
     """
-    size = path.stat().st_size
+    size = refuse_pipe(path).st_size
     packed = path.suffix in (".gz", ".xz")
     most_bytes, most_lines = max(MIN_UNPACKED, MAX_RATIO * size), max(MIN_LINES, size)
     unpacked = lines = 0

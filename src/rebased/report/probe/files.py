@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rebased.files import JSON_BYTES, parse_json, unseal
+from rebased.files import JSON_BYTES, parse_json, refuse_pipe, unseal
 from rebased.runs.record_schema import Part, check, check_run
 
 PROBES = ("*.json", "*.json.gz", "*.json.xz")
@@ -154,6 +154,7 @@ def is_probe_file(path: Path) -> bool:
 
 def read_probes(path: Path) -> list[Probe]:
     """The records of probes in a file that `rebased probe --json` or a probed run has written. ValueError if none."""
+    refuse_pipe(path)
     try:
         with OPENERS[path.suffix](path, "rb") as file:
             content = file.read(JSON_BYTES + 1)
