@@ -87,7 +87,6 @@ def test_no_call_launches_another_class() -> None:
         assert not unknown, f"{call} has {unknown}"
 
 
-@pytest.mark.release
 def test_dtypes_layouts_kinds_and_lengths_meet_pairwise() -> None:
     chosen = classes.calls()
     lengths = [1, 63, 64, 65, 255, 256, 257, 512, 513, 2048]

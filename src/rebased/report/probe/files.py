@@ -164,7 +164,7 @@ def read_probes(path: Path) -> list[Probe]:
         raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; that is no file of probes")
     tree = parse_json(content, str(path))
     kind = tree.get("type") if isinstance(tree, dict) else None
-    if kind == "probes" and "sha256" in tree:  # compressed archives of several files have checksums of their own
+    if kind == "probes" and "sha256" in tree:  # archives (.gz, .xz) have one of their own
         try:
             tree = unseal(tree)
         except ValueError as error:
