@@ -186,5 +186,5 @@ def test_a_captured_generation_writes_the_same(name: str, temperature: float) ->
         model.stream(prompts, max_tokens=20, temperature=temperature, slots=3, end_of_text=0) for _ in range(2)
     )
     assert captured.capture().run() == plain.run()
-    graphs = captured._decoder._graphs
+    graphs = captured._scheduler.decoder._graphs
     assert (graphs is not None and bool(graphs._graphs)) == (name != "lm-attention")
