@@ -117,7 +117,7 @@ def run(K: int, V: int, lengths: Sequence[int], out: Path) -> Path:
     for how, more in (("together", []), ("apart", ["--apart"])):
         with tempfile.TemporaryDirectory() as cache:
             done = subprocess.run(
-                [sys.executable, __file__, "--one", *options, *more], check=True, capture_output=True, text=True,
+                [sys.executable, __file__, "--one", *options, *more], check=True, stdout=subprocess.PIPE, text=True,
                 env=os.environ | {"TRITON_CACHE_DIR": cache},
             )  # fmt: skip
         rows[how] = json.loads(done.stdout.splitlines()[-1])
