@@ -1,6 +1,5 @@
 """Softmax attention: the quadratic mixer that the others are measured against. Its state, a KV cache, grows."""
 
-import sys
 from typing import NamedTuple
 
 import torch
@@ -9,7 +8,6 @@ from torch.nn import functional
 
 from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 from rebased.mixers.slots import grown
@@ -83,16 +81,6 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self._project(x)
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[0], 1, -1)  # [B,1,T]
         return self._attend(q, k, v, mask=(documents.unsqueeze(3) == documents.unsqueeze(2)).tril())
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).
-
-        Each rank receives all earlier keys and values: a message that grows with the sequence.
-        """
-        q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=sys.maxsize)  # [B,s,H,2W]
-        past_k, past_v = past.chunk(2, dim=-1)
-        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

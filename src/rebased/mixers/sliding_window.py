@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 
@@ -91,13 +90,6 @@ class SlidingWindow(nn.Module):
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[:2])  # [B,T]
         return self._attend_after(*self._project(x), documents)
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
-        q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=self.window - 1)  # [B,s,H,2W]
-        past_k, past_v = past.chunk(2, dim=-1)
-        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
