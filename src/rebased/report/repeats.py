@@ -27,12 +27,7 @@ class Repeat(NamedTuple):
 def outcome(run: Run) -> list[Any]:
     """What a run computed, without times and places: equal for two runs that agree to the last digit."""
     lines: list[Any] = [[line["epoch"], line["test"], line.get("held_out")] for line in run.epochs]
-    return [*lines, run.status, {key: without_distances(run.lines[-1].get(key)) for key in SCORES}]
-
-
-def without_distances(score: Any) -> Any:
-    """A score without AR tokens by distance, which older records do not have."""
-    return {key: value for key, value in score.items() if key != "by_distance"} if isinstance(score, dict) else score
+    return [*lines, run.status, {key: run.lines[-1].get(key) for key in SCORES}]
 
 
 def find_repeats(found: Collection) -> list[Repeat]:
