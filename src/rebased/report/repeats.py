@@ -7,7 +7,6 @@ from rebased.config import plural
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
-from rebased.runs.record_schema import is_of_language_model
 
 SCORES = ("test", "valid", "accuracy")  # of an end line: what a run was found to reach
 
@@ -67,7 +66,7 @@ def repeat_table(repeats: Sequence[Repeat]) -> Table:
 
 def score(run: Run) -> str:
     """The result of a run: its best test accuracy, or the test perplexity of a language model."""
-    if not is_of_language_model(run.lines[0]):
+    if run.kind.has_epochs:
         return f"{run.best.accuracy:.4f}"
     try:
         return f"perplexity {run.lines[-1]['test']['all']['perplexity']:.3f}"

@@ -120,7 +120,7 @@ class LMKind(RunKind):
     """Runs on text."""
 
     config_class = LMRunConfig
-    section, metric, verb = "data", "perplexity", "lm train"
+    section, metric, has_epochs, verb = "data", "perplexity", False, "lm train"
 
     def result(self, end: dict[str, Any]) -> float | None:
         return end["valid"]["all"]["perplexity"] if "valid" in end else None
