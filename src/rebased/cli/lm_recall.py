@@ -107,13 +107,9 @@ def lm_recall(
     if recall.too_long:
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
         results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
-    settings = {"length": size, "together": together, "seed": seed, "precision": computing.precision}
-    about: dict[str, Any] = {
-        "model": str(model),
-        "parameters": trained.model.num_parameters(),
-        "source": str(source),
-        **settings,
-    }
+    parameters = trained.model.num_parameters()
+    about: dict[str, Any] = {"model": str(model), "parameters": parameters, "source": str(source), "length": size}
+    about |= {"together": together, "seed": seed, "precision": computing.precision}
     about |= {"too_long": recall.too_long, "code": describe_code(), "machine": describe_machine(where)}
     to.emit(about | results_of(answers, tallies, by_distance))
     return 0
