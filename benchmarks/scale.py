@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/scale.py              some minutes on two cores; then the page's numbers
     PYTHONPATH=src python benchmarks/scale.py --out DIR    the record alone, elsewhere
 
-Two processes on this machine train a small model through gloo, with DDP, FSDP and context parallelism, at two lengths.
+Two processes on this machine train a small model through gloo, with DDP and with FSDP, at two lengths.
 Bytes are what the system says that a process has written during one step. The time of a step is compared with the
 same computation without any communication, in both processes at once, plus the bytes over gloo's speed here.
 Needs Linux (/proc/self/io). Writes scale-<date>.json.
@@ -82,11 +82,7 @@ def ready_step(case: Case, rank: int, shared: bool) -> Callable[[], object]:
     size = PROCESSES if shared else 1
     train = LMTrainConfig(batch_size=SEQUENCES, compile="none", device="cpu", parallel=case.way)  # type: ignore[arg-type]
     step = LMStep(LanguageModel(config), train, World(rank if shared else 0, size, torch.device("cpu")))
-    tokens = torch.randint(config.vocab_size, (SEQUENCES, case.T))
-    if case.way != "context":
-        tokens = tokens.chunk(PROCESSES)[rank]
-    elif not shared:
-        tokens = tokens.chunk(PROCESSES, dim=1)[rank]
+    tokens = torch.randint(config.vocab_size, (SEQUENCES, case.T)).chunk(PROCESSES)[rank]
     batch = [TextBatch(tokens, tokens.roll(-1, 1), None)]
     return lambda: step(batch, 0)
 
@@ -99,9 +95,8 @@ def measure(case: Case, rank: int, rounds: int) -> dict[str, Any]:
     before = written()
     run()
     sent = written() - before
-    counted = count(config_of(case.model, case.T), FP32)
-    own = SEQUENCES if case.way == "context" else SEQUENCES // PROCESSES
-    expected = sent_bytes(counted, case.way, PROCESSES, own, case.T)  # type: ignore[arg-type]
+    counted = count(config_of(case.model, case.T))
+    expected = sent_bytes(counted, case.way, PROCESSES)  # type: ignore[arg-type]
     if case.way == "fsdp":  # gloo has no reduce-scatter: it sums everything everywhere
         expected["gradients"] = all_reduce_bytes(FP32 * counted.parameters, PROCESSES)
     bytes_of = {"sent_bytes": sent, "expected_bytes": round(sum(expected.values()))}
@@ -115,7 +110,7 @@ def work(rank: int, port: int, rounds: int, answers: Any) -> None:
     os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    gradients = torch.zeros(count(config_of("rebased", LENGTHS[0]), FP32).parameters)
+    gradients = torch.zeros(count(config_of("rebased", LENGTHS[0])).parameters)
     (seconds,) = seconds_of([lambda: distributed.all_reduce(gradients)], 10 * rounds)
     speed = all_reduce_bytes(FP32 * gradients.numel(), PROCESSES) / seconds
     if rank == 0:

@@ -18,21 +18,19 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
-from benchmarks.scale_counts import count, handed_on, state_bytes
+from benchmarks.scale_counts import count, state_bytes
 from benchmarks.scaling import (
     BF16,
     TRAINED,
+    WAYS,
     Cluster,
     Model,
     Speed,
     Step,
     Way,
-    causal_overhang,
     decode_seconds,
     fit_speed,
-    gpus_for,
     sequences_per_gpu,
-    shard_bytes,
     training_step,
 )
 
@@ -87,13 +85,12 @@ def subject(name: str, positions: int = 0) -> Subject:
     if positions:
         plain = subject(name)
         rows_of = positions * config_of(name).d_model
-        model = plain.model._replace(root=plain.model.root + rows_of, tensors=plain.model.tensors + 1)
-        return plain._replace(model=model)
+        return plain._replace(model=plain.model._replace(root=plain.model.root + rows_of))
     found, config = list(records()), config_of(name)
     rows = [row for row in found[0]["steps"] if row["model"] == name]
     every = [row["seconds"] for record in found for row in record["steps"] if row["model"] == name]
     speed = fit_speed({row["T"]: row["seconds"] / (row["batch"] * row["T"]) for row in rows}, min(every))
-    model = count(config, BF16)
+    model = count(config)
     activations = max(  # learned positions, as many as T, were measured too
         (row["peak_bytes"] - TRAINED * (model.parameters + row["T"] * config.d_model)) / (row["batch"] * row["T"])
         for row in rows
@@ -104,9 +101,8 @@ def subject(name: str, positions: int = 0) -> Subject:
 def step(name: str, way: Way, n: int, T: int, *, positions: bool = False) -> Step | None:
     """A step of the paper's number of tokens; None if n GPUs cannot share it so."""
     of = subject(name, T if positions else 0)
-    overhang = causal_overhang(n) if name == "attention" else 1.0
     batch = {"n": n, "sequences": TOKENS // T, "T": T}
-    return training_step(of.model, of.speed, CLUSTER, way, **batch, activations=of.activations, overhang=overhang)
+    return training_step(of.model, of.speed, CLUSTER, way, **batch, activations=of.activations)
 
 
 def efficiency(name: str, made: Step, T: int) -> float:
@@ -121,11 +117,11 @@ Rows = list[list[str]]
 
 def paper_table() -> Rows:
     """Hours of the paper's training."""
-    rows = [["GPUs", "ReBased, `ddp`", "`fsdp`", "`context`", "attention, `ddp`"]]
+    rows = [["GPUs", "ReBased, `ddp`", "`fsdp`", "attention, `ddp`"]]
     for n in (1, 8, 64, 128, 256, 512, 1024):
-        made = [step("paper-text", way, n, 4096, positions=True) for way in ("ddp", "fsdp", "context")]
+        made = [step("paper-text", way, n, 4096, positions=True) for way in WAYS]
         made.append(step("attention", "ddp", n, 4096, positions=True))
-        names = ["paper-text"] * 3 + ["attention"]
+        names = ["paper-text", "paper-text", "attention"]
         rows.append([f"{n:,}", *(_hours(name, each) for name, each in zip(names, made, strict=True))])
     return rows
 
@@ -143,8 +139,7 @@ def stops_table() -> Rows:
     columns: list[tuple[str, str, Way]] = [
         ("ReBased, `ddp`", "paper-text", "ddp"),
         ("ReBased, `fsdp`", "paper-text", "fsdp"),
-        ("ReBased, `context`", "paper-text", "context"),
-        ("attention, `context`", "attention", "context"),
+        ("attention, `ddp`", "attention", "ddp"),
     ]
     rows = [["T", "sequences", *(title for title, _, _ in columns)]]
     for T in LENGTHS:
@@ -175,46 +170,7 @@ def why_not(name: str, way: Way, n: int, T: int) -> str | None:
     ideal = subject(name).speed.seconds_per_token(T) * made.tokens / n
     if made.waiting > made.compute - ideal:
         return "the links"
-    floor = made.compute > ideal * (causal_overhang(n) if name == "attention" and way == "context" else 1) * 1.001
-    return "the host" if floor else "the last shard's work"
-
-
-def context_table() -> Rows:
-    """One sequence of T tokens under context parallelism."""
-    head = ["T", "a layer hands on: ReBased", "attention, 8 GPUs", "GPUs for ReBased's memory", "for attention's"]
-    rows = [[*head, "a sequence on 8 GPUs: ReBased", "attention"]]
-    for T in LENGTHS[2:]:
-        model = subject("attention").model
-        needed = [needed_gpus(name, T) for name in NAMES]
-        rows.append(
-            [f"{T:,}", _bytes(rebased_state()), _bytes(shard_bytes(model, T, 8) / model.layers)]
-            + ["does not fit" if n is None else f"{n:,}" for n in needed]
-            + [_seconds(one_sequence(name, 8, T)) for name in NAMES]
-        )
-    return rows
-
-
-@cache
-def rebased_state() -> int:
-    """Bytes that one ReBased layer hands on per sequence."""
-    config = config_of("paper-text")
-    layer = next(i for i in range(len(config.mixers)) if config.mixer_of(i).name == "rebased")
-    return handed_on(config, layer, 4, BF16)
-
-
-def needed_gpus(name: str, T: int) -> int | None:
-    """GPUs that one sequence needs under context parallelism; None if what all of them hold is too much for one."""
-    of = subject(name)
-    fixed = TRAINED * of.model.parameters + of.model.handed_on_per_token * T
-    return gpus_for(of.activations, fixed, T, CLUSTER) if fixed < CLUSTER.memory else None
-
-
-def one_sequence(name: str, n: int, T: int) -> Step | None:
-    """A step of one sequence on n GPUs."""
-    of = subject(name)
-    overhang = causal_overhang(n) if name == "attention" else 1.0
-    batch = {"n": n, "sequences": 1, "T": T}
-    return training_step(of.model, of.speed, CLUSTER, "context", **batch, activations=of.activations, overhang=overhang)
+    return "the host"
 
 
 class Served(NamedTuple):
@@ -287,11 +243,6 @@ def inputs_table() -> Rows:
         ["shortest step that was measured", *(f"{1e3 * each.speed.shortest:.0f} ms" for each in (ours, theirs))]
     )
     rows.append(["activations per token", *(_bytes(each.activations) for each in (ours, theirs))])
-    handed = [
-        f"{_bytes(ours.model.handed_on)} per sequence",
-        f"{_bytes(theirs.model.handed_on_per_token)} per token",
-    ]
-    rows.append(["handed on by a shard, all layers", *handed])
     return rows
 
 
@@ -302,12 +253,8 @@ SHORT = """
   sends per step take {communication} ms and hide behind the backward pass. More GPUs change nothing: each has
   fewer than 32,768 tokens then, and its host needs {launch} ms to launch a step, however small. For longer T
   the number of sequences per step is the limit.
-- **A million tokens of context need {needed} GPUs** ({activations} of activations per token), or fewer with
-  `train.recompute`. One sequence takes {alone} s on eight GPUs. Attention takes {attended} s, if a kernel did
-  its work as fast as on one GPU.
-- **Context parallelism with ReBased works well up to {longest} GPUs** at a million tokens. A layer hands on
-  {state}, whatever T is. But every GPU receives the state of every other one, so n GPUs move n² states; and
-  gradients are summed tensor by tensor, {tensors} times.
+- **A GPU holds one sequence of {longest:,} tokens** ({activations} of activations per token), or a longer one
+  with `train.recompute`.
 - **Serving**: one H200 holds {served:,} sequences of any length; with attention {cached:,} of 4,096 tokens.
   State and cache are equally large at {equal} tokens, and move equally many bytes per step at {equal_moved};
   below that, the cache is the smaller one.
@@ -316,7 +263,7 @@ SHORT = """
 
 def short() -> str:
     """What the tables say, in sentences."""
-    ours, all_tokens, million = subject("paper-text"), STEPS * TOKENS, 2**20
+    ours, all_tokens = subject("paper-text"), STEPS * TOKENS
     (slower,) = (row for row in list(records())[1]["steps"] if (row["model"], row["T"]) == ("paper-text", 4096))
     most = max(n for n in GPUS if why_not("paper-text", "ddp", n, 4096) is None)
     made = _made(step("paper-text", "ddp", most, 4096, positions=True))
@@ -332,13 +279,8 @@ def short() -> str:
         "sent": _bytes(made.sent),
         "communication": _number(1e3 * made.communication),
         "launch": _number(1e3 * ours.speed.shortest),
-        "needed": needed_gpus("paper-text", million),
         "activations": _bytes(ours.activations),
-        "alone": _number(_made(one_sequence("paper-text", 8, million)).seconds),
-        "attended": _number(_made(one_sequence("attention", 8, million)).seconds),
-        "longest": max(n for n in GPUS if why_not("paper-text", "context", n, million) is None),
-        "state": _bytes(rebased_state()),
-        "tensors": ours.model.tensors,
+        "longest": max(T for T in LENGTHS if _made(step("paper-text", "ddp", 1, T)).memory <= CLUSTER.memory),
         "served": state.sequences,
         "cached": serve("attention", 4096).sequences,
         "equal": round(state.state / per_token),
@@ -357,7 +299,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "inputs": lambda: markdown(inputs_table()),
     "paper": lambda: markdown(paper_table()),
     "stops": lambda: markdown(stops_table()),
-    "context": lambda: markdown(context_table()),
     "serving": lambda: markdown(serving_table()),
     "gloo": lambda: f"{markdown(gloo_table())}\n\n[Record](../benchmarks/results/{newest_check().name})",
 }
@@ -390,12 +331,6 @@ def _number(x: float) -> str:
 def _bytes(size: float) -> str:
     unit, name = next((pair for pair in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if size >= pair[0]), (1, "bytes"))
     return f"{_number(size / unit)} {name}"
-
-
-def _seconds(made: Step | None) -> str:
-    if made is None or made.memory > CLUSTER.memory:
-        return "does not fit"
-    return f"{_number(made.seconds)} s"
 
 
 def write(page: Path = PAGE) -> None:

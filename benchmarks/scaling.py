@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from math import ceil, log2
 from typing import Literal, NamedTuple
 
-Way = Literal["ddp", "fsdp", "context"]
-WAYS: tuple[Way, ...] = ("ddp", "fsdp", "context")
+Way = Literal["ddp", "fsdp"]
+WAYS: tuple[Way, ...] = ("ddp", "fsdp")
 
 FP32, BF16 = 4, 2
 """Bytes of a number."""
@@ -46,15 +46,8 @@ class Model(NamedTuple):
     """Parameters of all blocks."""
     root: int
     """All other parameters: embeddings and the last norm."""
-    tensors: int
-    """Parameter tensors."""
     layers: int
     """Blocks."""
-    handed_on: float
-    """Bytes that all layers hand on to later shards per sequence, whatever T is: states and the last inputs of
-    convolutions."""
-    handed_on_per_token: float
-    """Bytes that all layers hand on per token of a shard: keys and values of attention."""
 
     @property
     def parameters(self) -> int:
@@ -142,26 +135,16 @@ def all_gather_bytes(shard: float, n: int) -> float:
     return shard * (n - 1)
 
 
-def sent_bytes(model: Model, way: Way, n: int, sequences: int, T: int, micro_batches: int = 1) -> dict[str, float]:
-    """Bytes that one of n processes sends per step, by purpose, as train/lm/step.py does it.
-
-    sequences: sequences of the step that one process has a part in: its own with ddp and fsdp, all with context.
-    """
+def sent_bytes(model: Model, way: Way, n: int, micro_batches: int = 1) -> dict[str, float]:
+    """Bytes that one of n processes sends per step, by purpose, as train/lm/step.py does it."""
     gradients = FP32 * model.parameters
     if n == 1:
         return {}
     if way == "ddp":
         return {"gradients": all_reduce_bytes(gradients, n)}
-    if way == "fsdp":  # the root stays whole between forward and backward; blocks are gathered for each
-        gathered = all_gather_bytes(FP32 * (2 * model.blocks + model.root) / n, n)
-        return {"weights": micro_batches * gathered, "gradients": reduce_scatter_bytes(gradients, n)}
-    handed_on = all_gather_bytes(sequences * shard_bytes(model, T, n), n)
-    return {"states": handed_on, "their gradients": handed_on, "gradients": all_reduce_bytes(gradients, n)}
-
-
-def shard_bytes(model: Model, T: int, n: int) -> float:
-    """Bytes that a shard of one sequence hands on, over all layers, if n processes share T tokens."""
-    return model.handed_on + model.handed_on_per_token * T / n
+    # fsdp: the root stays whole between forward and backward; blocks are gathered for each
+    gathered = all_gather_bytes(FP32 * (2 * model.blocks + model.root) / n, n)
+    return {"weights": micro_batches * gathered, "gradients": reduce_scatter_bytes(gradients, n)}
 
 
 # Seconds
@@ -178,15 +161,6 @@ def ring_seconds(sent: float, n: int, cluster: Cluster) -> float:
     return sent / (speed * cluster.reached) + cluster.latency * log2(n)
 
 
-def all_to_all_seconds(sent: float, n: int, cluster: Cluster) -> float:
-    """Seconds of an all-to-all in which each GPU sends `sent` bytes: what leaves a machine goes by its own adapter."""
-    if n == 1:
-        return 0.0
-    inside = sent * (min(n, cluster.node) - 1) / (n - 1)
-    slowest = max(inside / cluster.within, (sent - inside) / cluster.between)
-    return slowest / cluster.reached + cluster.latency * log2(n)
-
-
 def training_step(
     model: Model,
     speed: Speed,
@@ -198,76 +172,45 @@ def training_step(
     T: int,
     activations: float,
     tokens_at_once: int = 32_768,
-    overhang: float = 1.0,
 ) -> Step | None:
     """One training step of `sequences` sequences of T tokens on n GPUs; None if they cannot be divided so.
 
     Computation: `seconds_per_token` times the tokens of a GPU, in micro batches of tokens_at_once tokens, or of one
-    sequence (one shard of it) where that is longer. No micro batch takes less time than `speed.shortest`. A micro batch
+    sequence where that is longer. No micro batch takes less time than `speed.shortest`. A micro batch
     is halved until it fits into memory; `Step.memory` says what is needed, also where one sequence does not fit.
-    Keys and values that were gathered stay in memory until the backward pass.
     Communication: ddp hides the sum of gradients behind the backward pass (two thirds) of the last micro batch, fsdp
-    hides all of it behind a whole micro batch. Context parallelism hides nothing: every layer waits for its states.
+    hides all of it behind a whole micro batch.
 
     Args:
         activations: bytes per token that is computed at once.
-        overhang: with context parallelism, the computation of the busiest GPU over the mean; only in what grows with
-            T. 1 if the work is divided equally. See `causal_overhang`.
     """
-    shared = way == "context"
-    if (T if shared else sequences) % n:
+    if sequences % n:
         return None
-    own, length = (sequences, T // n) if shared else (sequences // n, T)  # of one GPU
-    at_once = min(own, max(1, tokens_at_once // length))
+    own = sequences // n  # of one GPU
+    at_once = min(own, max(1, tokens_at_once // T))
     fixed = TRAINED * (model.parameters / n if way == "fsdp" else model.parameters)
-    per_sequence = activations * length + (model.handed_on_per_token * T if shared else 0)
-    while at_once > 1 and fixed + at_once * per_sequence > cluster.memory:
+    while at_once > 1 and fixed + at_once * activations * T > cluster.memory:
         at_once //= 2
-    memory = fixed + at_once * per_sequence
-    per_token = speed.seconds_per_token(T) + (speed.per_length * T * (overhang - 1) if shared else 0)
-    micro_batches, micro_batch = ceil(own / at_once), max(speed.shortest, at_once * length * per_token)
+    memory = fixed + at_once * activations * T
+    micro_batches, micro_batch = ceil(own / at_once), max(speed.shortest, at_once * T * speed.seconds_per_token(T))
     compute = micro_batches * micro_batch
-    sent = sent_bytes(model, way, n, own, T, micro_batches)
+    sent = sent_bytes(model, way, n, micro_batches)
     waiting = communication = 0.0
     if sent:
         gradients = ring_seconds(sent["gradients"], n, cluster)
         communication = gradients
         if way == "ddp":
             waiting = max(0.0, gradients - micro_batch * 2 / 3)
-        elif way == "fsdp":
+        else:
             weights = ring_seconds(sent["weights"] / micro_batches, n, cluster) + 2 * model.layers * _hops(n, cluster)
             communication += micro_batches * weights
             last = max(0.0, weights + gradients - micro_batch)
             waiting = last + (micro_batches - 1) * max(0.0, weights - micro_batch)
-        else:
-            hops = (micro_batches * 2 * model.layers + model.tensors) * _hops(n, cluster)
-            communication += ring_seconds(sent["states"], n, cluster) + hops
-            communication += all_to_all_seconds(sent["their gradients"], n, cluster)
-            waiting = communication
     return Step(n, compute, communication, waiting, sequences * T, sum(sent.values()), memory)
 
 
 def _hops(n: int, cluster: Cluster) -> float:
     return cluster.latency * log2(n)
-
-
-def causal_overhang(n: int) -> float:
-    """The keys that queries of the last of n shards meet, over the mean of all shards: 2 - 1 / n.
-
-    Softmax attention in consecutive shards: the last one meets all keys, the first one only its own.
-    """
-    return 2 - 1 / n
-
-
-def gpus_for(bytes_per_token: float, fixed: float, T: int, cluster: Cluster) -> int:
-    """The number of GPUs, a power of two, whose memory holds one sequence of T tokens with context parallelism.
-
-    fixed: bytes that every GPU needs beside the tokens. Raises ValueError if they alone do not fit.
-    """
-    room = cluster.memory - fixed
-    if room <= 0:
-        raise ValueError(f"{fixed:,.0f} bytes of weights do not fit into a GPU of {cluster.memory:,.0f} bytes")
-    return int(2 ** ceil(max(0.0, log2(bytes_per_token * T / room))))
 
 
 # Serving

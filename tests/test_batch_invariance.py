@@ -254,7 +254,7 @@ def test_states_are_continued_from_the_grid_only() -> None:
 
 def test_packed_documents_are_refused() -> None:
     model, tokens = build("cpu"), torch.zeros(1, 4, dtype=torch.int64)
-    with batch_invariant(), pytest.raises(ValueError, match="leave out cu_seqlens and shard"):
+    with batch_invariant(), pytest.raises(ValueError, match="leave out cu_seqlens"):
         model.hidden(tokens, torch.tensor([0, 2, 4]))
 
 

@@ -6,20 +6,16 @@ from benchmarks.scaling import (
     Model,
     Speed,
     Step,
-    all_to_all_seconds,
-    causal_overhang,
     decode_seconds,
     fit_speed,
-    gpus_for,
     ring_seconds,
     sent_bytes,
     sequences_per_gpu,
-    shard_bytes,
     training_step,
 )
 
 CLUSTER = Cluster(node=4, within=100.0, between=10.0, reached=0.5, latency=0.0, memory=20_000, bandwidth=1000.0)
-MODEL = Model(blocks=80, root=20, tensors=5, layers=3, handed_on=7, handed_on_per_token=2)
+MODEL = Model(blocks=80, root=20, layers=3)
 FLAT = Speed(per_token=0.01, per_length=0.0, shortest=1.0, measured={})
 
 
@@ -48,30 +44,18 @@ def test_times_that_fall_with_the_length_are_taken_as_constant() -> None:
 
 
 def test_bytes_by_hand() -> None:
-    assert sent_bytes(MODEL, "ddp", 1, 8, 64) == {}
+    assert sent_bytes(MODEL, "ddp", 1) == {}
     # Two processes: half of 400 bytes is sent to be summed, and half of the sums.
-    assert sent_bytes(MODEL, "ddp", 2, 4, 64) == {"gradients": 400}
+    assert sent_bytes(MODEL, "ddp", 2) == {"gradients": 400}
     # Per micro batch a process sends its half of the blocks twice and of the root once: 160 + 160 + 40.
-    assert sent_bytes(MODEL, "fsdp", 2, 4, 64, micro_batches=3) == {"weights": 3 * 360, "gradients": 200}
-    handed_on = 8 * (7 + 2 * 16) * 3  # eight sequences, shards of 16 tokens, to three others
-    context = sent_bytes(MODEL, "context", 4, 8, 64)
-    assert context == {"states": handed_on, "their gradients": handed_on, "gradients": 600}
-
-
-def test_a_state_does_not_grow_with_the_length_and_keys_and_values_do() -> None:
-    state, cache = MODEL._replace(handed_on_per_token=0), MODEL._replace(handed_on=0)
-    assert shard_bytes(state, 64, 4) == shard_bytes(state, 2**22, 4) == 7
-    assert shard_bytes(cache, 2**22, 4) == 2**21
+    assert sent_bytes(MODEL, "fsdp", 2, micro_batches=3) == {"weights": 3 * 360, "gradients": 200}
 
 
 def test_links_by_hand() -> None:
     assert ring_seconds(1000, 1, CLUSTER) == 0
     assert ring_seconds(1000, 4, CLUSTER) == 1000 / 50  # half of the stated speed is reached
     assert ring_seconds(1000, 8, CLUSTER) == 1000 / 20  # four adapters of 10
-    assert all_to_all_seconds(700, 4, CLUSTER) == 700 / 50
-    assert all_to_all_seconds(700, 8, CLUSTER) == 400 / 5  # four of seven others are in another machine
-    slow = CLUSTER._replace(latency=3.0)
-    assert ring_seconds(0, 8, slow) == all_to_all_seconds(0, 8, slow) == 9
+    assert ring_seconds(0, 8, CLUSTER._replace(latency=3.0)) == 9
 
 
 def test_one_gpu_only_computes() -> None:
@@ -101,21 +85,6 @@ def test_fsdp_waits_in_every_micro_batch_and_holds_a_share() -> None:
     assert made.memory == 16 * 100 / 2 + 128
 
 
-def test_context_waits_for_everything() -> None:
-    made = step("context", 4)
-    assert made.waiting == made.communication == pytest.approx((936 + 936 + 600) / 50)
-    assert made.memory == 16 * 100 + 8 * (16 + 2 * 64)  # eight shards of 16 tokens, and gathered keys of 64
-
-
-def test_the_last_shard_has_the_longest_queries() -> None:
-    speed = Speed(per_token=0.1, per_length=0.01, shortest=0.0, measured={})
-    even = step("context", 2, speed=speed)
-    uneven = step("context", 2, speed=speed, overhang=causal_overhang(2))
-    assert causal_overhang(1) == 1
-    assert even.compute == pytest.approx(256 * (0.1 + 0.64))
-    assert uneven.compute == pytest.approx(256 * (0.1 + 1.5 * 0.64))
-
-
 def test_a_micro_batch_is_halved_until_it_fits() -> None:
     made = step("ddp", 1, sequences=64, activations=100.0, tokens_at_once=1024)  # sixteen sequences of 6,400 bytes
     assert made.memory == 1600 + 2 * 6400
@@ -125,16 +94,7 @@ def test_a_micro_batch_is_halved_until_it_fits() -> None:
 def test_what_cannot_be_divided_is_none() -> None:
     common = {"sequences": 6, "T": 64, "activations": 1.0}
     assert training_step(MODEL, FLAT, CLUSTER, "ddp", n=4, **common) is None  # type: ignore[arg-type]
-    assert training_step(MODEL, FLAT, CLUSTER, "context", n=3, **common) is None  # type: ignore[arg-type]
-    assert training_step(MODEL, FLAT, CLUSTER, "context", n=4, **common) is not None  # type: ignore[arg-type]
-
-
-def test_gpus_for_a_long_sequence() -> None:
-    assert gpus_for(10.0, 0, 1000, CLUSTER) == 1
-    assert gpus_for(10.0, 10_000, 1001, CLUSTER) == 2
-    assert gpus_for(10.0, 0, 9000, CLUSTER) == 8
-    with pytest.raises(ValueError, match="do not fit"):
-        gpus_for(10.0, 20_000, 1, CLUSTER)
+    assert training_step(MODEL, FLAT, CLUSTER, "ddp", n=3, **common) is not None  # type: ignore[arg-type]
 
 
 def test_serving() -> None:

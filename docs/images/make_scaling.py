@@ -11,15 +11,15 @@ from docs.images.style import save
 
 
 def draw_training(pyplot: Any, colours: dict[str, str]) -> Any:
-    """Speed by number of GPUs: the paper's training, and a million tokens of context."""
+    """Speed by number of GPUs: the paper's training, and sequences of 65,536 tokens."""
     figure, axes = pyplot.subplots(1, 2, figsize=(9.6, 4.0))
     lines: list[tuple[int, int, str, Way, str, str]] = [
         (0, 4096, "paper-text", "ddp", "ReBased, ddp", "-"),
         (0, 4096, "paper-text", "fsdp", "ReBased, fsdp", "--"),
-        (0, 4096, "paper-text", "context", "ReBased, context", ":"),
         (0, 4096, "attention", "ddp", "attention, ddp", "-"),
-        (1, 2**20, "paper-text", "context", "ReBased, context", ":"),
-        (1, 2**20, "attention", "context", "attention, context", ":"),
+        (1, 2**16, "paper-text", "ddp", "ReBased, ddp", "-"),
+        (1, 2**16, "paper-text", "fsdp", "ReBased, fsdp", "--"),
+        (1, 2**16, "attention", "ddp", "attention, ddp", "-"),
     ]
     for axis, T, name, way, label, style in lines:
         made = [each for n in GPUS if (each := step(name, way, n, T)) is not None]
@@ -27,7 +27,7 @@ def draw_training(pyplot: Any, colours: dict[str, str]) -> Any:
         look = {"color": colour, "ls": style, "lw": 2.4 if name == "paper-text" else 1.6, "label": label}
         fits = [each for each in made if each.memory <= CLUSTER.memory]
         axes[axis].plot([each.n for each in fits], [each.tokens_per_second for each in fits], marker="o", ms=3, **look)
-    titles = ("T = 4,096: 1,024 sequences per step", "T = 1,048,576: 4 sequences per step")
+    titles = ("T = 4,096: 1,024 sequences per step", "T = 65,536: 64 sequences per step")
     for axis, title in zip(axes, titles, strict=True):
         axis.set(xscale="log", yscale="log", xlabel="GPUs")
         axis.set_title(title, fontsize=11, loc="left")

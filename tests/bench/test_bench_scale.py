@@ -17,7 +17,7 @@ def test_the_numbers_of_the_page_are_fresh() -> None:
 @pytest.mark.release
 def test_a_stale_page_is_found_and_made_fresh(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(PAGE.read_text().replace("| 424 kB |", "| 425 kB |", 1))
+    page.write_text(PAGE.read_text().replace("| 3.85 MB |", "| 3.86 MB |", 1))
     answer = benchmark("scale_report", "--check", "--page", str(page))
     assert answer.returncode == 1
     assert "page.md is stale: run `make figures`" in answer.stderr
@@ -30,9 +30,6 @@ def test_two_processes_send_what_is_counted(tmp_path: Path) -> None:
     succeed("scale", "--rounds", "1", "--out", str(tmp_path))
     (path,) = tmp_path.glob("*.json")
     rows = json.loads(path.read_text())["steps"]
-    assert len(rows) == 12
+    assert len(rows) == 8
     for row in rows:  # headers come on top
         assert row["expected_bytes"] <= row["sent_bytes"] < 1.02 * row["expected_bytes"] + 4096, row
-    sent = {(row["model"], row["T"]): row["sent_bytes"] for row in rows if row["way"] == "context"}
-    assert sent["rebased", 256] == pytest.approx(sent["rebased", 512], rel=0.001)
-    assert sent["attention", 512] > 1.5 * sent["attention", 256]

@@ -13,11 +13,10 @@ from cyclopts import Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
 import rebased.cli
-from rebased.cli import ALIASES, COMMANDS, EXAMPLES, GROUPS, json_target, main
+from rebased.cli import COMMANDS, EXAMPLES, GROUPS, json_target, main
 from rebased.cli.lists import first_sentence
 from rebased.cli.output import TO_TERMINAL
 from rebased.mixers import mixer_class, mixer_names
-from rebased.runs.shipped import CONFIGS
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +132,7 @@ def test_what_is_not_installed_is_told_with_its_remedy(
 
 
 def test_help_and_lists_answer_without_torch() -> None:
-    for words in (["list"], ["lm"], ["data"], ["--help"], ["list", "configs"], ["configs"]):
+    for words in (["list"], ["lm"], ["data"], ["--help"], ["list", "configs"]):
         script = f"import sys; sys.argv[1:] = {words}; import atexit; from rebased.cli import main\n"
         script += "atexit.register(lambda: print('torch' in sys.modules)); main()"
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -197,21 +196,6 @@ def test_every_command_takes_json_and_quiet() -> None:
         module, _, name = function.partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
         assert parameters["to"].default == TO_TERMINAL, verb
-
-
-def test_former_names_work_and_are_not_listed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebased.cli, "COMMANDS", ALL_COMMANDS)
-    monkeypatch.setattr(rebased.cli, "GROUPS", dict.fromkeys(GROUPS, ""))
-    assert set(ALIASES.values()) <= set(ALL_COMMANDS)
-    assert run("--help") == 0
-    listed = capsys.readouterr().out
-    assert "configs" not in listed.replace("presets and configs", "")
-    assert run("configs", "demo") == 0
-    assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
-    assert run("data", "check", "nowhere") == 2
-    assert "nowhere is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["mixers", "tasks", "presets", "configs"])

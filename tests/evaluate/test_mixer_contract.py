@@ -13,7 +13,7 @@ from rebased.mixers import contract, register_mixer
 
 
 class Good(nn.Module):
-    """A running mean with a state and shards: passes everything."""
+    """A running mean with a state: passes everything."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -28,10 +28,6 @@ class Good(nn.Module):
     def extend(self, x: Tensor, state: Tensor) -> Any:
         sums = nn.functional.pad(x, (0, 1), value=1.0).cumsum(1) + state.unsqueeze(1)  # [B,T,D+1]
         return self.out_proj(sums[..., :-1] / sums[..., -1:]), sums[:, -1]
-
-    def forward_shard(self, x: Tensor, gather_earlier: Any) -> Tensor:
-        own = nn.functional.pad(x, (0, 1), value=1.0).sum(1)
-        return self.extend(x, gather_earlier(own).sum(0))[0]
 
     def state_size(self, seq_len: int) -> int:
         return len(self.out_proj.weight) + 1
@@ -108,12 +104,6 @@ class ExtendReturnsTensor(Good):
         return super().extend(x, state)[0]
 
 
-class ShardsDiffer(Good):
-    def forward_shard(self, x: Tensor, gather_earlier: Any) -> Tensor:
-        gather_earlier(x)
-        return self.forward(x)
-
-
 class Remembers(Good):
     calls = 0
 
@@ -183,7 +173,6 @@ FAULTS: list[tuple[type[Good], str, str]] = [
         "pieces of .20, 1. against forward: the largest difference is",
     ),
     (ExtendReturnsTensor, "extend_is_forward_in_pieces[21, float64]", "extend must return .y, state."),
-    (ShardsDiffer, "shards_are_the_whole[n=3, float64]", "forward_shard over 3 shards against forward"),
     (Remembers, "weights_decide_everything", "keeps something of its last call"),
     (UnusedWeight, "every_parameter_has_gradient", "unused has no gradient"),
     (WrongGradient, "gradients_match_differences", "by central differences"),
@@ -268,9 +257,9 @@ def test_what_a_mixer_lacks_is_skipped_and_what_it_raises_is_named() -> None:
     assert not results["keeps_shape[T=64]"].ok
     assert results["state_has_declared_size[T=5]"].outcome == "skipped"
     assert "no init_state, extend and state_size" in results["state_has_declared_size[T=5]"].message
-    shards = results["shards_are_the_whole[n=3, float32]"]
-    assert (shards.outcome, shards.ok) == ("skipped", True)
-    assert str(shards) == "- shards_are_the_whole[n=3, float32]: skipped: mixer 'under_test' has no forward_shard"
+    maps = results["attention_map_is_forward[float32]"]
+    assert (maps.outcome, maps.ok) == ("skipped", True)
+    assert str(maps).startswith("- attention_map_is_forward[float32]: skipped: mixer 'under_test' has no attention_map")
 
 
 def test_names_are_unique_and_reasons_are_given() -> None:

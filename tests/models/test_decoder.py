@@ -191,15 +191,15 @@ def test_prefill_in_chunks_and_after_a_prefix() -> None:
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=str)
 def test_prompts_read_together_are_those_read_alone(mixer: dict[str, Any]) -> None:
-    """Of different lengths, one of them empty; from the beginning, and after states of different lengths."""
+    """Of different lengths; from the beginning, and after states of different lengths."""
     model = build("short_conv", mixer)
     decoder = Decoder(model, slots=1)
-    prompts = [TEXT[0][:7], TEXT[1][:1], [], TEXT[2][:33]]
-    prefixes = [decoder.prefill(TEXT[3][:length]) for length in (0, 9, 3, 2)]
-    for before in (None, prefixes):
-        together = decoder.prefill_together(prompts, before)
+    prompts = [TEXT[0][:7], TEXT[1][:1], TEXT[2][:33]]
+    prefixes = [decoder.prefill(TEXT[3][:length]) for length in (0, 9, 2)]
+    for before in ([model.init_state(1)] * 3, prefixes):
+        _, together = model.extend_documents(prompts, before)
         for number, prompt in enumerate(prompts):
-            alone = decoder.prefill(prompt, None if before is None else before[number])
+            alone = decoder.prefill(prompt, before[number])
             assert together[number].position == alone.position
             for ours, theirs in zip(tensors_of(together[number].layers), tensors_of(alone.layers), strict=True):
                 assert_near(ours, theirs, *SUMS, condition=8.0)

@@ -128,18 +128,18 @@ def test_fused_steps_are_the_steps(name: str, dtype: torch.dtype, slots: int) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["lm-paper-text-rebased", "lm-paper-text-based", "lm-attention", "conv_rwkv"])
 def test_prompts_read_together_are_those_read_alone(name: str, dtype: torch.dtype) -> None:
-    """Of many lengths, one of them empty, some of them after a prefix."""
+    """Of many lengths, some of them after a prefix."""
     torch.manual_seed(0)
     config = preset(name, d_model=96, vocab_size=200, max_len=512)
     model = LanguageModel(config.model_copy(update={"n_layers": 4})).to("cuda", dtype).eval()
     decoder = Decoder(model, 1, capacity=512)
-    lengths = [0, 1, 2, 63, 64, 65, 130, 300]
+    lengths = [1, 2, 63, 64, 65, 130, 300]
     prompts = [[(7 * n + i) % 200 for i in range(length)] for n, length in enumerate(lengths)]
     before = [decoder.prefill([3, 1, 4][: n % 4]) for n in range(len(lengths))]
-    for states in (None, before):
-        together = decoder.prefill_together(prompts, states)
+    for states in ([model.init_state(1)] * len(lengths), before):
+        _, together = model.extend_documents(prompts, states)
         for number, prompt in enumerate(prompts):
-            alone = decoder.prefill(prompt, None if states is None else states[number])
+            alone = decoder.prefill(prompt, states[number])
             assert together[number].position == alone.position
             for ours, theirs in zip(tensors_of(together[number].layers), tensors_of(alone.layers), strict=True):
                 assert_near(ours, theirs, *SUMS, 300, condition=8.0, roundings=24, dtype=dtype)

@@ -12,9 +12,10 @@ import pytest
 
 from fake_records import fake_run
 from page_reader import Reader, assert_self_contained
-from rebased.report import Page, Section, demo_page, epochs_until, learning_curves, state_growth, write_page
+from rebased.report import Page, Section, demo_page, write_page
 from rebased.report.demo import Pair, compare, findings
 from rebased.report.drawing import GRID, INK, SERIES, VARIABLES
+from rebased.report.figures import epochs_until, learning_curves, state_growth
 from rebased.report.page import describe_origin
 from rebased.runs.finished import Run, by_model
 

@@ -64,7 +64,7 @@ def test_an_unknown_name_is_told_with_the_nearest(name: str, kind: str, hint: st
 
 def run(*words: str) -> int:
     with pytest.raises(SystemExit) as left:
-        main(["configs", *words])
+        main(["list", "configs", *words])
     return int(left.value.code or 0)
 
 

@@ -98,7 +98,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["data", "prepare", "text.txt", "-o", "out", "--tokenizer", "bytes"],
         ("--shard-tokens", "--workers", "--valid", "--test", "--seed", "--field", "--document-start", "--tokenizer"),
     ),
-    "data check": (["data", "check", "text"], ("--split",)),
+    "data verify": (["data", "verify", "text"], ("--split",)),
     "report": (["report", "done", "-o", "out.html"], ("--title", "--reference", "--tables", "--bundle", "--replace")),
     "lm compare": (["lm", "compare", "lm-run"], ("--json",)),
     "lm generate": (
@@ -111,7 +111,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "paper": (["paper", "bundle.jsonl.gz"], ("-o", "--json", "--quiet")),
     "leaderboard": (["leaderboard", "bundle.jsonl.gz"], ("-o", "--json")),
-    "configs": (["configs", "mqar/quick"], ("--name",)),
+    "configs": (["list", "configs", "mqar/quick"], ("--name",)),
     "params": (["paper", "--params"], ("--json", "-o")),
 }
 

@@ -89,9 +89,6 @@ EXAMPLES = {
     "data verify": "data/mine",
 }
 
-# Former names, which still work and are not listed.
-ALIASES = {"configs": "list configs", "data check": "data verify"}
-
 INTERRUPTED = 130  # what shells expect from a process that Ctrl-C ended
 USER_ERROR = 2
 OUR_ERROR = 1
@@ -127,10 +124,6 @@ def build_app() -> "App":
             groups[word].command(function, name=second, help=summary)
         else:
             app.command(function, name=second, help=summary, group=panel_of.get(verb, more))
-    for alias, verb in ALIASES.items():
-        if verb in COMMANDS:
-            word, _, second = alias.rpartition(" ")
-            (groups[word] if word else app).command(COMMANDS[verb][0], name=second, show=False)
     app.command(
         "rebased.cli.completion:install_completion",
         name="--install-completion",
@@ -215,7 +208,7 @@ def refuse_unknown_verb(words: Sequence[str]) -> None:
     if group is not None:
         words, known = words[1:], [verb.split()[1] for verb in COMMANDS if verb.startswith(f"{group} ")]
     typed = f"{group} {words[0]}" if group and words else " ".join(words[:1])
-    if words and not words[0].startswith("-") and words[0] not in known and typed not in ALIASES:
+    if words and not words[0].startswith("-") and words[0] not in known:
         from rebased.config import did_you_mean
 
         # one that lacks its first word ("export"), else the most similar one, else a list that is not too long

@@ -1,12 +1,14 @@
 """rebased explore: a page that shows what two trained models predict, where they look, and what their states hold."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from cyclopts import Parameter
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.lm_serve import AllowHost
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
@@ -27,7 +29,7 @@ def explore(
     tokenizer: str | None = None,
     data: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
     """Open a page on this machine that shows one or two trained models from the inside.
@@ -70,22 +72,12 @@ def explore(
         raise ImportError(
             f"{error.name} is not installed; exploring needs it: pip install 'rebased[serve,lab]'"
         ) from error
-    for each in imports:
-        import_user_code(each)
+    import_all(imports)
     hosts = allowed_names(HOST, allow_host)
     where, console = choose_device(device), to.console()
     with open_socket(HOST, port) as sock:  # first: to load models takes longer
-        shown: list[str] = []
-        models: dict[str, Any] = {}
         with console.status("loading models"):
-            for run in runs:
-                path = find_model(run)
-                name = next((known for known, at in shipped_models().items() if at == path), None) or str(run)
-                models[name] = open_model(path, tokenizer, data, where)
-                shown.append(name)
-            for name, path in shipped_models().items():
-                if name not in models:
-                    models[name] = open_model(path, device=where)
+            models, shown = open_models(runs, tokenizer, data, where)
         left, *others = shown or DEFAULT
         right = others[0] if others else None
         if right is not None:
@@ -102,6 +94,20 @@ def explore(
         serve(app, sock, grace_seconds=GRACE_SECONDS, on_ready=say_ready)
     say(console, "ended")
     return 0
+
+
+def open_models(
+    runs: Sequence[Path], tokenizer: str | None, data: Path | None, where: torch.device
+) -> tuple[dict[str, Any], list[str]]:
+    """(models by name: those of the runs, and those that come with the package; the names of the runs)."""
+    shipped, names = shipped_models(), list[str]()
+    models: dict[str, Any] = {}
+    for run in runs:
+        path = find_model(run)
+        names.append(next((known for known, at in shipped.items() if at == path), str(run)))
+        models[names[-1]] = open_model(path, tokenizer, data, where)
+    others = {name: open_model(path, device=where) for name, path in shipped.items() if name not in models}
+    return models | others, names
 
 
 def show_models(to: Output) -> int:

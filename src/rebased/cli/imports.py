@@ -5,6 +5,12 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Imports = Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)]
+"""The option --import, which can be given several times."""
 
 
 def import_user_code(name: str, said: str | None = None) -> ModuleType:

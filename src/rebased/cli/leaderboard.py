@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.terminal import Terminal
 from rebased.report.leaderboard import Leaderboard
 from rebased.report.page import check_replaceable, write_page
 from rebased.runs.collect import collect
@@ -21,7 +19,7 @@ def leaderboard(
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("leaderboard.html"),
     title: str | None = None,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> None:
     """Rank every mixer in these bundles by accuracy and bytes of state, and write one HTML page.
@@ -38,8 +36,7 @@ def leaderboard(
         Python file or module with mixers of your own, which tell the size of their states.
     """
     to.check()
-    for name in imports:
-        import_user_code(name)
+    import_all(imports)
     if output.suffix not in (".html", ".htm"):
         raise ValueError(f"-o {output}: the page is HTML, give a name ending in .html")
     check_replaceable(output)
@@ -50,9 +47,7 @@ def leaderboard(
     write_page(board.page(title, shlex.join(words)), output)
     for sentence in board.summary:
         say(to.result_console(), sentence)
-    for warning in board.warnings:
-        line = Text.assemble(("warning:", "yellow"), " ", warning)
-        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    to.warn(board.warnings)
     say(to.console(), f"wrote {output}")
     tables = {name: table.to_records() for name, table in board.tables().items()}
     to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [output], "tables": tables})

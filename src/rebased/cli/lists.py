@@ -3,17 +3,13 @@
 import re
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from rebased.cli.imports import import_all
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.config import did_you_mean
 from rebased.runs.shipped import shipped_configs
-
-Imports = Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)]
 
 
 def mixers(*, imports: Imports = (), to: Output = TO_TERMINAL) -> None:

@@ -2,54 +2,72 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import torch
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
-from rebased.cli.imports import import_user_code
+from rebased.cli.computing import DEFAULT_COMPUTING, Computing
+from rebased.cli.lm_tasks import TaskOptions, eval_tasks
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.results import OnProgress, progress_bars
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
 from rebased.evaluate.ngrams import NgramCounts, count_stream
 from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
-from rebased.ops.backend import choose_device
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.train.lm.corpus import describe_corpus
 
-PRECISION = {"fp32": None, "bf16": torch.bfloat16}
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ARTokens:
+    """Which tokens are AR.
+
+    Parameters
+    ----------
+    order
+        How many tokens must repeat for the last of them to be AR.
+    reset_token
+        A token id, or `end` for the token that ends documents: n-grams before it do not count as seen.
+    max_count
+        n-grams that occur more often in the training split are not AR, because the model may have memorised them.
+    """
+
+    order: int = 2
+    reset_token: str | None = None
+    max_count: int | None = None
+
+    def rule(self, corpus: Corpus, split: str, begin_bar: Callable[[str], OnProgress]) -> ARRule:
+        """The rule for a split of a prepared text. With max_count, the training split is counted first."""
+        counts = None
+        if self.max_count is not None:
+            counts = count_training(corpus, split, self.order, begin_bar("counting the training split"))
+        return ARRule(self.order, parse_reset_token(self.reset_token, corpus), counts, self.max_count)
+
+
+DEFAULT_AR, DEFAULT_TASKS = ARTokens(), TaskOptions()
 
 
 def lm_eval(
     model: Path,
     /,
     *,
-    tasks: Annotated[str | None, Parameter(show_default=False)] = None,
     data: Path | None = None,
     split: str = "test",
     seq_len: int | None = None,
     windows: int | None = None,
-    order: int = 2,
-    reset_token: str | None = None,
-    max_count: int | None = None,
-    facts: Path | None = None,
-    squad: Path | None = None,
-    task_folder: Path | None = None,
-    limit: int | None = None,
-    tokenizer: str | None = None,
-    batch_size: int = 8,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    ar: ARTokens = DEFAULT_AR,
+    tasks: TaskOptions = DEFAULT_TASKS,
+    computing: Computing = DEFAULT_COMPUTING,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Measure the perplexity of a trained language model as the paper does: on all, AR and non-AR tokens.
@@ -61,9 +79,6 @@ def lm_eval(
     ----------
     model
         A run's folder, or a model.safetensors.
-    tasks
-        Names of tasks, separated by commas: those of lm-evaluation-harness, and ours (rebased_mqar_words_16,
-        rebased_facts, rebased_squad, ...; each also with _twice, the context read twice). `list` lists ours.
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split
@@ -72,101 +87,50 @@ def lm_eval(
         Tokens per window. Default: as in training.
     windows
         How many windows to measure, at even distances in the split. Default: all.
-    order
-        How many tokens must repeat for the last of them to be AR.
-    reset_token
-        A token id, or `end` for the token that ends documents: n-grams before it do not count as seen.
-    max_count
-        n-grams that occur more often in the training split are not AR, because the model may have memorised them.
-    facts
-        With --tasks: facts for rebased_facts, as in `rebased lm recall`.
-    squad
-        With --tasks: the SQuAD file for rebased_squad.
-    task_folder
-        With --tasks: a folder with your own tasks, as YAML files of lm-evaluation-harness.
-    limit
-        With --tasks: examples per task at most.
-    tokenizer
-        With --tasks: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's.
-    batch_size
-        Windows per forward pass.
-    device
-        Where to compute.
-    precision
-        Precision of the layers. The head and the losses are always fp32, sums fp64.
-    imports
-        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     to.check()
-    for name in imports:
-        import_user_code(name)
-    if tasks is not None:
-        from rebased.cli.lm_tasks import eval_tasks, list_tasks
-
-        if tasks == "list":
-            return list_tasks()
-        return eval_tasks(
-            model,
-            tasks,
-            tokenizer=tokenizer,
-            data=data,
-            facts=facts,
-            squad=squad,
-            task_folder=task_folder,
-            limit=limit,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            device=device,
-            dtype=PRECISION[precision],
-            to=to,
-        )
-    console = to.console()
-    where = choose_device(device)
+    where = computing.import_code()
+    if tasks.tasks is not None:
+        return eval_tasks(model, tasks, data, seq_len, computing, where, to)
     trained = open_trained(model, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
-    trained.corpus.verify_if_small(split, *(["train"] if max_count is not None else []))
-    text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
+    corpus = trained.corpus
+    corpus.verify_if_small(split, *(["train"] if ar.max_count is not None else []))
+    text = corpus.windows(split, length, isolate_documents=trained.isolate_documents)
     if windows is not None and windows < 1:
         raise ValueError(f"--windows {windows}: give 1 or more")
     rows = spread_rows(len(text), windows)
-    with progress_bars(console) as begin_bar:
-        counts = None
-        if max_count is not None:
-            on_progress = begin_bar("counting the training split")
-            counts = count_training(trained.corpus, split, order, on_progress)
-        rule = ARRule(order, parse_reset_token(reset_token, trained.corpus), counts, max_count)
+    with progress_bars(to.console()) as begin_bar:
+        rule = ar.rule(corpus, split, begin_bar)
         scores = evaluate_text(
             trained.model,
             text,
             ar=rule,
             rows=rows,
-            batch_size=batch_size,
-            dtype=PRECISION[precision],
+            batch_size=computing.batch_size,
+            dtype=computing.dtype,
             on_progress=begin_bar("reading windows"),
         )
-    summary = summarise(scores)
+    summary, precision = summarise(scores), computing.precision
     if not math.isfinite(summary.all.nats):
         raise ValueError(
             f"{model}: its losses are not finite; the model has diverged, or --precision {precision} is too low"
         )
-    entry = trained.corpus.splits[split]
+    entry = corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
-    title = (
-        f"{model}, {trained.model.num_parameters():,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}"
-    )
-    results = to.result_console()
-    say(results, title)
+    results, parameters = to.result_console(), trained.model.num_parameters()
+    say(results, f"{model}, {parameters:,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}")
     show(results, summary, bits, rule)
     about = {
         "model": str(model),
         "model_sha256": model_checksum(model),
-        "parameters": trained.model.num_parameters(),
-        "corpus": describe_corpus(trained.corpus),
+        "parameters": parameters,
+        "corpus": describe_corpus(corpus),
         "split": split,
         "seq_len": length,
         "windows": len(rows),
         "isolate_documents": trained.isolate_documents,
-        "rule": {"order": order, "reset_token": rule.reset_token, "max_count": max_count},
+        "rule": {"order": ar.order, "reset_token": rule.reset_token, "max_count": ar.max_count},
         "precision": precision,
         "code": describe_code(),
         "machine": describe_machine(where),

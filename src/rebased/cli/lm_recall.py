@@ -1,22 +1,30 @@
 """rebased lm recall: how many facts in its context a trained language model recalls, by distance."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from rebased.analysis.intervals import wilson
-from rebased.cli.imports import import_user_code
-from rebased.cli.lm_eval import PRECISION, check_length
+from rebased.cli.computing import DEFAULT_COMPUTING, Computing
+from rebased.cli.lm_eval import check_length
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
 from rebased.config import plural
-from rebased.evaluate.facts import Condition, Tally, build_recall, read_facts, read_squad, tally, tally_by_distance
+from rebased.evaluate.facts import (
+    Answer,
+    Condition,
+    Tally,
+    build_recall,
+    read_facts,
+    read_squad,
+    tally,
+    tally_by_distance,
+)
 from rebased.evaluate.facts.model_answers import answer_questions
-from rebased.ops.backend import choose_device
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 
@@ -38,10 +46,7 @@ def lm_recall(
     together: int = 4,
     length: int | None = None,
     seed: int = 0,
-    batch_size: int = 8,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    computing: Computing = DEFAULT_COMPUTING,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Ask a trained language model for facts in its context: associative recall in real text.
@@ -70,22 +75,12 @@ def lm_recall(
         Tokens of a context with its questions. Default: as in training.
     seed
         Decides which facts are asked for, and which fill the contexts.
-    batch_size
-        Contexts per forward pass.
-    device
-        Where to compute.
-    precision
-        Precision of the layers. The head is always fp32.
-    imports
-        Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     to.check()
-    for name in imports:
-        import_user_code(name)
+    where, console = computing.import_code(), to.console()
     if (facts is None) == (squad is None):
         raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
-    where, console = choose_device(device), to.console()
     trained = open_trained(model, data, where)
     size = check_length(trained.seq_len if length is None else length, trained, "--length")
     with console.status("making contexts"):
@@ -97,40 +92,37 @@ def lm_recall(
             condition: answer_questions(
                 trained.model,
                 episodes,
-                batch_size=batch_size,
-                dtype=PRECISION[precision],
+                batch_size=computing.batch_size,
+                dtype=computing.dtype,
                 on_progress=begin_bar(LABELS[condition]),
             )
             for condition, episodes in recall.episodes.items()
         }
-    tallies = {condition: tally(some) for condition, some in answers.items()}
-    by_distance = tally_by_distance(answers["present"])
+    tallies, by_distance = {key: tally(some) for key, some in answers.items()}, tally_by_distance(answers["present"])
     source = facts or squad
     asked = f"{plural(tallies['present'].asked, 'question')} after contexts of up to {size:,} tokens"
-    title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
     results = to.result_console()
-    say(results, title)
+    say(results, f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}")
     show(results, tallies, by_distance)
     if recall.too_long:
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
         results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
-    about = {
-        "model": str(model),
-        "parameters": trained.model.num_parameters(),
-        "source": str(source),
-        "length": size,
-        "together": together,
-        "seed": seed,
-        "precision": precision,
-        "too_long": recall.too_long,
-        "code": describe_code(),
-        "machine": describe_machine(where),
-    }
+    parameters = trained.model.num_parameters()
+    about: dict[str, Any] = {"model": str(model), "parameters": parameters, "source": str(source), "length": size}
+    about |= {"together": together, "seed": seed, "precision": computing.precision}
+    about |= {"too_long": recall.too_long, "code": describe_code(), "machine": describe_machine(where)}
+    to.emit(about | results_of(answers, tallies, by_distance))
+    return 0
+
+
+def results_of(
+    answers: Mapping[Condition, Sequence[Answer]], tallies: Mapping[Condition, Tally], by_distance: Sequence[Tally]
+) -> dict[str, Any]:
+    """All numbers and answers as JSON data."""
     found = {condition: numbers(some) for condition, some in tallies.items()}
     distances = [{"nearest": some.nearest, "farthest": some.farthest, **numbers(some)} for some in by_distance]
     each = {condition: [answer._asdict() for answer in some] for condition, some in answers.items()}
-    to.emit(about | found | {"by_distance": distances, "answers": each})
-    return 0
+    return found | {"by_distance": distances, "answers": each}
 
 
 def show(console: Console, tallies: dict[Condition, Tally], by_distance: list[Tally]) -> None:

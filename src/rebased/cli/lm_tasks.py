@@ -1,57 +1,79 @@
 """rebased lm eval --tasks: tasks of lm-evaluation-harness, and ours, on a trained language model."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from rebased.cli.computing import Computing
 from rebased.cli.output import Output, say
 from rebased.cli.results import OnProgress, progress_bars
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.harness.tasks import task_names
-from rebased.ops.backend import choose_device
 from rebased.runs.evaluations import append_evaluation
 from rebased.runs.load import open_text_model
 from rebased.runs.provenance import describe_code, describe_machine
 
 
-def list_tasks() -> int:
-    """Print the names of our tasks."""
-    print("\n".join(task_names()))
-    print("and those of lm-evaluation-harness: lm-eval ls tasks")
-    return 0
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TaskOptions:
+    """Tasks of lm-evaluation-harness, instead of a text.
+
+    Parameters
+    ----------
+    tasks
+        Names of tasks, separated by commas: those of lm-evaluation-harness, and ours (rebased_mqar_words_16,
+        rebased_facts, rebased_squad, ...; each also with _twice, the context read twice). `list` lists ours.
+    facts
+        With --tasks: facts for rebased_facts, as in `rebased lm recall`.
+    squad
+        With --tasks: the SQuAD file for rebased_squad.
+    task_folder
+        With --tasks: a folder with your own tasks, as YAML files of lm-evaluation-harness.
+    limit
+        With --tasks: examples per task at most.
+    tokenizer
+        With --tasks: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's.
+    """
+
+    tasks: Annotated[str | None, Parameter(show_default=False)] = None
+    facts: Path | None = None
+    squad: Path | None = None
+    task_folder: Path | None = None
+    limit: int | None = None
+    tokenizer: str | None = None
 
 
 def eval_tasks(
     model: Path,
-    tasks: str,
-    *,
-    tokenizer: str | None,
+    options: TaskOptions,
     data: Path | None,
-    facts: Path | None,
-    squad: Path | None,
-    task_folder: Path | None,
-    limit: int | None,
     seq_len: int | None,
-    batch_size: int,
-    device: str,
-    dtype: torch.dtype | None,
+    computing: Computing,
+    where: torch.device,
     to: Output,
 ) -> int:
     """Run the tasks, print a table of their scores, and keep them beside the run's record."""
+    if options.tasks == "list":
+        print("\n".join(task_names()))
+        print("and those of lm-evaluation-harness: lm-eval ls tasks")
+        return 0
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
     try:
         from rebased.evaluate.harness.model import HarnessModel
         from rebased.evaluate.harness.run import run_tasks
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; --tasks needs: pip install 'rebased[eval]'") from error
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    names = [name.strip() for name in (options.tasks or "").split(",") if name.strip()]
     if not names:
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
-    where = choose_device(device)
-    opened = open_text_model(model, tokenizer, data, where)
+    opened = open_text_model(model, options.tokenizer, data, where)
     with progress_bars(Terminal(stderr=True)) as begin_bar:
         bars: dict[tuple[str, int], OnProgress] = {}
 
@@ -62,11 +84,18 @@ def eval_tasks(
             opened.model,
             opened.tokenizer,
             max_length=seq_len,
-            batch_size=batch_size,
-            dtype=dtype,
+            batch_size=computing.batch_size,
+            dtype=computing.dtype,
             on_progress=on_progress,
         )
-        scores = run_tasks(under_test, names, facts=facts, squad=squad, folder=task_folder, limit=limit)
+        scores = run_tasks(
+            under_test,
+            names,
+            facts=options.facts,
+            squad=options.squad,
+            folder=options.task_folder,
+            limit=options.limit,
+        )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)
     table.add_column("score")
@@ -79,9 +108,9 @@ def eval_tasks(
     entry = {
         "type": "tasks",
         "scores": [score._asdict() for score in scores],
-        "limit": limit,
+        "limit": options.limit,
         "max_length": under_test.max_length,
-        "precision": "fp32" if dtype is None else str(dtype).removeprefix("torch."),
+        "precision": "fp32" if computing.dtype is None else str(computing.dtype).removeprefix("torch."),
         "parameters": opened.model.num_parameters(),
         "tokenizer": opened.tokenizer.name,
         "code": describe_code(),

@@ -1,12 +1,14 @@
 """--json and --quiet, which every command has: where its result and its messages go."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.text import Text
 
 from rebased.cli.results import check_new, to_json, write_json
 from rebased.cli.terminal import Terminal
@@ -38,6 +40,12 @@ class Output:
     def result_console(self) -> Console:
         """The console for what JSON says too. It prints nothing where JSON goes to stdout."""
         return Terminal(quiet=self.quiet or self.json == STDOUT)
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Print warnings on stderr, one per line."""
+        for warning in warnings:
+            line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
+            Terminal(stderr=True, quiet=self.quiet).print(line, soft_wrap=True, highlight=False)
 
     def check(self) -> None:
         """Raise ValueError if --json cannot write its file. Called before work that takes time."""

@@ -14,7 +14,6 @@ from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.paper_params import print_parameters
 from rebased.cli.report import check_page_name
 from rebased.cli.rich_table import TerminalTable
-from rebased.cli.terminal import Terminal
 from rebased.paper.evidence import read_evidence, shipped_evidence
 from rebased.paper.page import PaperPage
 from rebased.paper.planned import judge_plan, outcome_table, read_plan
@@ -77,9 +76,7 @@ def paper(
             write_page(found.page(shlex.join(words)), output)
     results.print(shown(found))
     say(results, f"{found.counts}.")
-    for warning in found.warnings:
-        line = Text.assemble(("warning:", "yellow"), " ", warning)
-        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    to.warn(found.warnings)
     if output is not None:
         say(console, f"wrote {output}")
     to.emit(found.to_record() | {"warnings": found.warnings, "wrote": [output] if output else []})

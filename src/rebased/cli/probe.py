@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.text import Text
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
 from rebased.cli.sweep import sweep as train_sweep
-from rebased.cli.terminal import Terminal
 from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, read_lines
 from rebased.files import seal
 from rebased.ops.backend import choose_device
@@ -41,7 +39,7 @@ def probe(
     data: Path | None = None,
     sweep: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
     """Compare the attention matrices of trained models with the positions of the answers.
@@ -78,50 +76,56 @@ def probe(
     to.check()
     if output is not None:
         check_page_name(output)
-    for name in imports:
-        import_user_code(name)
-    console, results = to.console(), to.result_console()
+    import_all(imports)
     if sweep is not None:
         if len(runs) != 1:
             raise ValueError(f"--sweep trains into one folder; give one, such as runs/{sweep.stem}, not {len(runs)}")
         code = train_sweep(sweep, out=runs[0], imports=imports, to=Output(quiet=to.quiet or to.json == STDOUT))
         if code:
             return code
-    records: list[dict[str, Any]] = []
-    folders = [folder for path in runs for folder in find_runs(path, records, console)]
-    where, refused = choose_device(device), list[ValueError]()
-    with progress_bars(console) as begin_bar:
-        overall = begin_bar("runs")
-        for n, folder in enumerate(folders):
-            overall(n, len(folders))
-            asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len}
-            try:
-                found = probe_run(folder, **asked, data=data, device=where, on_progress=begin_bar(folder.name))
-            except ValueError as error:
-                refused.append(error)  # of many runs, some may have no attention matrix
-                continue
-            records.append(found)
-    if refused and not records:
-        raise refused[0]
+    asked: dict[str, Any] = {"split": split, "examples": examples, "windows": windows, "seq_len": seq_len, "data": data}
+    records, refused = probe_all(runs, to.console(), device=choose_device(device), **asked)
     report = ProbeReport(records, PAPER)
     report.warnings += [f"left out: {error}" for error in refused]
-    for name, table in report.tables().items():
-        results.print(name, style="bold")
-        results.print(TerminalTable(table), "")
-    for sentence in report.summary:
-        say(results, sentence)
-    for warning in report.warnings:
-        line = Text.assemble(("warning:", "yellow"), " ", warning)
-        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    show(report, to)
     if output is not None:
         options = {"--split": split, "--seq-len": seq_len, "--data": data}
         options |= {"--examples": examples if examples != EXAMPLES else None}
         options |= {"--windows": windows if windows != WINDOWS else None}
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
-        say(console, f"wrote {output}")
+        say(to.console(), f"wrote {output}")
     to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0
+
+
+def probe_all(paths: Sequence[Path], console: Console, **asked: Any) -> tuple[list[dict[str, Any]], list[ValueError]]:
+    """(the records of all runs, why others have none). Raises the first of these errors if there is no record."""
+    records: list[dict[str, Any]] = []
+    refused: list[ValueError] = []
+    folders = [folder for path in paths for folder in find_runs(path, records, console)]
+    with progress_bars(console) as begin_bar:
+        overall = begin_bar("runs")
+        for n, folder in enumerate(folders):
+            overall(n, len(folders))
+            try:
+                records.append(probe_run(folder, **asked, on_progress=begin_bar(folder.name)))
+            except ValueError as error:
+                refused.append(error)  # of many runs, some may have no attention matrix
+    if refused and not records:
+        raise refused[0]
+    return records, refused
+
+
+def show(report: ProbeReport, to: Output) -> None:
+    """Print the tables, sentences and warnings of a report."""
+    results = to.result_console()
+    for name, table in report.tables().items():
+        results.print(name, style="bold")
+        results.print(TerminalTable(table), "")
+    for sentence in report.summary:
+        say(results, sentence)
+    to.warn(report.warnings)
 
 
 def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> list[Path]:

@@ -8,11 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.progress import Progress
-from rich.text import Text
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.terminal import Terminal
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report import Report, Table, check_replaceable, write_page
@@ -37,7 +35,7 @@ def report(
     reference: str | None = None,
     reference_values: Path | None = None,
     title: str | None = None,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> None:
     """Compute tables, figures and statistics from the records of runs, and write them as one HTML page.
@@ -70,10 +68,8 @@ def report(
     """
     to.check()
     kinds = parse_formats(formats)
-    for name in imports:
-        import_user_code(name)
-    if output is None and tables is None and bundle is None:
-        output = PAGE
+    import_all(imports)
+    output = output or (None if tables or bundle else PAGE)
     if output:
         check_page_name(output)
     if bundle:
@@ -91,26 +87,17 @@ def report(
         check_free(list(files), replace)
         if output:
             progress.update(reading, description="drawing")
-            write_page(
-                result.page(
-                    title, typed(runs, output, {"--reference": reference, "--reference-values": reference_values})
-                ),
-                output,
-            )
+            options = {"--reference": reference, "--reference-values": reference_values}
+            write_page(result.page(title, typed(runs, output, options)), output)
         for done, (path, content) in enumerate(files.items()):
             progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
-            data = content()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write(data)
+            write_file(path, content())
         if bundle:
             progress.update(reading, description="compressing", total=None)
             write_bundle(distinct([*found.runs, *found.lm_runs, *found.others]), bundle)
     for sentence in result.summary:
         say(to.result_console(), sentence)
-    for warning in result.warnings:
-        line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
-        Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
+    to.warn(result.warnings)
     wrote = [path for path in (output, tables, bundle) if path]
     for path in wrote:
         say(console, f"wrote {path}")
@@ -161,6 +148,13 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
 
 def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
     return write(table).encode()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, and make its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(data)
 
 
 def typed(runs: tuple[Path, ...], output: Path, options: Mapping[str, object]) -> str:

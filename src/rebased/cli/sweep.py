@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rebased import cli
 from rebased.cli import INTERRUPTED
-from rebased.cli.imports import import_all, import_user_code
+from rebased.cli.imports import Imports, import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
@@ -87,7 +87,7 @@ def sweep(
     executor: Literal["local", "ray"] = "local",
     workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
     mps: Annotated[bool, Parameter(negative="")] = False,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
     known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
     bundle: Path | None = None,
@@ -209,8 +209,7 @@ def show_plan(
 
 def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str]) -> Sweep:
     """The sweep in a file in YAML or Python, after the user's code has been imported."""
-    for name in imports:
-        import_user_code(name)
+    import_all(imports)
     if file.suffix != ".py":
         return load_sweep(find_config(file, "sweep"), overrides)
     module = import_user_code(str(file), said=str(file))

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from cyclopts import Parameter
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.ops.backend import choose_device
 from rebased.runs.load import TextModel, open_text_model
 
@@ -40,12 +40,11 @@ class ModelOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     cuda_graph: bool = True
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = ()
+    imports: Imports = ()
 
     def import_code(self) -> torch.device:
         """Import the user's code. Returns the device: what is wrong with either shows before a model is loaded."""
-        for name in self.imports:
-            import_user_code(name)
+        import_all(self.imports)
         return choose_device(self.device)
 
     def open(self, model: Path | None, where: torch.device) -> TextModel:

@@ -1,13 +1,14 @@
 """rebased train: train one model on a synthetic task, as a config file says. `rebased lm train` shares its body."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from rebased.cli import INTERRUPTED, USER_ERROR
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output, say
@@ -26,25 +27,16 @@ from rebased.train.dashboards import dashboards
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.world import ReportedElsewhere
 
+Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
-def train(
-    *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
-    config: Path,
-    out: Path | None = None,
-    resume: Annotated[bool, Parameter(negative="")] = False,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
-    tensorboard: Annotated[bool, Parameter(negative="")] = False,
-    wandb: str | None = None,
-    to: Output = TO_TERMINAL,
-) -> int:
-    """Train one model on a synthetic task, as a config file says.
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TrainOptions:
+    """How one run is trained.
 
     Parameters
     ----------
-    config
-        YAML file with the sections task, model and train, or the name of a shipped one, such as mqar/quick (`rebased
-        list configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
-        --model.mixers.1.n_heads 4
     out
         Folder for the run. Default: runs/NAME-DIGEST, with the name of the config file and the digest of the run.
     resume
@@ -57,18 +49,28 @@ def train(
     wandb
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
-    return train_one(
-        SyntheticRunConfig,
-        find_config(config, "run"),
-        settings,
-        describe,
-        out=out,
-        resume=resume,
-        imports=imports,
-        tensorboard=tensorboard,
-        wandb=wandb,
-        to=to,
-    )
+
+    out: Path | None = None
+    resume: Annotated[bool, Parameter(negative="")] = False
+    imports: Imports = ()
+    tensorboard: Annotated[bool, Parameter(negative="")] = False
+    wandb: str | None = None
+
+
+DEFAULT = TrainOptions()
+
+
+def train(*settings: Settings, config: Path, options: TrainOptions = DEFAULT, to: Output = TO_TERMINAL) -> int:
+    """Train one model on a synthetic task, as a config file says.
+
+    Parameters
+    ----------
+    config
+        YAML file with the sections task, model and train, or the name of a shipped one, such as mqar/quick (`rebased
+        list configs` lists them). Any setting in it can be changed on the command line: --train.lr 3e-3
+        --model.mixers.1.n_heads 4
+    """
+    return train_one(SyntheticRunConfig, find_config(config, "run"), settings, options, describe, to)
 
 
 class Ended(NamedTuple):
@@ -83,26 +85,21 @@ def train_one(
     kind: type[RunConfig],
     file: Path,
     settings: Sequence[str],
+    options: TrainOptions,
     describe: Callable[[Any, RunResult], Ended],
-    *,
-    out: Path | None,
-    resume: bool,
-    imports: tuple[str, ...],
-    tensorboard: bool,
-    wandb: str | None,
     to: Output,
 ) -> int:
     """Train the run of a config file, print how it ended, and return the exit code. `describe` gives the result."""
     to.check()
-    for name in imports:
-        import_user_code(name)
+    imports, resume = options.imports, options.resume
+    import_all(imports)
     console, verb = to.console(), kind.kind.verb
     with each_warning_once(console):
         run = load_config(kind, file, parse_overrides(settings, options_of(kind)))
-    folder = out or Path("runs") / f"{file.stem}-{run.digest()}"
+    folder = options.out or Path("runs") / f"{file.stem}-{run.digest()}"
     if resume and (message := nothing_to_resume(folder)):
         say(console, message)
-    boards = dashboards(folder, tensorboard=tensorboard, wandb=wandb)
+    boards = dashboards(folder, tensorboard=options.tensorboard, wandb=options.wandb)
     try:
         with progress_sink(console) as sink:
             result = run_training(run, folder, resume=resume, sinks=[sink, *boards])

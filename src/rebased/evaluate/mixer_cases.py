@@ -66,25 +66,6 @@ def state_after(mixer: Any, x: Tensor) -> Any:
     return mixer.extend(x, state)[1] if x.shape[1] else state
 
 
-def forward_in_shards(mixer: Any, shards: list[Tensor]) -> Tensor:
-    """Return forward_shard of all shards, computed one after the other and put together: [B,T,D]."""
-    sent: list[list[Tensor]] = []  # of each shard, in the order of its calls
-    outputs = []
-    for rank, shard in enumerate(shards):
-        calls: list[Tensor] = []
-        sent.append(calls)
-
-        def gather_earlier(tensor: Tensor, calls: list[Tensor] = calls, rank: int = rank) -> Tensor:
-            calls.append(tensor)
-            earlier = [others[len(calls) - 1] for others in sent[:rank]]
-            return torch.stack(earlier) if earlier else tensor.new_empty(0, *tensor.shape)
-
-        outputs.append(check_output(mixer, shard, mixer.forward_shard(shard, gather_earlier), "forward_shard"))
-    counts = {len(calls) for calls in sent}
-    require(len(counts) == 1, f"shards call gather_earlier {sorted(counts)} times: processes would wait forever")
-    return torch.cat(outputs, dim=1)
-
-
 def require(condition: bool | Tensor, message: str) -> None:
     """Raise AssertionError with the message unless the condition holds."""
     if not condition:

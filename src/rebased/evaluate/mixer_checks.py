@@ -19,7 +19,6 @@ from rebased.evaluate.mixer_cases import (
     build_extendable,
     checked_forward,
     error_of,
-    forward_in_shards,
     random_inputs,
     require,
     require_near,
@@ -30,7 +29,6 @@ from rebased.evaluate.mixer_cases import (
 from rebased.mixers import (
     attention_map,
     call_extend,
-    can_shard,
     check_output,
     check_state_size,
     count_numbers,
@@ -225,17 +223,6 @@ def slots_are_extend(name: str, dtype: torch.dtype) -> None:
             after = state_after(mixer, x[slot : slot + 1, : begin + 9])
             for got, expected in zip(tensors_of(copies[slot]), tensors_of(after), strict=True):
                 require_near(got, expected, f"the state in slot {slot} after {begin + 9} tokens against that of extend")
-
-
-def shards_are_the_whole(name: str, count: int, dtype: torch.dtype) -> None:
-    """Check that forward_shard over `count` shards gives the outputs and gradients of forward."""
-    mixer, x = build(name, dtype), random_inputs(dtype=dtype).requires_grad_()
-    if not can_shard(mixer):
-        raise NotApplicable(f"mixer {name!r} has no forward_shard")
-    sharded = forward_in_shards(mixer, list(x.chunk(count, dim=1)))
-    require_same_function(
-        mixer, x, sharded, checked_forward(mixer, x), f"forward_shard over {count} shards against forward"
-    )
 
 
 def documents_are_apart(name: str, dtype: torch.dtype) -> None:

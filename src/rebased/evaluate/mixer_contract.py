@@ -87,7 +87,6 @@ def _list_checks() -> list[Check]:
         f"{_pieces(split)}, {name}": {"pieces": split, **dtype}
         for split, (name, dtype) in product(SPLITS, floats.items())
     }
-    shards = {f"n={n}, {name}": {"count": n, **dtype} for n, (name, dtype) in product((1, 3, 7, 21), floats.items())}
     leak = "the model is trained on tokens that it must predict"
     generation = "generation gives other tokens than training"
     lengths = {f"T={n}": {"length": n} for n in of.LENGTHS}
@@ -114,7 +113,6 @@ def _list_checks() -> list[Check]:
         ),
         *_checks(of.given_state_is_not_changed, "a prompt cannot be continued twice"),
         *_checks(of.slots_are_extend, generation, floats),
-        *_checks(of.shards_are_the_whole, "context parallelism trains another model", shards),
         *_checks(of.documents_are_apart, "a packed document sees another one", floats),
         *_checks(of.prompts_are_apart, "a prompt that is read together with others sees them", floats),
         *_checks(of.attention_map_is_forward, "a probe shows another matrix than the model uses", floats),

@@ -11,7 +11,6 @@ from rebased.mixers.checks import (
     check_state_size,
     named_errors,
 )
-from rebased.mixers.context_parallel import GatherEarlier, Shardable, can_shard
 from rebased.mixers.contract import (
     CONTEXT,
     FACTORY,
@@ -53,7 +52,6 @@ __all__ = [
     "Extendable",
     "ExtendsDocuments",
     "FusedSlots",
-    "GatherEarlier",
     "HasAttentionMap",
     "HasSimilarity",
     "HasSlots",
@@ -69,7 +67,6 @@ __all__ = [
     "QKTransform",
     "RWKVState",
     "ReBased",
-    "Shardable",
     "ShortConv",
     "SlidingWindow",
     "Slots",
@@ -79,7 +76,6 @@ __all__ = [
     "call_extend",
     "call_init_state",
     "can_extend",
-    "can_shard",
     "check_mixer_causality",
     "check_output",
     "check_state_size",

@@ -1,7 +1,7 @@
 """Softmax attention: the quadratic mixer that the others are measured against. Its state, a KV cache, grows."""
 
-import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 from rebased.mixers.slots import grown
@@ -23,8 +22,73 @@ class KVCache(NamedTuple):
     v: Tensor  # [B, t, H, W]
 
 
+class QKVAttention(nn.Module):
+    """What attention to all tokens and to a window share: one projection to q, k and v, an empty cache, its matrix."""
+
+    residual_projections: tuple[str, ...] = ("out_proj",)
+    spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
+    cache: Callable[[Tensor, Tensor], Any] = KVCache
+    """The class of the state, made of k and v."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        qkv_bias: bool,
+        dropout: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if n_heads < 1 or d_model % n_heads:
+            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout {dropout} is not a probability below 1")
+        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+
+    def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
+        """Return the empty cache before the first token: k and v [B,0,H,W].
+
+        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
+        """
+        return self.cache(*self._zeros((batch, 0, self.n_heads, self.d_model // self.n_heads), device, dtype))
+
+    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
+        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
+        return self.out_proj(weigh(attention, self._project(x)[2]).flatten(-2))
+
+    def attention_scores(self, x: Tensor) -> Tensor:
+        """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+        q, k = self._rotated(*self._project(x)[:2])
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+
+    def similarity(self, scores: Tensor) -> Tensor:
+        """Return exp(s) of scores s: any shape -> the same shape."""
+        return scores.exp()
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        check_input(self, x, self.qkv.weight)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
+        return q, k, v
+
+    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q [B,T,H,W] and k [B,S,H,W] as their products are taken; q are the last T of the S tokens."""
+        return q, k
+
+    def _zeros(
+        self, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return two tensors of this shape; device and dtype are those of the weights unless given."""
+        weight = self.out_proj.weight
+        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        return k, v
+
+
 @register_mixer("attention")
-class SoftmaxAttention(nn.Module):
+class SoftmaxAttention(QKVAttention):
     """Causal multi-head softmax attention through torch's fused kernels; one projection makes q, k and v.
 
     Maps x [B,T,D] to [B,T,D] and never looks ahead. Time is quadratic in T; the state is a KV cache and grows with the
@@ -45,9 +109,6 @@ class SoftmaxAttention(nn.Module):
         >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
 
-    residual_projections: tuple[str, ...] = ("out_proj",)
-    spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
-
     def __init__(
         self,
         d_model: int,
@@ -58,14 +119,7 @@ class SoftmaxAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        if n_heads < 1 or d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout {dropout} is not a probability below 1")
-        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+        super().__init__(d_model, n_heads, qkv_bias, dropout, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D].
@@ -83,28 +137,6 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self._project(x)
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[0], 1, -1)  # [B,1,T]
         return self._attend(q, k, v, mask=(documents.unsqueeze(3) == documents.unsqueeze(2)).tril())
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).
-
-        Each rank receives all earlier keys and values: a message that grows with the sequence.
-        """
-        q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=sys.maxsize)  # [B,s,H,2W]
-        past_k, past_v = past.chunk(2, dim=-1)
-        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
-
-    def init_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> KVCache:
-        """Return the empty cache before the first token: k and v [B,0,H,W].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
-        weight = self.out_proj.weight
-        shape = (batch, 0, self.n_heads, self.d_model // self.n_heads)
-        empty = torch.empty(shape, device=device or weight.device, dtype=dtype or weight.dtype)
-        return KVCache(empty, empty)
 
     def extend(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return (y [B,T,D], cache after x): forward() of tokens x [B,T,D] that follow those in the cache."""
@@ -124,9 +156,7 @@ class SoftmaxAttention(nn.Module):
         self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> "KVSlots":
         """Return empty caches for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
-        weight = self.out_proj.weight
-        shape = (count, self.n_heads, capacity, self.d_model // self.n_heads)
-        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        k, v = self._zeros((count, self.n_heads, capacity, self.d_model // self.n_heads), device, dtype)
         fuses = type(self) is SoftmaxAttention and is_plain(nn.Linear, self.qkv, self.out_proj)
         return (FusedKVSlots if fuses else KVSlots)(self, k, v)
 
@@ -135,20 +165,6 @@ class SoftmaxAttention(nn.Module):
         scores = self.attention_scores(x)
         return softmax_map(scores, torch.ones(scores.shape[2:], dtype=torch.bool, device=x.device).tril())
 
-    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
-        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
-        return self.out_proj(weigh(attention, self._project(x)[2]).flatten(-2))
-
-    def attention_scores(self, x: Tensor) -> Tensor:
-        """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
-        q, k, _ = self._project(x)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
-
-    def similarity(self, scores: Tensor) -> Tensor:
-        """Return exp(s) of scores s: any shape -> the same shape."""
-        return scores.exp()
-
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds after seq_len tokens: 2 seq_len D."""
         return 2 * seq_len * self.d_model
@@ -156,11 +172,6 @@ class SoftmaxAttention(nn.Module):
     def extra_repr(self) -> str:
         bias = self.qkv.bias is not None
         return f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={bias}, dropout={self.dropout}"
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_input(self, x, self.qkv.weight)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
-        return q, k, v
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""

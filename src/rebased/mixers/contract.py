@@ -10,7 +10,6 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
   whose steps are fused with what is around the mixer.
 - `forward_documents` keeps packed documents apart (Isolating, documents.py). `extend_documents` does so for documents
   that follow states (ExtendsDocuments, documents.py): several prompts are then read at once.
-- `forward_shard` lets several processes share one sequence (Shardable, context_parallel.py).
 - `forward_at` leaves out positions that are not wanted (AttendsAt, positions.py).
 - `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).

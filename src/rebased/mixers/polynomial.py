@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from rebased.mixers.attention_maps import weigh
 from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
-from rebased.mixers.context_parallel import GatherEarlier
 from rebased.mixers.positions import rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
@@ -26,7 +25,6 @@ from rebased.ops import (
     poly_attention_extend,
     poly_attention_extend_,
     poly_attention_map,
-    poly_state,
     poly_step_,
 )
 
@@ -161,18 +159,6 @@ class PolynomialAttention(nn.Module):
         """
         q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
         return self.proj_o(self.attend(q, k, v, cu_seqlens).flatten(-2)).view_as(x)
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py).
-
-        Each rank sends one state of constant size, however long the sequence is.
-        """
-        q, k, v = self.project(x)
-        kv, z = poly_state(k, v, coefficients=self.operator_coefficients())
-        before = gather_earlier(torch.cat([kv, z.unsqueeze(-1)], dim=-1)).sum(0)  # [B,H,F,V+1]: one message, not two
-        state = PolyState(kv=before[..., :-1].contiguous(), z=before[..., -1].contiguous())
-        o, _ = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
-        return self.proj_o(o.flatten(-2))
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
 
@@ -48,12 +47,6 @@ class PreviousToken(nn.Module):
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
         spaced, places = space_documents(x, cu_seqlens, gap=1)
         return self.forward(spaced).index_select(1, places).view_as(x)
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
-        zeros = self.init_state(len(x), device=x.device, dtype=x.dtype)
-        seen = torch.cat([zeros, tokens_before(x, gather_earlier, count=1)], dim=1)
-        return self.extend(x, seen[:, -1:])[0]
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the state before the first token, the last token seen: zeros [B,1,D].

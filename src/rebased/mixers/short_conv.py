@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input, check_torch_func, is_plain
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers, space_documents
 from rebased.mixers.slots import FixedSlots
@@ -63,12 +62,6 @@ class ShortConv(nn.Module):
         spaced, places = space_documents(x, cu_seqlens, gap=self.width - 1)
         y = short_conv(spaced, self.conv.weight.squeeze(1), self.conv.bias).index_select(1, places)
         return self._gate(y.view_as(x), x)
-
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
-        zeros = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
-        seen = torch.cat([zeros, tokens_before(x, gather_earlier, count=self.width - 1)], dim=1)
-        return self.extend(x, seen[:, seen.shape[1] - zeros.shape[1] :])[0]
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the state before the first token, the last width - 1 inputs: zeros [B, width - 1, D].

@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from rebased.mixers.attention_maps import softmax_map, weigh
+from rebased.mixers.attention import QKVAttention
+from rebased.mixers.attention_maps import softmax_map
 from rebased.mixers.checks import check_input
-from rebased.mixers.context_parallel import GatherEarlier, tokens_before
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
 
@@ -27,7 +27,7 @@ class WindowCache(NamedTuple):
 
 
 @register_mixer("sliding_window")
-class SlidingWindow(nn.Module):
+class SlidingWindow(QKVAttention):
     """Causal multi-head softmax attention in which a token sees itself and the window - 1 tokens before it.
 
     Maps x [B,T,D] to [B,T,D]. Time is linear in T; the state is a KV cache of at most window - 1 tokens.
@@ -50,8 +50,7 @@ class SlidingWindow(nn.Module):
         >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
 
-    residual_projections: tuple[str, ...] = ("out_proj",)
-    spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
+    cache = WindowCache
 
     def __init__(
         self,
@@ -65,19 +64,12 @@ class SlidingWindow(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(d_model, n_heads, qkv_bias, dropout, device, dtype)
         if window < 1:
             raise ValueError(f"window {window} sees nothing; choose at least 1, the token itself")
-        if n_heads < 1 or d_model % n_heads:
-            raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
         if rotary and d_model // n_heads % 2:
             raise ValueError(f"rotary rotates pairs of features; a head of {d_model // n_heads} is odd: change n_heads")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout {dropout} is not a probability below 1")
-        self.d_model, self.n_heads, self.window = d_model, n_heads, window
-        self.rotary, self.dropout = rotary, dropout
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+        self.window, self.rotary = window, rotary
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention within the window: x [B,T,D] -> [B,T,D].
@@ -92,25 +84,6 @@ class SlidingWindow(nn.Module):
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[:2])  # [B,T]
         return self._attend_after(*self._project(x), documents)
 
-    def forward_shard(self, x: Tensor, gather_earlier: GatherEarlier) -> Tensor:
-        """Return forward() of the whole sequence at this rank's shard x [B,T,D] (mixers/context_parallel.py)."""
-        q, k, v = self._project(x)
-        past = tokens_before(torch.cat([k, v], dim=-1), gather_earlier, count=self.window - 1)  # [B,s,H,2W]
-        past_k, past_v = past.chunk(2, dim=-1)
-        return self._attend_after(q, torch.cat([past_k, k], dim=1), torch.cat([past_v, v], dim=1))
-
-    def init_state(
-        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> WindowCache:
-        """Return the empty cache before the first token: k and v [B,0,H,W].
-
-        `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
-        """
-        weight = self.out_proj.weight
-        shape = (batch, 0, self.n_heads, self.d_model // self.n_heads)
-        empty = torch.empty(shape, device=device or weight.device, dtype=dtype or weight.dtype)
-        return WindowCache(empty, empty)
-
     def extend(self, x: Tensor, state: WindowCache) -> tuple[Tensor, WindowCache]:
         """Return (y [B,T,D], cache after x): forward() of tokens x [B,T,D] that follow those the cache has seen."""
         q, k, v = self._project(x)
@@ -124,29 +97,14 @@ class SlidingWindow(nn.Module):
         self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> "WindowSlots":
         """Return empty caches of one window for `count` sequences of any length, for decoding (mixers/slots.py)."""
-        weight = self.out_proj.weight
-        shape = (count, self.n_heads, self.window, self.d_model // self.n_heads)
-        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
-        return WindowSlots(self, k, v)
+        return WindowSlots(
+            self, *self._zeros((count, self.n_heads, self.window, self.d_model // self.n_heads), device, dtype)
+        )
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the attention matrix without dropout, zero outside the window: x [B,T,D] -> [B,H,T,T]."""
         T = x.shape[1]
         return softmax_map(self.attention_scores(x), _band(T, T, 0, self.window, x.device))
-
-    def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
-        """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
-        return self.out_proj(weigh(attention, self._project(x)[2]).flatten(-2))
-
-    def attention_scores(self, x: Tensor) -> Tensor:
-        """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
-        q, k = self._rotated(*self._project(x)[:2])
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
-
-    def similarity(self, scores: Tensor) -> Tensor:
-        """Return exp(s) of scores s: any shape -> the same shape."""
-        return scores.exp()
 
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds: 2 min(seq_len, window - 1) D."""
@@ -158,11 +116,6 @@ class SlidingWindow(nn.Module):
             f"d_model={self.d_model}, n_heads={self.n_heads}, window={self.window}, rotary={self.rotary}, "
             f"qkv_bias={bias}, dropout={self.dropout}"
         )
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_input(self, x, self.qkv.weight)
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
-        return q, k, v
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""

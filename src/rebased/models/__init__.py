@@ -6,7 +6,7 @@ from rebased.models.decoder import Decoder
 from rebased.models.generation import Generated, Generation, Token
 from rebased.models.job import FinishReason
 from rebased.models.language_model import LanguageModel
-from rebased.models.network import IGNORE, LMState, Network, Shard
+from rebased.models.network import IGNORE, LMState, Network
 from rebased.models.options import GenerateOptions
 from rebased.models.presets import preset, preset_names
 from rebased.models.sampling import Sampling
@@ -26,7 +26,6 @@ __all__ = [
     "MixerConfig",
     "Network",
     "Sampling",
-    "Shard",
     "Stepped",
     "Token",
     "check_causality",

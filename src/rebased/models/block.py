@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from rebased.mixers import (
     CONTEXT,
-    GatherEarlier,
     Slots,
     call_extend,
     check_output,
@@ -103,21 +102,16 @@ class Block(nn.Module):
         self.norm2 = None if is_mamba else LayerNorm(D, **factory)
         self.mlp = MLP(D, config.mlp_ratio * D, **factory) if config.mlp_ratio else nn.Identity()
 
-    def forward(
-        self, x: Tensor, cu_seqlens: Tensor | None = None, gather_earlier: GatherEarlier | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the layer's output: x [B,T,D] -> [B,T,D]. Arguments as in `mix`."""
-        return self.feed(self.mix(x, cu_seqlens, gather_earlier))
+        return self.feed(self.mix(x, cu_seqlens))
 
-    def mix(self, x: Tensor, cu_seqlens: Tensor | None = None, gather_earlier: GatherEarlier | None = None) -> Tensor:
+    def mix(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return u = x + Mixer(norm1(x)), [B,T,D] -> [B,T,D]: the only place where positions meet.
 
-        With `cu_seqlens` [n+1] packed documents do not see each other (mixers/documents.py). With `gather_earlier` x is
-        this rank's shard of a sequence (mixers/context_parallel.py).
+        With `cu_seqlens` [n+1] packed documents do not see each other (mixers/documents.py).
         """
         y = self.norm1(x, dtype=matmul_dtype(x))
-        if gather_earlier is not None:
-            return x + check_output(self.mixer, y, self.mixer.forward_shard(y, gather_earlier), "forward_shard")
         if cu_seqlens is not None:
             return x + check_output(self.mixer, y, forward_documents(self.mixer, y, cu_seqlens), "forward_documents")
         return x + check_output(self.mixer, y, self.mixer(y))

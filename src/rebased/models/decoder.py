@@ -118,23 +118,6 @@ class Decoder:
             yield state
 
     @torch.no_grad()
-    def prefill_together(
-        self, prompts: Sequence[Sequence[int]], states: Sequence[LMState] | None = None
-    ) -> list[LMState]:
-        """Return the states after several prompts of any lengths, read in one pass.
-
-        It is `prefill` of each, but for rounding. Each follows the tokens that its state has read, if there are states.
-        All are held at once: for prompts of many tokens use `prefill_chunks`, one after the other.
-        """
-        before = [self.model.init_state(1) for _ in prompts] if states is None else list(states)
-        read = [number for number, prompt in enumerate(prompts) if len(prompt)]
-        if read:
-            _, after = self.model.extend_documents([prompts[n] for n in read], [before[n] for n in read])
-            for number, state in zip(read, after, strict=True):
-                before[number] = state
-        return before
-
-    @torch.no_grad()
     def put(
         self,
         slot: int,

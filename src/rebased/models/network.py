@@ -11,11 +11,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from rebased.mixers import (
-    GatherEarlier,
     Slots,
     call_init_state,
     can_extend,
-    can_shard,
     check_state_size,
     find_residual_projections,
     mixer_name,
@@ -35,13 +33,6 @@ class LMState(NamedTuple):
 
     position: int  # number of tokens read
     layers: tuple[Any, ...]  # the state of each layer's mixer
-
-
-class Shard(NamedTuple):
-    """What one rank needs to know under context parallelism (mixers/context_parallel.py)."""
-
-    start: int  # position of the shard's first token in the whole sequence
-    gather_earlier: GatherEarlier
 
 
 class Network(nn.Module):
@@ -89,27 +80,23 @@ class Network(nn.Module):
                 with named_errors(block.mixer, "in init_weights"):
                     block.mixer.init_weights()
 
-    def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None, shard: Shard | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """Return the last layer's features after the final norm: tokens [B,T] -> [B,T,D].
 
         `cu_seqlens` [n+1], int32 or int64, says where documents begin in the B*T tokens (every row begins one); its
         last number is B*T. Each document is then computed as if it were alone: none sees another, and positions count
-        from its own first token. With `shard` the tokens are this rank's shard of longer sequences. Inside
-        `rebased.ops.batch_invariant` neither is possible.
+        from its own first token. Inside `rebased.ops.batch_invariant` it is not possible.
         """
         if is_batch_invariant() and tokens.numel():
-            if cu_seqlens is not None or shard is not None:
-                raise ValueError("batch_invariant reads each row by itself; leave out cu_seqlens and shard")
+            if cu_seqlens is not None:
+                raise ValueError("batch_invariant reads each row by itself; leave out cu_seqlens")
             return self._hidden_by_rows(tokens)
-        if shard is not None:
-            self._check_shardable(cu_seqlens)
-        x = self._embed(tokens, 0 if shard is None else shard.start, cu_seqlens)
-        gather_earlier = None if shard is None else shard.gather_earlier
+        x = self._embed(tokens, 0, cu_seqlens)
         for block in self.blocks:
             if self.recompute and self.training:
-                x = checkpoint(block, x, cu_seqlens, gather_earlier, use_reentrant=False)
+                x = checkpoint(block, x, cu_seqlens, use_reentrant=False)
             else:
-                x = block(x, cu_seqlens, gather_earlier)
+                x = block(x, cu_seqlens)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -248,16 +235,6 @@ class Network(nn.Module):
                 features.append(made)
             rows.append(torch.cat(features, dim=1))
         return torch.cat(rows)[:, :T]
-
-    def _check_shardable(self, cu_seqlens: Tensor | None) -> None:
-        if cu_seqlens is not None:
-            raise ValueError("context parallelism cannot keep packed documents apart; leave out cu_seqlens")
-        for block in self.blocks:
-            if not can_shard(block.mixer):
-                raise ValueError(
-                    f"mixer {mixer_name(block.mixer)!r} has no forward_shard, so processes cannot share a sequence; "
-                    "choose other mixers, or another way to train in parallel"
-                )
 
     def _embed(self, tokens: Tensor, start: int, cu_seqlens: Tensor | None = None) -> Tensor:
         if tokens.ndim != 2:

@@ -6,7 +6,6 @@ loaded.
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ WEIGHTS = "model.safetensors"
 FORMAT = "rebased-1"
 CHECKSUM = "sha256"
 REMEDY = "copy it again from where it was made, or train it again"
-
-logger = logging.getLogger("rebased")
 
 
 def save_model(model: LanguageModel, folder: Path) -> None:
@@ -51,23 +48,21 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     """Return the trained model of a run's folder, or of one model.safetensors file, on `device` and in eval mode.
 
     Raises ValueError if the file's checksum is not that of its contents, or if its tensors are not those of the model
-    that its config describes. A file of an older version has no checksum: that is logged as a warning. Weights that
-    were saved in half precision are returned in fp32. Random number streams are left as they are.
+    that its config describes. Weights that were saved in half precision are returned in fp32. Random number streams
+    are left as they are.
     """
     path = _file(path)
     try:
         with safe_open(path, framework="pt") as file:
             about = _about(path, file.metadata())
-            if CHECKSUM not in about:
-                logger.warning("%s has no checksum, so damage to it cannot be noticed: an older version wrote it", path)
-            elif _checksum(about, file.keys(), file.get_tensor) != about[CHECKSUM]:
+            if _checksum(about, file.keys(), file.get_tensor) != about[CHECKSUM]:
                 raise ValueError(f"{path} is damaged: its checksum is not that of its contents; {REMEDY}")
             model = _build(path, about["model"])
             there = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict; mapped, not read
-            if CHECKSUM in about and any(tensor.dtype == torch.float64 for tensor in there.values()):
+            if any(tensor.dtype == torch.float64 for tensor in there.values()):
                 model = model.double()
             own = _tensors(model)
-            _check_kinds(path, there, own, converted=CHECKSUM in about)
+            _check_kinds(path, there, own)
             with torch.no_grad():
                 for name, tensor in own.items():
                     tensor.copy_(there[name])
@@ -76,11 +71,11 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Language
     return model.to(device).eval()
 
 
-def model_checksum(path: Path | str) -> str | None:
-    """Return the checksum that a run's folder or a model.safetensors names; None for a file of an older version."""
+def model_checksum(path: Path | str) -> str:
+    """Return the checksum that a run's folder or a model.safetensors names."""
     path = _file(path)
     with safe_open(path, framework="pt") as file:
-        checksum: str | None = _about(path, file.metadata()).get(CHECKSUM)
+        checksum: str = _about(path, file.metadata())[CHECKSUM]
     return checksum
 
 
@@ -109,7 +104,7 @@ def _about(path: Path, metadata: dict[str, str] | None) -> dict[str, Any]:
             raise ValueError(f"{path} is an export for transformers; give the folder of the run that it was made from")
         remedy = f"give a {WEIGHTS} that `rebased train` or `rebased lm train` wrote"
         raise ValueError(f"{path} does not say which model it holds; {remedy}")
-    if about.keys() - {CHECKSUM} != {"format", "model"}:  # a misspelt checksum must not pass for a file without one
+    if about.keys() != {"format", "model", CHECKSUM}:
         raise ValueError(f"{path} is damaged: its metadata has the entries {', '.join(about)}; {REMEDY}")
     return about
 
@@ -136,12 +131,10 @@ def _build(path: Path, config: dict[str, Any]) -> LanguageModel:
         raise ValueError(f"{path}: the model's config is not one that this version knows: {explain(error)}") from error
 
 
-def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor], converted: bool) -> None:
-    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model.
-
-    `converted`: a tensor may have another floating dtype. So it may if the checksum covers that dtype.
-    """
-    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name), converted)]
+def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise ValueError if the names, shapes and dtypes in the file are not those of the model. A tensor may have
+    another floating dtype, which the checksum covers."""
+    odd = [name for name in own.keys() | there.keys() if not _are_alike(there.get(name), own.get(name))]
     if odd:
         name = min(odd)
         raise ValueError(
@@ -150,11 +143,11 @@ def _check_kinds(path: Path, there: dict[str, Tensor], own: dict[str, Tensor], c
         )
 
 
-def _are_alike(a: Tensor | None, b: Tensor | None, converted: bool) -> bool:
-    """True if both are there, of one shape and dtype; or both floating, if they may be converted."""
+def _are_alike(a: Tensor | None, b: Tensor | None) -> bool:
+    """True if both are there, of one shape, and of one dtype or both floating."""
     if a is None or b is None or a.shape != b.shape:
         return False
-    return a.dtype == b.dtype or (converted and a.is_floating_point() and b.is_floating_point())
+    return a.dtype == b.dtype or (a.is_floating_point() and b.is_floating_point())
 
 
 def _tensors(model: LanguageModel) -> dict[str, Tensor]:

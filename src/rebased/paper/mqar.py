@@ -98,20 +98,19 @@ def rank(group: Group) -> tuple[bool, int, int, int, int]:
 def departures_of(run: Run) -> list[str]:
     """The settings in which a run differs from the paper's, in words; all but STATED are departures."""
     found, train, task = deviations(run), run.settings["train"], run.settings["task"]
-    if isinstance(train.get("give_up"), dict):
+    if train["give_up"] is not None:
         found.append("runs that learned nothing early were ended")
-    if train.get("stop_above", STOP_ABOVE) != STOP_ABOVE:
+    if train["stop_above"] != STOP_ABOVE:
         found.append(f"runs end at accuracy {train['stop_above']} instead of {STOP_ABOVE}")
-    if task.get("seeds", "shared") != "shared":
+    if task["seeds"] != "shared":
         found.append("data drawn anew for every seed")
     return found
 
 
 def is_papers_model(run: Run) -> bool:
-    """Whether a run's model and task are the paper's, and not ones with other heads, norms, similarities or fillers.
-    Settings that a record does not have are those of older code, which had the paper's."""
+    """Whether a run's model and task are the paper's, and not ones with other heads, norms, similarities or fillers."""
     task, model = run.settings["task"], run.settings["model"]
-    if any(task.get(key, value) != value for key, value in TASK.items()):
+    if any(task.get(key) != value for key, value in TASK.items()):
         return False
     if run.model not in (*PRESETS, *KERNEL_ORDER):
         return False
@@ -123,8 +122,8 @@ def is_papers_model(run: Run) -> bool:
 
 
 def same_settings(ours: Mapping[str, Any], papers: Mapping[str, Any]) -> bool:
-    """Whether the settings that both have are equal, but for those that follow from elsewhere."""
-    return all(ours.get(key) in (None, value) for key, value in papers.items() if key not in FREE)
+    """Whether the settings are equal, but for those that follow from elsewhere."""
+    return all(ours.get(key) == value for key, value in papers.items() if key not in FREE)
 
 
 @cache

@@ -28,8 +28,8 @@ _SETTINGS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
 PAPER_TASK = "mqar"
 HEADS = 12  # in the authors' code; the paper does not give them for Table 1
 OTHER_HEADS = "other heads than the authors' code"
-NEOX_TOKENS = 50277  # of the paper's tokenizer, that of GPT-NeoX-20B
-NEOX_VOCABULARY = "a1730488dadb984eb5d266a250c058985c971c5118d043a52fc8b244b5e60b89"  # its digest (data/tokenizer.py)
+# The digest (data/tokenizer.py) of the paper's tokenizer, that of GPT-NeoX-20B.
+NEOX_VOCABULARY = "a1730488dadb984eb5d266a250c058985c971c5118d043a52fc8b244b5e60b89"
 PAPER_NOTE = (
     "The paper's models have 127 to 157 million parameters, its text is the Pile, and it shows no spread: "
     "signs and ratios can be compared, levels cannot."
@@ -91,14 +91,8 @@ def is_of_table_3(run: Run) -> bool:
 
 
 def other_tokenizer(run: Run) -> str:
-    """'of another tokenizer' unless the model has the paper's. A record without a digest of the vocabulary is judged by
-    its size."""
-    corpus = run.lines[0]["corpus"]
-    if "vocabulary" in corpus:
-        alike = corpus["vocabulary"] == NEOX_VOCABULARY
-    else:
-        alike = corpus.get("vocab_size") == NEOX_TOKENS
-    return "" if alike else "of another tokenizer"
+    """'of another tokenizer' unless the model has the paper's."""
+    return "" if run.lines[0]["corpus"].get("vocabulary") == NEOX_VOCABULARY else "of another tokenizer"
 
 
 def deviations(run: Run) -> list[str]:
@@ -107,8 +101,8 @@ def deviations(run: Run) -> list[str]:
     for name, path, papers in _SETTINGS:
         ours: Any = run.settings
         for key in path:
-            ours = ours.get(key)
-        if ours not in (papers, None):  # other versions of the code may not have had that setting
+            ours = ours[key]
+        if ours != papers:
             found.append(
                 f"{name} {ours:,} instead of {papers:,}"
                 if isinstance(ours, int) and not isinstance(papers, str)

@@ -7,13 +7,15 @@ from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rebased.config import plural
 from rebased.files import replacing
-from rebased.report.drawing import Panels
 from rebased.report.prose import shortened
 from rebased.runs.finished import Run
+
+if TYPE_CHECKING:
+    from rebased.report.drawing import Panels
 
 GENERATOR = "rebased report"
 
@@ -54,7 +56,7 @@ class Page(NamedTuple):
         )
 
 
-def figure(picture: Panels | str, caption: str) -> str:
+def figure(picture: "Panels | str", caption: str) -> str:
     """A <figure>: panels, or pictures as HTML, above a caption. The page's script lets the reader save panels."""
     below = f"<figcaption>{escape(caption)}</figcaption>"
     if isinstance(picture, str):

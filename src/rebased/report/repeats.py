@@ -7,7 +7,6 @@ from rebased.config import plural
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
-from rebased.runs.record_schema import is_of_language_model
 
 SCORES = ("test", "valid", "accuracy")  # of an end line: what a run was found to reach
 
@@ -27,12 +26,7 @@ class Repeat(NamedTuple):
 def outcome(run: Run) -> list[Any]:
     """What a run computed, without times and places: equal for two runs that agree to the last digit."""
     lines: list[Any] = [[line["epoch"], line["test"], line.get("held_out")] for line in run.epochs]
-    return [*lines, run.status, {key: without_distances(run.lines[-1].get(key)) for key in SCORES}]
-
-
-def without_distances(score: Any) -> Any:
-    """A score without AR tokens by distance, which older records do not have."""
-    return {key: value for key, value in score.items() if key != "by_distance"} if isinstance(score, dict) else score
+    return [*lines, run.status, {key: run.lines[-1].get(key) for key in SCORES}]
 
 
 def find_repeats(found: Collection) -> list[Repeat]:
@@ -72,7 +66,7 @@ def repeat_table(repeats: Sequence[Repeat]) -> Table:
 
 def score(run: Run) -> str:
     """The result of a run: its best test accuracy, or the test perplexity of a language model."""
-    if not is_of_language_model(run.lines[0]):
+    if run.kind.has_epochs:
         return f"{run.best.accuracy:.4f}"
     try:
         return f"perplexity {run.lines[-1]['test']['all']['perplexity']:.3f}"

@@ -19,7 +19,7 @@ from rebased.config import plural
 from rebased.files import replacing
 from rebased.runs.finished import Run
 from rebased.runs.record import CHANGED, OPENERS, RECORD, TooLarge, scan
-from rebased.runs.record_schema import MAX_LINES, MAX_TEXT, check_run, is_of_language_model, is_whole, is_whole_epoch
+from rebased.runs.record_schema import MAX_LINES, MAX_TEXT, check_run, is_whole, is_whole_epoch
 from rebased.runs.sweep_log import LOG, SweepLog
 
 ENDED = ("done", "diverged")  # the statuses of runs that have a result
@@ -75,7 +75,7 @@ def gather(paths: Sequence[Path], on_progress: Callable[[int, int], None] = lamb
         for log in sorted(path.rglob(LOG)) if path.is_dir() else ():
             read_sweep(log.parent, found)
     for run in runs.values():
-        (found.lm_runs if is_of_language_model(run.lines[0]) else found.runs).append(run)
+        (found.runs if run.kind.has_epochs else found.lm_runs).append(run)
     return found
 
 
@@ -83,7 +83,7 @@ def completeness(run: Run) -> tuple[bool, bool, int, int]:
     """A sort key: of several records of one run, the greatest is kept. One that has ended comes first, then one that
     lacks no epoch. The number of lines of a run that has ended does not count, because it depends on the result: a run
     that solves its task stops early, and a compact record keeps the best epoch. A language model's does not depend."""
-    if run.status in ENDED and not is_of_language_model(run.lines[0]):
+    if run.status in ENDED and run.kind.has_epochs:
         return True, not run.lacks_epochs, 0, 0
     return run.status in ENDED, False, len(run.epochs), len(run.lines)
 

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from rebased.config import plural
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
-from rebased.runs.configs import parse_run
+from rebased.runs.configs import parse_run, run_kind
 from rebased.runs.protocol import Reported, reported
 from rebased.runs.provenance import processor_name
 from rebased.runs.record import read_record
-from rebased.runs.record_schema import is_of_language_model
+from rebased.runs.run_config import RunKind
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import AnyTask
@@ -40,6 +40,11 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """The config as the record has it. It may have been written by other code or name a user's own mixers."""
         return self.lines[0]["config"]
+
+    @property
+    def kind(self) -> RunKind:
+        """Its kind: a run on a synthetic task, or on text."""
+        return run_kind(self.settings)
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
@@ -88,7 +93,7 @@ class Run:
         if self.lines[-1]["type"] != "end":
             return "unfinished"
         said: str = self.lines[-1]["status"]
-        return "damaged" if said == "done" and not (self.epochs or is_of_language_model(self.lines[0])) else said
+        return "damaged" if said == "done" and self.kind.has_epochs and not self.epochs else said
 
     @property
     def gave_up(self) -> bool:
@@ -106,8 +111,8 @@ class Run:
     @property
     def lacks_epochs(self) -> bool:
         """True if epochs are missing in the record: they are 1, 2, ... to its last step. Damaged lines are left out
-        when a record is read, and the best epoch may be among them. A language model has no epochs."""
-        if is_of_language_model(self.lines[0]):
+        when a record is read, and the best epoch may be among them."""
+        if not self.kind.has_epochs:
             return False
         if [line["epoch"] for line in self.epochs] != list(range(1, len(self.epochs) + 1)):
             return True

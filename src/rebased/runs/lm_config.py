@@ -55,10 +55,10 @@ class LMTrainConfig(Config):
     )
     capture: bool = Field(False, description="on one GPU, replay the step as a CUDA graph")
     recompute: bool = Field(False, description="gradient checkpointing: a block's activations are computed twice")
-    parallel: Literal["none", "ddp", "fsdp", "context"] = Field(
+    parallel: Literal["none", "ddp", "fsdp"] = Field(
         "none",
-        description="what torchrun's processes divide: the sequences of a step, each process with all weights (ddp) or "
-        "a shard of every weight (fsdp); or the tokens of each sequence, each process with all weights (context)",
+        description="how torchrun's processes divide the sequences of a step: each with all weights (ddp) or "
+        "with a shard of every weight (fsdp)",
     )
     log_every: int = Field(10, ge=1, le=10**6, description="steps between two lines of the record")
     eval_every: int | None = Field(500, ge=1, description="steps between two evaluations; none: only at the end")
@@ -113,8 +113,6 @@ class LMRunConfig(RunConfig):
                 f"data.seq_len {self.data.seq_len} is more than the model's {limit} learned positions; "
                 f"set model.max_len to {self.data.seq_len} (or leave it out), or choose a shorter data.seq_len"
             )
-        if self.train.parallel == "context" and self.data.isolate_documents:
-            raise ValueError("parallel: context cannot isolate documents (data.isolate_documents); use ddp or fsdp")
         return self
 
 
@@ -122,7 +120,7 @@ class LMKind(RunKind):
     """Runs on text."""
 
     config_class = LMRunConfig
-    section, metric, verb = "data", "perplexity", "lm train"
+    section, metric, has_epochs, verb = "data", "perplexity", False, "lm train"
 
     def result(self, end: dict[str, Any]) -> float | None:
         return end["valid"]["all"]["perplexity"] if "valid" in end else None

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from rebased.config import short
+from rebased.runs.configs import run_kind
 from rebased.runs.record import is_line
 
 MAX_LINES = 10**6  # of one record: a line per ten steps of ten million
@@ -135,6 +136,9 @@ class _LMRun(Part):
     config: _LMConfig
 
 
+_RUNS: dict[str, type[Part]] = {"task": _SyntheticRun, "data": _LMRun}  # by the section of the config
+
+
 class _Split(Part):
     accuracy: Share
     by_length: dict[Number, Share]
@@ -213,14 +217,9 @@ def is_whole_epoch(line: dict[str, Any], run: dict[str, Any]) -> bool:
     return _fits(_Epoch, line) and (not run["config"].get("task", {}).get("held_out") or bool(line.get("held_out")))
 
 
-def is_of_language_model(run: dict[str, Any]) -> bool:
-    """True if a record's first line is that of a language model: it names a text."""
-    return "corpus" in run
-
-
 def check_run(run: dict[str, Any]) -> None:
     """Raise ValueError if a record's first line lacks something that a report needs, or has an impossible setting."""
-    check(_LMRun if is_of_language_model(run) else _SyntheticRun, run)
+    check(_RUNS[run_kind(run.get("config")).section], run)
     left = [run["config"]]
     while left:
         node = left.pop()

@@ -76,6 +76,8 @@ class RunKind(ABC):
     """The section of the config that says what the model is trained on. No other kind has it."""
     metric: ClassVar[Literal["accuracy", "perplexity"]]
     """What a run is judged by."""
+    has_epochs: ClassVar[bool]
+    """True if a record has a line per epoch, with its test accuracy."""
     verb: ClassVar[str]
     """The command that trains such a run: `rebased VERB --config FILE`."""
 

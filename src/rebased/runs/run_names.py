@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.runs.lm_config import LMRunConfig
-from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import DEFAULT_TASK, Task, task_class
 from rebased.tasks import task_names as registered_tasks
 
@@ -42,7 +42,6 @@ VARIANTS = {  # of ReBased: (argument, value) and what is added to its name
 # Settings that are never part of a model's name: axes of tables, execution settings, and what follows from the task.
 AXES = ("train.seed", "train.lr", "model.d_model")
 EXECUTION = tuple(dict.fromkeys((*SyntheticRunConfig.execution, *LMRunConfig.execution, "train.protocol", "backend")))
-DEFAULTS = SyntheticTrainConfig().model_dump(mode="json")  # for settings that a record of older code may lack
 PARTS = ("train", "test")
 FOLLOWS = ("model.max_len", "model.vocab_size")
 
@@ -111,7 +110,7 @@ def text_name(data: dict[str, Any]) -> str:
 
 def sizes_of(task: dict[str, Any]) -> str:
     """The sizes of a task's sequences: "T = 256, 64 pairs"; training → test if they differ."""
-    name = task.get("name", DEFAULT_TASK)
+    name = task["name"]
     trained, tested = (describe_segments(task[part], words_of(task)) for part in PARTS)
     sizes = trained if trained == tested else f"{trained} → {tested}"
     return sizes if name == DEFAULT_TASK else f"{name}, {sizes}"
@@ -119,7 +118,7 @@ def sizes_of(task: dict[str, Any]) -> str:
 
 def words_of(task: dict[str, Any]) -> Mapping[str, str]:
     """How the fields of a task's segments are written; for an unknown task, those that every task has."""
-    name = task.get("name", DEFAULT_TASK)
+    name = task["name"]
     return (task_class(name) if name in registered_tasks() else Task).segment_words
 
 
@@ -150,8 +149,7 @@ def model_names(runs: Sequence[dict[str, Any]], tasks: Sequence[str]) -> list[Mo
 
 def distinguishing_settings(run: dict[str, Any]) -> dict[str, Any]:
     """The settings of a model and its training that can distinguish it from others."""
-    model = run["model"]
-    train = DEFAULTS | run["train"] if "task" in run else run["train"]
+    model, train = run["model"], run["train"]
     if isinstance(train.get("give_up"), dict):  # one setting, so that runs with and without it differ in it
         train = train | {"give_up": " ".join(f"{key} {value}" for key, value in train["give_up"].items())}
     leaves = flatten({"model": model, "train": train})

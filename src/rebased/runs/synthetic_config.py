@@ -115,7 +115,7 @@ class SyntheticKind(RunKind):
     """Runs on a synthetic task."""
 
     config_class = SyntheticRunConfig
-    section, metric, verb = "task", "accuracy", "train"
+    section, metric, has_epochs, verb = "task", "accuracy", True, "train"
 
     def result(self, end: dict[str, Any]) -> float | None:
         return end.get("accuracy")

@@ -53,7 +53,7 @@ def assert_same_run(folder: Path, alone: Path) -> None:
     assert measured["by_distance"] == [pytest.approx(each, rel=TRAINED) for each in expected["by_distance"]]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "context"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_have_the_losses_of_one(text: Path, alone: Path, tmp_path: Path, parallel: str) -> None:
     assert wait(start_world(2, run, config_of(text, parallel), tmp_path / "run")) == [0, 0]
     record = read_record(tmp_path / "run")
@@ -155,10 +155,6 @@ def test_a_mistake_ends_all_processes(text: Path, tmp_path: Path) -> None:
         (
             {"train": {"batch_size": 3}},
             "train.batch_size 3 cannot be divided among 2 processes; choose a multiple of 2",
-        ),
-        (
-            {"train": {"parallel": "context"}, "data": {"seq_len": 15}},
-            "data.seq_len 15 cannot be divided among 2 processes; choose a multiple of 2",
         ),
     ],
 )

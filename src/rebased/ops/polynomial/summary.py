@@ -1,4 +1,4 @@
-"""The state after some tokens, without their outputs: what one shard of a sequence sends to the shards after it.
+"""The state after some tokens, without their outputs: the states of consecutive shards of a sequence add up.
 
     S = sum_j phi(k_j) v'_j^T      dv'_j = S_bar^T phi(k_j)      dk_j = (d phi / dk_j)^T (S_bar v'_j)
 

@@ -71,15 +71,9 @@ class LMTraining(TrainingKind):
 
 def why_not_shared(config: LMRunConfig, size: int) -> str | None:
     """An error message if `size` processes cannot train this run together; None if they can."""
-    train, T = config.train, config.data.seq_len
+    train = config.train
     if train.parallel == "none":
-        return f"torchrun started {size} processes and train.parallel is none; set it to ddp, fsdp or context"
-    if train.parallel == "context":
-        return (
-            f"data.seq_len {T} cannot be divided among {size} processes; choose a multiple of {size}"
-            if T % size
-            else None
-        )
+        return f"torchrun started {size} processes and train.parallel is none; set it to ddp or fsdp"
     if train.batch_size % size:
         return (
             f"train.batch_size {train.batch_size} cannot be divided among {size} processes; choose a multiple of {size}"

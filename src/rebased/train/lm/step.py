@@ -16,7 +16,6 @@ from rebased.runs.lm_config import LMTrainConfig
 from rebased.runs.run_config import Precision
 from rebased.runs.schedule import step_lr
 from rebased.train.cuda_graph import CudaGraphs
-from rebased.train.lm.context_parallel import ContextParallel
 from rebased.train.oom import update
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast, choose_precision
@@ -26,17 +25,14 @@ from rebased.train.world import World
 class TokenLoss(nn.Module):
     """The model and its loss as one module: this is what is compiled, replicated (ddp) or sharded (fsdp)."""
 
-    def __init__(self, model: LanguageModel, precision: Precision, context: ContextParallel | None = None) -> None:
+    def __init__(self, model: LanguageModel, precision: Precision) -> None:
         super().__init__()
-        self.model, self.precision, self.context = model, precision, context
+        self.model, self.precision = model, precision
 
     def forward(self, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        """The summed loss in nats, a scalar: tokens, labels [B,T]. With context parallelism labels are [B,T/size]."""
+        """The summed loss in nats, a scalar: tokens, labels [B,T]."""
         with autocast(self.precision, tokens.device):
-            if self.context is None:
-                hidden = self.model.hidden(tokens, cu_seqlens)
-            else:
-                hidden = self.context.hidden(self.model, tokens)
+            hidden = self.model.hidden(tokens, cu_seqlens)
             return linear_cross_entropy(hidden.flatten(0, 1), self.model.embedding.weight, labels.flatten())
 
 
@@ -53,21 +49,11 @@ class LMStep:
         self.precision = choose_precision(config.precision, world.device)
         self.model = model.to(world.device)
         self.model.recompute = config.recompute
-        self.context = ContextParallel() if world.size > 1 and config.parallel == "context" else None
-        self.loss: nn.Module = self._parallelise(TokenLoss(self.model, self.precision, self.context))
+        self.loss: nn.Module = self._parallelise(TokenLoss(self.model, self.precision))
         use_graphs = config.capture and world.device.type == "cuda" and world.size == 1 and not config.recompute
         self.graphs = CudaGraphs(world.device) if use_graphs else None
         self.optimiser = build_optimiser(self.model, config, decay=config.decay, capturable=use_graphs)
         make_moments(self.optimiser)
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """(i, n): a batch's sequences are divided into n shares, and this process reads share i."""
-        return (0, 1) if self.context else (self.world.rank, self.world.size)
-
-    def local_labels(self, batch: TextBatch) -> TextBatch:
-        """The batch with the labels that this process computes: with context parallelism those of its shard."""
-        return batch if self.context is None else batch._replace(labels=self.context.share(batch.labels))
 
     def _parallelise(self, loss: TokenLoss) -> nn.Module:
         """The loss compiled, then replicated or sharded. Compiling is done in place: parameters keep their names."""
@@ -98,7 +84,6 @@ class LMStep:
         and the norm of the whole gradient before clipping. The gradient is that of the mean loss over all labels of all
         processes.
         """
-        parts = [self.local_labels(part) for part in parts]
         labels = sum(int((part.labels != IGNORE).sum()) for part in parts)  # still on the CPU
         weight = self._weight(labels)
         set_lr(self.optimiser, lr_of(self.config, step))
@@ -125,8 +110,6 @@ class LMStep:
                 value = self.loss(*to_device(part, self.world.device))
                 (value * weight).backward()
             nats += value.detach()
-        if self.context is not None:
-            self.context.sum_gradients(self.model.parameters())
         norm = clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         if hasattr(norm, "full_tensor"):  # gradients are sharded
             norm = norm.full_tensor()
@@ -141,7 +124,7 @@ class LMStep:
         if self.world.size == 1:
             return 1 / max(1, labels)
         all_labels = self.world.total(torch.full((), float(labels), device=self.world.device))
-        return (1 if self.context else self.world.size) / all_labels.clamp(min=1)
+        return self.world.size / all_labels.clamp(min=1)
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         """A context in which processes exchange gradients only if this is the `last` micro batch of the step."""

@@ -25,15 +25,15 @@ def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: in
     Sums over batches are taken in fp64, always in the same order. The model is left in the mode it was in (train or
     eval). Compiled models run uncompiled here: to compile the forward pass would take longer than most evaluations.
     """
-    loss, world, (share, shares) = step.loss, step.world, step.share
+    loss, world = step.loss, step.world
     training = loss.training
     loss.eval()
     sums, labels = [], 0
     with torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(rows), batch_size * shares):
-            local_rows = rows[first : first + batch_size * shares][share::shares]
+        for first in range(0, len(rows), batch_size * world.size):
+            local_rows = rows[first : first + batch_size * world.size][world.rank :: world.size]
             # All processes must take part in gathering sharded weights: one without rows computes an ignored batch.
-            batch = step.local_labels(windows.batch(local_rows if len(local_rows) else rows[:1]))
+            batch = windows.batch(local_rows if len(local_rows) else rows[:1])
             if not len(local_rows):
                 batch = batch._replace(labels=torch.full_like(batch.labels, IGNORE))
             sums.append(loss(*to_device(batch, world.device)).detach())

@@ -84,7 +84,7 @@ class LMWorkload(Workload):
     @property
     def batch_share(self) -> int:
         """Sequences of a step that this process reads."""
-        return self.config.train.batch_size // self.sharded.share[1]
+        return self.config.train.batch_size // self.world.size
 
     @property
     def rows_at_once(self) -> int:
@@ -109,7 +109,7 @@ class LMWorkload(Workload):
     def batch(self, step: int) -> list[TextBatch]:
         """This process's share of a step's windows, in micro batches. Which windows a step has is a function of the
         seed and the step, so a checkpoint need not hold it."""
-        config, (index, shares) = self.config.train, self.sharded.share
+        config, (index, shares) = self.config.train, (self.world.rank, self.world.size)
         rows = window_rows(len(self.train_windows), config.batch_size, mix_seed(config.seed, ORDER), step)
         rows = rows.chunk(shares)[index]
         return [self.train_windows.batch(some) for some in rows.split(self.rows_at_once)]
