@@ -166,7 +166,10 @@ def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (["eval", "run"], "does not say which text it was trained on; name a prepared folder with --data"),
-        (["eval", "nowhere", "--data", "text"], "nowhere does not exist; give a run's folder"),
+        (
+            ["eval", "nowhere", "--data", "text"],
+            "nowhere does not exist, and no shipped model has this name; give a run's folder",
+        ),
         (["eval", "text", "--data", "text"], "text is not a run's folder (no config.yaml)"),
         (["eval", "facts.jsonl", "--data", "text"], "not a safetensors file"),
         (["eval", "run", "--data", "run"], "run has no manifest.json"),

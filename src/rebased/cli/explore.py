@@ -10,7 +10,8 @@ from rebased.cli.imports import import_user_code
 from rebased.cli.lm_serve import AllowHost
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
-from rebased.runs.open_model import find_model, open_model, shipped_models
+from rebased.runs.open_model import open_model
+from rebased.runs.shipped import find_model, model_name, shipped_models
 
 HOST = "127.0.0.1"
 DEFAULT = ("mqar/rebased", "mqar/based")
@@ -23,7 +24,6 @@ def explore(
     *,
     port: int = 8010,
     allow_host: AllowHost = (),
-    list_models: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
     tokenizer: str | None = None,
     data: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
@@ -38,15 +38,13 @@ def explore(
     Parameters
     ----------
     runs
-        One or two runs on mqar or forgetting_mqar, or of `rebased lm train`; or names of models that come with the
-        package. Default: mqar/rebased and mqar/based.
+        One or two runs on mqar or forgetting_mqar, or of `rebased lm train`; or names of `rebased list models`.
+        Default: mqar/rebased and mqar/based.
     port
         Port to listen on; 0 for any free one.
     allow_host
         Host name under which requests may come, besides localhost and IP addresses: for example that of a proxy.
         *.NAME for all names below NAME, * for any. Can be given several times.
-    list_models
-        List the models that come with the package, and end.
     tokenizer
         Of language models: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's own.
     data
@@ -57,8 +55,6 @@ def explore(
         Python file or module with your own mixers or tasks. Can be given several times.
     """
     to.check()
-    if list_models:
-        return show_models(to)
     if len(runs) > 2:
         raise ValueError(f"two models stand side by side, and {len(runs)} runs were given; give one or two")
     try:
@@ -80,7 +76,7 @@ def explore(
         with console.status("loading models"):
             for run in runs:
                 path = find_model(run)
-                name = next((known for known, at in shipped_models().items() if at == path), None) or str(run)
+                name = model_name(path)
                 models[name] = open_model(path, tokenizer, data, where)
                 shown.append(name)
             for name, path in shipped_models().items():
@@ -101,16 +97,4 @@ def explore(
 
         serve(app, sock, grace_seconds=GRACE_SECONDS, on_ready=say_ready)
     say(console, "ended")
-    return 0
-
-
-def show_models(to: Output) -> int:
-    """List the models that come with the package."""
-    found = []
-    for name, path in shipped_models().items():
-        opened = open_model(path)
-        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in opened.model.config.mixers))
-        found.append({"name": name, "mixers": mixers, "parameters": opened.model.num_parameters(), "card": str(path)})
-        say(to.result_console(), f"{name:16} {mixers}, {opened.model.num_parameters():,} parameters")
-    to.emit({"models": found})
     return 0

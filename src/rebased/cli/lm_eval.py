@@ -14,7 +14,7 @@ from rich.table import Table
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import progress_bars
+from rebased.cli.results import digits, progress_bars
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
@@ -24,13 +24,14 @@ from rebased.models.weights import model_checksum
 from rebased.ops.backend import choose_device
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_model, model_name
 from rebased.train.lm.corpus import describe_corpus
 
 PRECISION = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def lm_eval(
-    model: Path,
+    model: Path | None = None,
     /,
     *,
     tasks: Annotated[str | None, Parameter(show_default=False)] = None,
@@ -60,7 +61,7 @@ def lm_eval(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     tasks
         Names of tasks, separated by commas: those of lm-evaluation-harness, and ours (rebased_mqar_words_16,
         rebased_facts, rebased_squad, ...; each also with _twice, the context read twice). `list` lists ours.
@@ -106,7 +107,7 @@ def lm_eval(
         if tasks == "list":
             return list_tasks()
         return eval_tasks(
-            model,
+            find_model(model),
             tasks,
             tokenizer=tokenizer,
             data=data,
@@ -122,7 +123,8 @@ def lm_eval(
         )
     console = to.console()
     where = choose_device(device)
-    trained = open_trained(model, data, where)
+    path = find_model(model)
+    trained = open_trained(path, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
     trained.corpus.verify_if_small(split, *(["train"] if max_count is not None else []))
     text = trained.corpus.windows(split, length, isolate_documents=trained.isolate_documents)
@@ -147,19 +149,21 @@ def lm_eval(
     summary = summarise(scores)
     if not math.isfinite(summary.all.nats):
         raise ValueError(
-            f"{model}: its losses are not finite; the model has diverged, or --precision {precision} is too low"
+            f"{model_name(path)}: its losses are not finite; the model has diverged, or --precision {precision} is too "
+            "low"
         )
     entry = trained.corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     title = (
-        f"{model}, {trained.model.num_parameters():,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}"
+        f"{model_name(path)}, {trained.model.num_parameters():,} parameters; {split}, "
+        f"{plural(len(rows), 'window')} of {length:,}"
     )
     results = to.result_console()
     say(results, title)
     show(results, summary, bits, rule)
     about = {
-        "model": str(model),
-        "model_sha256": model_checksum(model),
+        "model": model_name(path),
+        "model_sha256": model_checksum(path),
         "parameters": trained.model.num_parameters(),
         "corpus": describe_corpus(trained.corpus),
         "split": split,
@@ -238,13 +242,6 @@ def describe(rule: ARRule) -> str:
     if rule.max_count is not None:
         phrases.append(f"unless they occur more than {rule.max_count:,} times in the training split")
     return ", ".join(phrases)
-
-
-def digits(number: float, decimals: int | None = None) -> str:
-    """A number with five significant digits, or all digits before the point, or `decimals`; "-" for nan."""
-    if not math.isfinite(number):
-        return "-" if math.isnan(number) else "inf"
-    return f"{number:,.{max(0, 5 - len(str(int(number)))) if decimals is None else decimals}f}"
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rebased.evaluate.facts.model_answers import answer_questions
 from rebased.ops.backend import choose_device
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_model, model_name
 
 LABELS: dict[Condition, str] = {
     "present": "fact in context",
@@ -28,7 +29,7 @@ LABELS: dict[Condition, str] = {
 
 
 def lm_recall(
-    model: Path,
+    model: Path | None = None,
     /,
     *,
     facts: Path | None = None,
@@ -53,7 +54,7 @@ def lm_recall(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     facts
         Facts, one JSON object per line: {"context": "The capital of Norway is", "continuation": "Oslo"} (.jsonl, also
         .gz, .xz or .zst).
@@ -86,7 +87,8 @@ def lm_recall(
         raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
     where, console = choose_device(device), to.console()
-    trained = open_trained(model, data, where)
+    path = find_model(model)
+    trained = open_trained(path, data, where)
     size = check_length(trained.seq_len if length is None else length, trained, "--length")
     with console.status("making contexts"):
         recall = build_recall(
@@ -107,7 +109,7 @@ def lm_recall(
     by_distance = tally_by_distance(answers["present"])
     source = facts or squad
     asked = f"{plural(tallies['present'].asked, 'question')} after contexts of up to {size:,} tokens"
-    title = f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
+    title = f"{model_name(path)}, {trained.model.num_parameters():,} parameters; {source}: {asked}"
     results = to.result_console()
     say(results, title)
     show(results, tallies, by_distance)
@@ -115,7 +117,7 @@ def lm_recall(
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
         results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
     about = {
-        "model": str(model),
+        "model": model_name(path),
         "parameters": trained.model.num_parameters(),
         "source": str(source),
         "length": size,

@@ -8,19 +8,20 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rebased.cli.output import Output, say
-from rebased.cli.results import OnProgress, progress_bars
+from rebased.cli.results import OnProgress, digits, progress_bars
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.harness.tasks import task_names
 from rebased.ops.backend import choose_device
 from rebased.runs.evaluations import append_evaluation
 from rebased.runs.load import open_text_model
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import model_name, shipped_models
 
 
 def list_tasks() -> int:
     """Print the names of our tasks."""
     print("\n".join(task_names()))
-    print("and those of lm-evaluation-harness: lm-eval ls tasks")
+    print("and those of lm-evaluation-harness (pip install 'rebased[eval]'): lm-eval ls tasks")
     return 0
 
 
@@ -40,7 +41,7 @@ def eval_tasks(
     dtype: torch.dtype | None,
     to: Output,
 ) -> int:
-    """Run the tasks, print a table of their scores, and keep them beside the run's record."""
+    """Run the tasks, print a table of their scores, and keep them beside the run's record; a shipped model's here."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
     try:
         from rebased.evaluate.harness.model import HarnessModel
@@ -73,11 +74,12 @@ def eval_tasks(
     for name in ("value", "standard error", "examples"):
         table.add_column(name, justify="right")
     for score in scores:
-        spread = "" if score.stderr is None else f"{score.stderr:.4f}"
-        table.add_row(score.task, score.metric, f"{score.value:.4f}", spread, f"{score.examples:,}")
+        spread = "" if score.stderr is None else digits(score.stderr)
+        table.add_row(score.task, score.metric, digits(score.value), spread, f"{score.examples:,}")
     to.result_console().print(table)
     entry = {
         "type": "tasks",
+        "model": model_name(model),
         "scores": [score._asdict() for score in scores],
         "limit": limit,
         "max_length": under_test.max_length,
@@ -87,8 +89,8 @@ def eval_tasks(
         "code": describe_code(),
         "machine": describe_machine(where),
     }
-    if model.is_dir():
-        kept = append_evaluation(model, entry)
+    if model.is_dir():  # the package's own folder is never written to
+        kept = append_evaluation(Path() if model in shipped_models().values() else model, entry)
         say(to.console(), f"added to {kept}")
-    to.emit({"model": str(model)} | entry)
+    to.emit(entry)
     return 0
