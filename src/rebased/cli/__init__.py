@@ -81,11 +81,9 @@ EXAMPLES = {
     "leaderboard": "results.jsonl.xz",
     "probe": "runs/my-run -o probe.html",
     "lm train": "--config lm/quick",
-    "lm eval": "runs/my-run",
     "lm compare": "runs",
     "lm export": "runs/my-run -o exported",
     "lm import": "model.safetensors -o imported",
-    "lm recall": "runs/my-run",
     "data prepare": "texts/ -o data/mine",
     "data verify": "data/mine",
 }

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.terminal import Terminal
 from rebased.report.leaderboard import Leaderboard
 from rebased.report.page import check_replaceable, write_page
@@ -19,7 +19,7 @@ def leaderboard(
     bundles: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("leaderboard.html"),
+    out: Annotated[Path, OUT_OPTION] = Path("leaderboard.html"),
     title: str | None = None,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     to: Output = TO_TERMINAL,
@@ -30,7 +30,7 @@ def leaderboard(
     ----------
     bundles
         Bundles (*.jsonl.xz, *.jsonl.gz), records, or folders of them. No code of the submitters is run.
-    output
+    out
         The page. An older page is replaced, another file is not.
     title
         The page's heading.
@@ -40,19 +40,19 @@ def leaderboard(
     to.check()
     for name in imports:
         import_user_code(name)
-    if output.suffix not in (".html", ".htm"):
-        raise ValueError(f"-o {output}: the page is HTML, give a name ending in .html")
-    check_replaceable(output)
+    if out.suffix not in (".html", ".htm"):
+        raise ValueError(f"-o {out}: the page is HTML, give a name ending in .html")
+    check_replaceable(out)
     if not bundles:
         raise ValueError("give at least one bundle or folder, such as results")
     board = Leaderboard(collect(bundles))
-    words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(output)]
-    write_page(board.page(title, shlex.join(words)), output)
+    words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(out)]
+    write_page(board.page(title, shlex.join(words)), out)
     for sentence in board.summary:
         say(to.result_console(), sentence)
     for warning in board.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)
         Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
-    say(to.console(), f"wrote {output}")
+    say(to.console(), f"wrote {out}")
     tables = {name: table.to_records() for name, table in board.tables().items()}
-    to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [output], "tables": tables})
+    to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [out], "tables": tables})

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
 from rebased.runs.load import open_text_model, record_beside
@@ -17,7 +17,7 @@ def lm_export(
     model: Path | None = None,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    out: Annotated[Path, OUT_OPTION],
     layout: Literal["hf", "authors"] = "hf",
     tokenizer: str | None = None,
     data: Path | None = None,

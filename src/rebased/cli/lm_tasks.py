@@ -1,6 +1,6 @@
 """rebased lm eval --tasks: tasks of lm-evaluation-harness, and ours, on a trained language model."""
 
-import os
+import sys
 from pathlib import Path
 
 import torch
@@ -42,7 +42,6 @@ def eval_tasks(
     to: Output,
 ) -> int:
     """Run the tasks, print a table of their scores, and keep them beside the run's record; a shipped model's here."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
     try:
         from rebased.evaluate.harness.model import HarnessModel
         from rebased.evaluate.harness.run import run_tasks
@@ -53,7 +52,7 @@ def eval_tasks(
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
     where = choose_device(device)
     opened = open_text_model(model, tokenizer, data, where)
-    with progress_bars(Terminal(stderr=True)) as begin_bar:
+    with progress_bars(Terminal(file=sys.stderr)) as begin_bar:  # this file: the harness's own stderr is not shown
         bars: dict[tuple[str, int], OnProgress] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

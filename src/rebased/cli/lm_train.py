@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from rebased.cli.output import TO_TERMINAL, Output
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output
 from rebased.cli.train import Ended, train_one
 from rebased.config import plural
 from rebased.runs.lm_config import LMRunConfig
@@ -17,7 +17,7 @@ from rebased.train import RunResult
 def lm_train(
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     config: Path,
-    out: Path | None = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     tensorboard: Annotated[bool, Parameter(negative="")] = False,

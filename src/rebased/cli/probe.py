@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
@@ -33,7 +33,7 @@ def probe(
     runs: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     split: str | None = None,
     examples: int = EXAMPLES,
     windows: int = WINDOWS,
@@ -55,7 +55,7 @@ def probe(
     runs
         Folders of runs, or of sweeps: of runs that differ in learning rate only, those of the best rate are probed. Or
         files that an earlier probe wrote.
-    output
+    out
         Write a page with tables, attention maps and similarities, such as probe.html.
     split
         The split to look at. Default: held_out or test of a task, test or valid of a text.
@@ -76,8 +76,8 @@ def probe(
         Python file or module with your own mixers or tasks. Can be given several times.
     """
     to.check()
-    if output is not None:
-        check_page_name(output)
+    if out is not None:
+        check_page_name(out)
     for name in imports:
         import_user_code(name)
     console, results = to.console(), to.result_console()
@@ -113,13 +113,13 @@ def probe(
     for warning in report.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)
         Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
-    if output is not None:
+    if out is not None:
         options = {"--split": split, "--seq-len": seq_len, "--data": data}
         options |= {"--examples": examples if examples != EXAMPLES else None}
         options |= {"--windows": windows if windows != WINDOWS else None}
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
-        say(console, f"wrote {output}")
+        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(out)])), out)
+        say(console, f"wrote {out}")
     to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0
 

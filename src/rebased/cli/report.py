@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.terminal import Terminal
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
@@ -29,7 +29,7 @@ def report(
     runs: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     tables: Path | None = None,
     formats: str = ",".join(FORMATS),
     bundle: Path | None = None,
@@ -48,7 +48,7 @@ def report(
     ----------
     runs
         Folders, searched at any depth for record.jsonl and for bundles (*.jsonl.xz, *.jsonl.gz); or such files.
-    output
+    out
         The page; report.html if nothing else is asked for. An older page is replaced, another file is not.
     tables
         Folder for every table as Markdown, LaTeX and CSV, and for every figure as SVG, PNG and PDF.
@@ -72,10 +72,10 @@ def report(
     kinds = parse_formats(formats)
     for name in imports:
         import_user_code(name)
-    if output is None and tables is None and bundle is None:
-        output = PAGE
-    if output:
-        check_page_name(output)
+    if out is None and tables is None and bundle is None:
+        out = PAGE
+    if out:
+        check_page_name(out)
     if bundle:
         check_bundle_name(bundle)
         check_free([bundle], replace)
@@ -89,13 +89,13 @@ def report(
         result = Report(found, reference, values)
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
-        if output:
+        if out:
             progress.update(reading, description="drawing")
             write_page(
                 result.page(
-                    title, typed(runs, output, {"--reference": reference, "--reference-values": reference_values})
+                    title, typed(runs, out, {"--reference": reference, "--reference-values": reference_values})
                 ),
-                output,
+                out,
             )
         for done, (path, content) in enumerate(files.items()):
             progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
@@ -111,7 +111,7 @@ def report(
     for warning in result.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
         Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)
-    wrote = [path for path in (output, tables, bundle) if path]
+    wrote = [path for path in (out, tables, bundle) if path]
     for path in wrote:
         say(console, f"wrote {path}")
     named = {name: table.to_records() for name, table in result.tables().items()}
@@ -163,8 +163,8 @@ def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
     return write(table).encode()
 
 
-def typed(runs: tuple[Path, ...], output: Path, options: Mapping[str, object]) -> str:
+def typed(runs: tuple[Path, ...], out: Path, options: Mapping[str, object]) -> str:
     """The command that makes the page again."""
-    words = ["rebased", "report", *map(str, runs), "-o", str(output)]
+    words = ["rebased", "report", *map(str, runs), "-o", str(out)]
     words += [word for name, value in options.items() if value for word in (name, str(value))]
     return shlex.join(words)

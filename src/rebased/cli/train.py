@@ -10,7 +10,7 @@ from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import import_user_code
 from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.cli.warn_once import each_warning_once
@@ -30,7 +30,7 @@ from rebased.train.world import ReportedElsewhere
 def train(
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     config: Path,
-    out: Path | None = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
     tensorboard: Annotated[bool, Parameter(negative="")] = False,
