@@ -25,6 +25,11 @@ from rebased.runs.shipped import ABOUT, MODELS, find_config
 
 MAX_BYTES = 4 * 10**6
 
+TEXT = (
+    "the standard library of Python {python}, without tests and site-packages. Its licence is the PSF License "
+    "Agreement: https://docs.python.org/3/license.html. The model may write passages of it word for word; the licence "
+    "then applies to them."
+)
 CARD = """# The shipped model
 
 A ReBased language model of bytes with {parameters:,} parameters that writes Python. It is here so that
@@ -76,6 +81,7 @@ def ship(run: Path, folder: Path = MODELS) -> dict[str, Any]:
         "digest": first["digest"],
         "parameters": first["parameters"],
         "corpus": first["corpus"],
+        "text": TEXT.format(python=first["machine"]["python"]),
         "steps": steps,
         "tokens": steps * config["train"]["batch_size"] * config["data"]["seq_len"],
         "bits_per_byte": {split: end[split]["all"]["loss"] / math.log(2) for split in ("valid", "test")},

@@ -15,13 +15,14 @@ import yaml
 from cyclopts import CycloptsError
 from docs.make_tree import PAGE, with_tree
 
+import rebased.ops
 from docs_text import PAGES, ROOT, anchors, blocks, links, name_of, shell_lines
 from forked_python import run_code
 from rebased.cli import build_app
 from rebased.runs.shipped import shipped_configs
 
 APP = build_app()
-OTHERS = ("curl", "echo", "lm_eval")
+OTHERS = ("curl", "echo", "lm_eval", "uv")
 SITE_PACKAGES = ("mkdocs", "material", "mkdocstrings", "nbconvert", "ziamath")
 NEEDS_SITE = pytest.mark.skipif(
     not all(map(find_spec, SITE_PACKAGES)), reason="the extra `docs` is not installed: `make docs` installs it"
@@ -190,3 +191,12 @@ def test_the_site_names_hooks_and_scripts_that_exist() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     files = [*site["hooks"], *(f"docs/{name}" for name in (*site["extra_css"], *site["extra"]["polyfills"]))]
     assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_the_operator_stands_first_among_all_operators() -> None:
+    page = (ROOT / "docs" / "reference" / "api" / "ops.md").read_text()
+    options = yaml.safe_load(page[page.index("    options:") :])["options"]
+    names = options["members"]
+    assert options["group_by_category"] is False  # otherwise constants would stand before functions
+    assert (names[0], names[-1]) == ("poly_attention", "IGNORE")
+    assert sorted(names) == sorted(rebased.ops.__all__)

@@ -83,7 +83,7 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     assert run("python", "-m", "rebased", "--version") == f"{rebased.__version__}\n"
     assert "mqar/quick" in run("rebased", "list", "configs")
     assert "accuracy" in run("rebased", "train", "--config", "mqar/quick", *TINY, "--out", "run")
-    assert "mqar/based" in run("rebased", "explore", "--list")
+    assert "mqar/based" in run("rebased", "list", "models")
     assert "30 runs: 0 done" in run("rebased", "sweep", "table1-cpu", "--dry-run")
     run("rebased", "report", "run", "-o", "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()

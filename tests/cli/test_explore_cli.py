@@ -106,14 +106,6 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"port {port} on 127.0.0.1 is in use; give another one with --port" in capsys.readouterr().err
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["explore", "--list"])
-    assert left.value.code == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["mqar/rebased", "mqar/based", "mqar/attention", "lm/stdlib-bytes"]
-
-
 def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("rebased.serve")]:
         monkeypatch.delitem(sys.modules, name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rebased.cli import main
+from rebased.cli.results import digits
 from rebased.data import Corpus, write_corpus
 from rebased.evaluate.ar import ar_mask
 from rebased.evaluate.text import evaluate_text
@@ -166,7 +167,10 @@ def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (["eval", "run"], "does not say which text it was trained on; name a prepared folder with --data"),
-        (["eval", "nowhere", "--data", "text"], "nowhere does not exist; give a run's folder"),
+        (
+            ["eval", "nowhere", "--data", "text"],
+            "nowhere does not exist, and no shipped model has this name; give a run's folder",
+        ),
         (["eval", "text", "--data", "text"], "text is not a run's folder (no config.yaml)"),
         (["eval", "facts.jsonl", "--data", "text"], "not a safetensors file"),
         (["eval", "run", "--data", "run"], "run has no manifest.json"),
@@ -244,3 +248,11 @@ def test_a_trained_run_measures_as_its_own_record_says(tmp_path: Path) -> None:
     ]
     assert told["valid"]["by_distance"] == [pytest.approx(at, rel=TRAINED) for at in measured]
     assert len(measured) > 2
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(55822339168.7, "5.5822e+10"), (22.4, "22.400"), (12345.6, "12,346"), (-0.5, "-0.5000"), (math.nan, "-")],
+)
+def test_numbers_can_be_read(number: float, text: str) -> None:
+    assert digits(number) == text

@@ -177,7 +177,7 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 
 ERRORS: list[tuple[list[str], str]] = [
-    (["nowhere"], "nowhere does not exist; give a run's folder or its model.safetensors"),
+    (["nowhere"], "nowhere does not exist, and no shipped model has this name; give a run's folder"),
     (["empty"], "empty is not a run's folder (no config.yaml); give one, or a model.safetensors"),
     (["half"], "half/model.safetensors is not there: it is written when a run ends; finish it with --resume"),
     (["cut"], "cut/model.safetensors is damaged or not a safetensors file"),

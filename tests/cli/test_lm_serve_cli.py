@@ -80,7 +80,7 @@ def test_it_serves_until_a_signal_and_ends_what_it_began(home: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere does not exist; give a run's folder"),
+        (["nowhere"], "nowhere does not exist, and no shipped model has this name; give a run's folder"),
         (["empty"], "empty is not a run's folder"),
         (["half", *BYTES], "half/model.safetensors is damaged"),
         (["tiny"], "tiny: it does not say which tokenizer"),

@@ -96,7 +96,8 @@ def test_json_is_all_of_stdout_and_quiet_is_silent(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert found["wrote"] == ["page.html"]
-    assert found["summary"][0].startswith("T = 32, 4 pairs: ReBased")
+    assert found["summary"][0].startswith("Perhaps trained too short: 8 of 8 runs")  # two rising epochs each
+    assert found["summary"][1].startswith("T = 32, 4 pairs: ReBased")
     assert found["tables"]["results"][0]["test"] == pytest.approx(0.5 + 0.024 + 0.00425 - 0.001)
     assert found["tables"]["results"][0]["95% from"] is None  # of two seeds
     assert "wrote page.html" in captured.err

@@ -145,6 +145,7 @@ BAD = [
     ),
     (["--config", "tiny.yaml", "--train.lr"], "--train.lr needs a value"),
     (["--config", "tiny.yaml", "--lr", "1"], "unknown option '--lr'; did you mean '--train.lr'?"),
+    (["--config", "tiny.yaml", "--seq_length", "1"], "unknown option '--seq_length'; settings of the config are"),
     (["--config", "tiny.yaml", "--resum"], "unknown option '--resum'; did you mean '--resume'?"),
     (["--config", "tiny.yaml", "faster"], "unexpected word 'faster'"),
     (["--config", "tiny.yaml", "--import", "mine.py"], "--import mine.py: there is no such file"),

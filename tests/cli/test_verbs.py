@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import pytest
 from cyclopts import Parameter
@@ -218,3 +218,20 @@ def test_lists_say_every_name_whole(
 
 def test_a_product_ends_no_sentence() -> None:
     assert first_sentence("Similarity (q . k)^2\n of both. And more.") == "Similarity (q . k)^2 of both."
+
+
+def test_what_is_written_is_named_by_one_option() -> None:
+    """-o is short for --out in every command that has one of both, and there is no other spelling."""
+    named = {}
+    for verb, (function, _) in COMMANDS.items():
+        module, _, attribute = function.partition(":")
+        hints = get_type_hints(getattr(importlib.import_module(module), attribute), include_extras=True)
+        for hint in hints.values():
+            for parameter in getattr(hint, "__metadata__", ()):
+                names = set(getattr(parameter, "name", None) or ())
+                if names & {"-o", "--out", "--output"}:
+                    named[verb] = names
+        assert ("out" in hints) == (verb in named), verb
+        assert "output" not in hints, verb
+    assert set(named) >= {"train", "sweep", "demo", "report", "paper", "probe", "lm train", "lm export", "data prepare"}
+    assert all(names == {"--out", "-o"} for names in named.values())

@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 from small_tokenizer import small_tokenizer_json, write_small_tokenizer
 
+from rebased.cli import main
 from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import read_chunks
+from rebased.data.manifest import read_manifest
 from rebased.files import seal
 
 zstandard = pytest.importorskip("zstandard")
@@ -507,3 +509,19 @@ def test_a_tokenizer_without_an_end(tmp_path: Path) -> None:
     assert Corpus(tmp_path / "with").splits["train"].tokens == Corpus(tmp_path / "without").splits["train"].tokens + 1
     with pytest.raises(ValueError, match=r"tokenizer small\.json has no token '</end>'"):
         prepare(make("</end>"), tmp_path / "other")
+
+
+def test_divided_documents_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A large file is in every split. The table then counts more documents than there are files, and a line says so."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name, size in (("large", 20_000), ("a", 100), ("b", 100), ("c", 100)):
+        (texts / f"{name}.txt").write_text("x" * size)
+    with pytest.raises(SystemExit) as left:
+        main(["data", "prepare", str(texts), "-o", str(tmp_path / "out")])
+    assert left.value.code == 0
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.divided == 1
+    assert sum(split.documents for split in manifest.splits.values()) == 4 + 2
+    said = capsys.readouterr().out
+    assert "divided between the splits: 1 document larger than the smallest split; the table counts the parts" in said

@@ -20,6 +20,7 @@ from rebased.evaluate.harness.model import HarnessModel
 from rebased.evaluate.text import token_losses
 from rebased.models import LanguageModel, LMConfig
 from rebased.runs.evaluations import read_evaluations
+from rebased.runs.shipped import MODELS
 from rebased.train import train
 from tiny_lm_run import tiny, write_text
 
@@ -105,3 +106,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         main([*words[:4], "no_such_task_here"])
     assert left.value.code == 2
     assert "unknown task 'no_such_task_here'" in capsys.readouterr().err
+
+
+def test_scores_of_a_shipped_model_go_to_the_working_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written into the package, git says nothing, and no bar of the harness is shown."""
+    monkeypatch.chdir(tmp_path)  # outside any checkout
+    before = sorted(MODELS.iterdir())
+    with pytest.raises(SystemExit) as left:
+        main(["lm", "eval", "--tasks", "rebased_mqar_words_4", "--limit", "2"])
+    assert left.value.code == 0
+    assert sorted(MODELS.iterdir()) == before
+    assert [entry["model"] for entry in read_evaluations(tmp_path)] == ["lm/stdlib-bytes"]
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "e+" in captured.out  # the perplexity of seven digits that it has not learnt

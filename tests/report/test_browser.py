@@ -84,6 +84,11 @@ document.getElementById("frame").addEventListener("load", event => {{
   seen.stacked = view.getComputedStyle(rows[0].cells[1]).display;
   frame.style.width = "1280px";
   seen.desk = page.documentElement.scrollWidth;
+  seen.cut = Array.from(page.querySelectorAll("table")).filter(table => {{
+    const box = table.closest(".wide"), style = box && view.getComputedStyle(box), place = box?.getBoundingClientRect();
+    return !box || style.overflowX !== "auto" || place.left < 0 || place.right > page.documentElement.clientWidth + 1;
+  }}).length;
+  seen.scrolling = Array.from(page.querySelectorAll(".wide")).filter(box => box.scrollWidth > box.clientWidth).length;
   seen.cell = view.getComputedStyle(rows[0].cells[1]).display;
   seen.resources = view.performance.getEntriesByType("resource").map(entry => entry.name);
   document.getElementById("seen").textContent = JSON.stringify(seen);
@@ -164,4 +169,6 @@ def test_the_page_about_the_paper_on_a_phone_and_on_a_desk(tmp_path: Path) -> No
     assert seen["phone"] <= PHONE
     assert seen["stacked"] == "block"  # a row of the summary is one below the other there
     assert seen["desk"] <= 1280
+    assert seen["cut"] == 0  # tables wider than the window scroll within it
+    assert seen["scrolling"] > 0
     assert seen["cell"] == "table-cell"

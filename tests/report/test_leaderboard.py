@@ -245,3 +245,10 @@ def test_models_for_probes_are_not_ranked() -> None:
     assert "2 runs with a fixed first layer (previous_token), trained for probes: not ranked." in board.warnings
     with pytest.raises(ValueError, match="none is ranked"):
         Leaderboard(Collection(runs=others))
+
+
+def test_unknown_mixers_lead_to_the_option_that_imports_them() -> None:
+    stranger = fake_run()
+    stranger.lines[0]["config"]["model"]["mixers"][1]["name"] = "unknown"
+    (warning,) = (text for text in Leaderboard(Collection(runs=[stranger])).warnings if "not known here" in text)
+    assert warning.endswith("give its file with --import.")

@@ -56,3 +56,11 @@ def test_a_damaged_file_is_left_out(runs: Path, tmp_path: Path, caplog: pytest.L
         read_evaluations(folder)
     assert collect_task_scores([tmp_path]) == {}
     assert "is left out" in caplog.text
+
+
+def test_scores_that_belong_to_no_run_are_left_out_silently(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    append_evaluation(tmp_path, {"type": "tasks", "scores": []})  # as of a shipped model, in the working folder
+    assert collect_task_scores([tmp_path]) == {}
+    assert caplog.text == ""

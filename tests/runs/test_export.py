@@ -1,5 +1,6 @@
 """A trained model as a folder for others, and a card that says what its record says."""
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from rebased.data.tokenizer import ByteTokenizer
 from rebased.models.authors_checkpoint import read_authors_checkpoint
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model, model_card
+from rebased.runs.load import record_beside
 from rebased.runs.record import read_record
+from rebased.runs.shipped import ABOUT, find_model
 from rebased.train import train
 from tiny_lm_run import tiny, write_text
 
@@ -96,3 +99,15 @@ def test_nothing_is_overwritten_and_nothing_half_is_left(
 def test_a_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("export", tmp_path, "-o", tmp_path / "out") == 2
     assert "is not a run's folder" in capsys.readouterr().err
+
+
+def test_the_shipped_model_is_exported_and_its_card_knows_its_text(tmp_path: Path) -> None:
+    assert call("export", "-o", tmp_path / "out", "--layout", "authors") == 0
+    path = find_model()
+    card = model_card(load_model(path), ByteTokenizer(), record_beside(path))
+    about = json.loads((path / ABOUT).read_text())
+    assert about["text"] in card
+    assert f"{about['tokens']:,} tokens ({about['steps']:,} steps of " in card
+    assert f"| test | {about['measured_tokens']['test']:,} | {2 ** about['bits_per_byte']['test']:.2f} |" in card
+    assert "import rebased.models.hf" in card
+    assert "pip install 'rebased[hf]'" in card

@@ -1,11 +1,11 @@
-"""Shipped configs by name: a path wins, near misses are named, and `rebased list configs` lists and prints them."""
+"""Shipped configs and models by name: a path wins, near misses are named, and `rebased list` lists them."""
 
 from pathlib import Path
 
 import pytest
 
 from rebased.cli import main
-from rebased.runs.shipped import CONFIGS, find_config, kind_of, shipped_configs
+from rebased.runs.shipped import CONFIGS, MODELS, find_config, find_model, kind_of, shipped_configs, shipped_models
 
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
@@ -62,9 +62,9 @@ def test_an_unknown_name_is_told_with_the_nearest(name: str, kind: str, hint: st
     assert str(raised.value).startswith(expected)
 
 
-def run(*words: str) -> int:
+def run(*words: str, verb: tuple[str, ...] = ("list", "configs")) -> int:
     with pytest.raises(SystemExit) as left:
-        main(["list", "configs", *words])
+        main([*verb, *words])
     return int(left.value.code or 0)
 
 
@@ -83,3 +83,38 @@ def test_one_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == QUICK.read_text()
     assert run("mqar/qiuck") == 2
     assert capsys.readouterr().err == "error: no shipped config is named 'mqar/qiuck'; did you mean 'mqar/quick'?\n"
+
+
+def test_a_model_of_this_path_wins_over_a_shipped_one() -> None:
+    assert find_model() == find_model("lm/stdlib-bytes") == MODELS
+    Path("lm/stdlib-bytes").mkdir(parents=True)
+    assert find_model() == MODELS
+    assert find_model("lm/stdlib-bytes") == Path("lm/stdlib-bytes")
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run(verb=("list", "models")) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == list(shipped_models())
+    assert all("parameters, trained on" in sentence for _, sentence in lines)
+
+
+NEEDED = {
+    "export": ("-o", "out"),
+    "recall": ("--facts", "facts.jsonl"),
+    "generate": ("--prompt", "x"),
+    "serve": ("--port", "0"),
+}
+
+
+@pytest.mark.parametrize("verb", ["eval", "export", "generate", "recall", "serve"])
+def test_every_command_finds_models_by_name(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if verb == "serve":
+        pytest.importorskip("rebased.serve.api", reason="needs rebased[serve]")
+    Path("facts.jsonl").write_text('{"context": "Norway has", "continuation": "Oslo"}\n')
+    assert run("lm/stdlib-byte", *NEEDED.get(verb, ()), verb=("lm", verb)) == 2
+    said = capsys.readouterr().err
+    assert "lm/stdlib-byte does not exist, and no shipped model has this name; did you mean 'lm/stdlib-bytes'? " in said
+    assert run("mqar/based", *NEEDED.get(verb, ()), verb=("lm", verb)) == 2
+    assert "mqar/based was not trained on text" in capsys.readouterr().err

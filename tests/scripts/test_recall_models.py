@@ -9,9 +9,9 @@ from scripts.recall_models import COMMANDS, ship_recall
 
 from rebased.config import load_config
 from rebased.models.weights import WEIGHTS, load_model
-from rebased.runs.open_model import RecallModel, find_model, open_model, shipped_models
+from rebased.runs.open_model import RecallModel, open_model
 from rebased.runs.record import read_record
-from rebased.runs.shipped import ABOUT, MODELS, find_config
+from rebased.runs.shipped import ABOUT, MODELS, find_config, find_model, shipped_models
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.train import train
 from scripts import recall_models

@@ -20,7 +20,8 @@ import torch
 from live_explorer import live_explorer
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.runs.load import TextModel
-from rebased.runs.open_model import RecallModel, open_model, shipped_models
+from rebased.runs.open_model import RecallModel, open_model
+from rebased.runs.shipped import shipped_models
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.serve.errors import ApiError
 from rebased.serve.explorer.api import MAX_WAITING, Turns

@@ -27,6 +27,7 @@ COMMANDS = {
     "list mixers": ("rebased.cli.lists:mixers", "The mixers that a config can name."),
     "list tasks": ("rebased.cli.lists:tasks", "The synthetic tasks that a config can name."),
     "list presets": ("rebased.cli.lists:presets", "The paper's models by name."),
+    "list models": ("rebased.cli.lists:models", "The trained models that come with the package."),
     "list configs": ("rebased.cli.lists:configs", "The configs that come with the package; with a name, its text."),
     "check": ("rebased.cli.check:check", "Test a mixer or a task, yours or ours, against its contract."),
     "paper": ("rebased.cli.paper:paper", "Compare our results with every table and figure of the paper."),
@@ -60,7 +61,7 @@ GROUPS: dict[str, str] = {
     "lm": "Train, measure, compare, serve and export language models.",
     "data": "Prepare text for language models.",
     "kernels": "Check GPU kernels: ours on this machine, and your own.",
-    "list": "List mixers, tasks, presets and configs.",
+    "list": "List mixers, tasks, presets, trained models and configs.",
 }
 
 # The panels of `rebased --help`: what a newcomer needs comes first. A first word that is missing here goes to the last.
@@ -80,11 +81,9 @@ EXAMPLES = {
     "leaderboard": "results.jsonl.xz",
     "probe": "runs/my-run -o probe.html",
     "lm train": "--config lm/quick",
-    "lm eval": "runs/my-run",
     "lm compare": "runs",
     "lm export": "runs/my-run -o exported",
     "lm import": "model.safetensors -o imported",
-    "lm recall": "runs/my-run",
     "data prepare": "texts/ -o data/mine",
     "data verify": "data/mine",
 }

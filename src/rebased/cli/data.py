@@ -16,7 +16,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from rebased.cli import INTERRUPTED
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.config import plural
 from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
@@ -27,7 +27,7 @@ from rebased.train.executors.local import usable_cores
 
 def prepare(
     *sources: str,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    out: Annotated[Path, OUT_OPTION],
     tokenizer: str = "bytes",
     end_of_text: str | None = None,
     split: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (DEFAULT_SPLIT,),
@@ -163,6 +163,7 @@ def contents(manifest: Manifest, folder: Path) -> dict[str, Any]:
         },
         "invalid_utf8": manifest.invalid_utf8,
         "skipped_files": manifest.skipped_files,
+        "divided": manifest.divided,
     }
 
 
@@ -189,6 +190,11 @@ def remarks(manifest: Manifest) -> list[str]:
         found.append(f"not UTF-8 and replaced by U+FFFD: {manifest.invalid_utf8:,} (--invalid-utf8 stop shows where)")
     if manifest.skipped_files:
         found.append(f"left out, empty or binary: {plural(manifest.skipped_files, 'file')}")
+    if manifest.divided:
+        found.append(
+            f"divided between the splits: {plural(manifest.divided, 'document')} larger than the smallest split; the "
+            "table counts the parts"
+        )
     if manifest.tokenizer.end_of_text is None:
         found.append("this tokenizer has no token that ends a document; --end-of-text names one")
     return found

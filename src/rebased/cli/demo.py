@@ -3,11 +3,12 @@
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.board import Board
 from rebased.cli.interruption import AT_ONCE
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.config import load_config, plural
 from rebased.report import check_replaceable, demo_page, write_page
 from rebased.report.demo import MARK, findings
@@ -23,7 +24,13 @@ SEEDS = 3  # two minutes on two cores; too few to decide which model learns soon
 FIRST_SEED = 42  # the paper's
 
 
-def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path | None = None, to: Output = TO_TERMINAL) -> int:
+def demo(
+    *,
+    out: Annotated[Path, OUT_OPTION] = OUT,
+    seeds: int = SEEDS,
+    config: Path | None = None,
+    to: Output = TO_TERMINAL,
+) -> int:
     """Train ReBased, Based and attention on a small MQAR task on the CPU, and write a page that compares them.
 
     This takes two to three minutes on two cores. The same command resumes it; runs that are done are not repeated.

@@ -3,16 +3,16 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from cyclopts import Parameter
 
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.lm_serve import AllowHost
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
-from rebased.runs.open_model import find_model, open_model, shipped_models
+from rebased.runs.open_model import open_model
+from rebased.runs.shipped import find_model, model_name, shipped_models
 
 HOST = "127.0.0.1"
 DEFAULT = ("mqar/rebased", "mqar/based")
@@ -25,7 +25,6 @@ def explore(
     *,
     port: int = 8010,
     allow_host: AllowHost = (),
-    list_models: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
     tokenizer: str | None = None,
     data: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "cpu",
@@ -40,15 +39,13 @@ def explore(
     Parameters
     ----------
     runs
-        One or two runs on mqar or forgetting_mqar, or of `rebased lm train`; or names of models that come with the
-        package. Default: mqar/rebased and mqar/based.
+        One or two runs on mqar or forgetting_mqar, or of `rebased lm train`; or names of `rebased list models`.
+        Default: mqar/rebased and mqar/based.
     port
         Port to listen on; 0 for any free one.
     allow_host
         Host name under which requests may come, besides localhost and IP addresses: for example that of a proxy.
         *.NAME for all names below NAME, * for any. Can be given several times.
-    list_models
-        List the models that come with the package, and end.
     tokenizer
         Of language models: bytes, a tokenizer.json, or a name on the Hugging Face Hub. Default: the run's own.
     data
@@ -59,8 +56,6 @@ def explore(
         Python file or module with your own mixers or tasks. Can be given several times.
     """
     to.check()
-    if list_models:
-        return show_models(to)
     if len(runs) > 2:
         raise ValueError(f"two models stand side by side, and {len(runs)} runs were given; give one or two")
     try:
@@ -100,23 +95,7 @@ def open_models(
     runs: Sequence[Path], tokenizer: str | None, data: Path | None, where: torch.device
 ) -> tuple[dict[str, Any], list[str]]:
     """(models by name: those of the runs, and those that come with the package; the names of the runs)."""
-    shipped, names = shipped_models(), list[str]()
-    models: dict[str, Any] = {}
-    for run in runs:
-        path = find_model(run)
-        names.append(next((known for known, at in shipped.items() if at == path), str(run)))
-        models[names[-1]] = open_model(path, tokenizer, data, where)
-    others = {name: open_model(path, device=where) for name, path in shipped.items() if name not in models}
-    return models | others, names
-
-
-def show_models(to: Output) -> int:
-    """List the models that come with the package."""
-    found = []
-    for name, path in shipped_models().items():
-        opened = open_model(path)
-        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in opened.model.config.mixers))
-        found.append({"name": name, "mixers": mixers, "parameters": opened.model.num_parameters(), "card": str(path)})
-        say(to.result_console(), f"{name:16} {mixers}, {opened.model.num_parameters():,} parameters")
-    to.emit({"models": found})
-    return 0
+    paths = {model_name(path): path for path in map(find_model, runs)}
+    models = {name: open_model(path, tokenizer, data, where) for name, path in paths.items()}
+    others = {name: open_model(path, device=where) for name, path in shipped_models().items() if name not in models}
+    return models | others, list(paths)

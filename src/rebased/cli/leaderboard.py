@@ -4,10 +4,8 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.report.leaderboard import Leaderboard
 from rebased.report.page import check_replaceable, write_page
 from rebased.runs.collect import collect
@@ -17,7 +15,7 @@ def leaderboard(
     bundles: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path("leaderboard.html"),
+    out: Annotated[Path, OUT_OPTION] = Path("leaderboard.html"),
     title: str | None = None,
     imports: Imports = (),
     to: Output = TO_TERMINAL,
@@ -28,7 +26,7 @@ def leaderboard(
     ----------
     bundles
         Bundles (*.jsonl.xz, *.jsonl.gz), records, or folders of them. No code of the submitters is run.
-    output
+    out
         The page. An older page is replaced, another file is not.
     title
         The page's heading.
@@ -37,17 +35,17 @@ def leaderboard(
     """
     to.check()
     import_all(imports)
-    if output.suffix not in (".html", ".htm"):
-        raise ValueError(f"-o {output}: the page is HTML, give a name ending in .html")
-    check_replaceable(output)
+    if out.suffix not in (".html", ".htm"):
+        raise ValueError(f"-o {out}: the page is HTML, give a name ending in .html")
+    check_replaceable(out)
     if not bundles:
         raise ValueError("give at least one bundle or folder, such as results")
     board = Leaderboard(collect(bundles))
-    words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(output)]
-    write_page(board.page(title, shlex.join(words)), output)
+    words = ["rebased", "leaderboard", *map(str, bundles), "-o", str(out)]
+    write_page(board.page(title, shlex.join(words)), out)
     for sentence in board.summary:
         say(to.result_console(), sentence)
     to.warn(board.warnings)
-    say(to.console(), f"wrote {output}")
+    say(to.console(), f"wrote {out}")
     tables = {name: table.to_records() for name, table in board.tables().items()}
-    to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [output], "tables": tables})
+    to.emit({"summary": board.summary, "warnings": board.warnings, "wrote": [out], "tables": tables})

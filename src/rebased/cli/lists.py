@@ -1,4 +1,4 @@
-"""rebased list: mixers, tasks, presets and shipped configs by name, each in words; and one config's text."""
+"""rebased list: mixers, tasks, presets, shipped models and configs by name, in words; and one config's text."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from rich.table import Table
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.config import did_you_mean
-from rebased.runs.shipped import shipped_configs
+from rebased.files import read_json
+from rebased.runs.shipped import ABOUT, shipped_configs, shipped_models
 
 
 def mixers(*, imports: Imports = (), to: Output = TO_TERMINAL) -> None:
@@ -49,6 +50,17 @@ def presets(*, to: Output = TO_TERMINAL) -> None:
         config = preset_to_change(name)
         pattern = " + ".join(dict.fromkeys(mixer.name for mixer in config.mixers))
         found[name] = f"{config.n_layers} layers of {pattern}, D = {config.d_model} unless set."
+    show(found, to)
+
+
+def models(*, to: Output = TO_TERMINAL) -> None:
+    """List the models that come with the package: every command that takes a model takes these names."""
+    found = {}
+    for name, path in shipped_models().items():
+        about = read_json(path / ABOUT)
+        mixers = " and ".join(dict.fromkeys(mixer["name"] for mixer in about["config"]["model"]["mixers"]))
+        trained_on = "text" if "corpus" in about else about["config"]["task"]["name"]
+        found[name] = f"{mixers}, {about['parameters']:,} parameters, trained on {trained_on}."
     show(found, to)
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from rebased.analysis.perplexity import Measured, TextSummary, summarise
 from rebased.cli.computing import DEFAULT_COMPUTING, Computing
-from rebased.cli.lm_tasks import TaskOptions, eval_tasks
+from rebased.cli.lm_tasks import TaskOptions, eval_tasks, list_tasks
 from rebased.cli.output import TO_TERMINAL, Output, say
-from rebased.cli.results import OnProgress, progress_bars
+from rebased.cli.results import OnProgress, digits, progress_bars
 from rebased.config import plural
 from rebased.data import Corpus, spread_rows
 from rebased.evaluate.ar import ARRule
@@ -24,6 +24,7 @@ from rebased.evaluate.text import evaluate_text
 from rebased.models.weights import model_checksum
 from rebased.runs.load import Trained, open_trained
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_model, model_name
 from rebased.train.lm.corpus import describe_corpus
 
 
@@ -58,7 +59,7 @@ DEFAULT_AR, DEFAULT_TASKS = ARTokens(), TaskOptions()
 
 
 def lm_eval(
-    model: Path,
+    model: Path | None = None,
     /,
     *,
     data: Path | None = None,
@@ -78,7 +79,7 @@ def lm_eval(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     data
         Folder that `rebased data prepare` wrote. Default: the one that the run was trained on.
     split
@@ -90,9 +91,12 @@ def lm_eval(
     """
     to.check()
     where = computing.import_code()
+    if tasks.tasks == "list":
+        return list_tasks()
+    path = find_model(model)
     if tasks.tasks is not None:
-        return eval_tasks(model, tasks, data, seq_len, computing, where, to)
-    trained = open_trained(model, data, where)
+        return eval_tasks(path, tasks, data, seq_len, computing, where, to)
+    trained = open_trained(path, data, where)
     length = check_length(trained.seq_len if seq_len is None else seq_len, trained, "--seq-len")
     corpus = trained.corpus
     corpus.verify_if_small(split, *(["train"] if ar.max_count is not None else []))
@@ -114,16 +118,17 @@ def lm_eval(
     summary, precision = summarise(scores), computing.precision
     if not math.isfinite(summary.all.nats):
         raise ValueError(
-            f"{model}: its losses are not finite; the model has diverged, or --precision {precision} is too low"
+            f"{model_name(path)}: its losses are not finite; the model has diverged, or --precision {precision} is too "
+            "low"
         )
     entry = corpus.splits[split]
     bits = summary.bits_per_byte(entry.text_bytes / entry.tokens) if entry.text_bytes else None
     results, parameters = to.result_console(), trained.model.num_parameters()
-    say(results, f"{model}, {parameters:,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}")
+    say(results, f"{model_name(path)}, {parameters:,} parameters; {split}, {plural(len(rows), 'window')} of {length:,}")
     show(results, summary, bits, rule)
     about = {
-        "model": str(model),
-        "model_sha256": model_checksum(model),
+        "model": model_name(path),
+        "model_sha256": model_checksum(path),
         "parameters": parameters,
         "corpus": describe_corpus(corpus),
         "split": split,
@@ -202,13 +207,6 @@ def describe(rule: ARRule) -> str:
     if rule.max_count is not None:
         phrases.append(f"unless they occur more than {rule.max_count:,} times in the training split")
     return ", ".join(phrases)
-
-
-def digits(number: float, decimals: int | None = None) -> str:
-    """A number with five significant digits, or all digits before the point, or `decimals`; "-" for nan."""
-    if not math.isfinite(number):
-        return "-" if math.isnan(number) else "inf"
-    return f"{number:,.{max(0, 5 - len(str(int(number)))) if decimals is None else decimals}f}"
 
 
 def numbers(summary: TextSummary, bits: float | None) -> dict[str, Any]:

@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from rebased.cli.imports import import_user_code
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
-from rebased.runs.load import open_text_model
-from rebased.runs.record import RECORD, read_record
+from rebased.runs.load import open_text_model, record_beside
+from rebased.runs.shipped import find_model
 
 
 def lm_export(
-    model: Path,
+    model: Path | None = None,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    out: Annotated[Path, OUT_OPTION],
     layout: Literal["hf", "authors"] = "hf",
     tokenizer: str | None = None,
     data: Path | None = None,
@@ -33,7 +33,7 @@ def lm_export(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     out
         Folder to write; it must be new or empty.
     layout
@@ -48,14 +48,13 @@ def lm_export(
     to.check()
     for name in imports:
         import_user_code(name)
+    path = find_model(model)
     if layout == "hf":
-        opened, own = open_text_model(model, tokenizer, data)
+        opened, own = open_text_model(path, tokenizer, data)
     else:
-        opened, own = load_model(model), None
-    folder = model if model.is_dir() else model.parent
-    record = read_record(folder) if (folder / RECORD).is_file() else []
+        opened, own = load_model(path), None
     try:
-        export_model(opened, own, out, layout=layout, record=record)
+        export_model(opened, own, out, layout=layout, record=record_beside(path))
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; exporting needs: pip install 'rebased[hf]'") from error
     files = ", ".join(sorted(path.name for path in out.iterdir()))

@@ -20,6 +20,7 @@ from rebased.models import GenerateOptions, Generation, Sampling
 from rebased.models.decoder import PREFILL_CHUNK
 from rebased.runs.load import TextModel
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_model, model_name
 from rebased.train.interrupt import StopRequest, stop_request
 
 Texts = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, allow_leading_hyphen=True)]
@@ -91,7 +92,8 @@ def lm_generate(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors. Default: the small model of Python code that comes with the package.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes, a small
+        model of Python code.
     prompt
         The text to go on from. Can be given several times; prompts of any lengths are written at once. Default: the
         text on stdin, without its last line break; in a terminal the beginning of a text.
@@ -172,7 +174,7 @@ def describe(
     found, options = generation.result(), asdict(generation.options)
     ending = ("max_tokens", "stop", "end_of_text", "ignore_end_of_text")
     return {
-        "model": "shipped" if model is None else str(model),
+        "model": model_name(find_model(model)),
         "parameters": opened.model.num_parameters(),
         "tokenizer": opened.tokenizer.name,
         "sampling": {each.name: options[each.name] for each in fields(Sampling)},

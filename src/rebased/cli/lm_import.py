@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.models.authors_checkpoint import read_authors_checkpoint
 from rebased.models.weights import WEIGHTS, save_model
 
@@ -14,7 +12,7 @@ def lm_import(
     source: Path,
     /,
     *,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    out: Annotated[Path, OUT_OPTION],
     n_heads: int | None = None,
     to: Output = TO_TERMINAL,
 ) -> int:

@@ -27,6 +27,7 @@ from rebased.evaluate.facts import (
 from rebased.evaluate.facts.model_answers import answer_questions
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_model, model_name
 
 LABELS: dict[Condition, str] = {
     "present": "fact in context",
@@ -36,7 +37,7 @@ LABELS: dict[Condition, str] = {
 
 
 def lm_recall(
-    model: Path,
+    model: Path | None = None,
     /,
     *,
     facts: Path | None = None,
@@ -58,7 +59,7 @@ def lm_recall(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     facts
         Facts, one JSON object per line: {"context": "The capital of Norway is", "continuation": "Oslo"} (.jsonl, also
         .gz, .xz or .zst).
@@ -81,7 +82,8 @@ def lm_recall(
     if (facts is None) == (squad is None):
         raise ValueError("name one file to take facts from: --facts FILE or --squad FILE")
     known = read_facts(facts) if facts is not None else read_squad(squad or "")
-    trained = open_trained(model, data, where)
+    path = find_model(model)
+    trained = open_trained(path, data, where)
     size = check_length(trained.seq_len if length is None else length, trained, "--length")
     with console.status("making contexts"):
         recall = build_recall(
@@ -102,13 +104,13 @@ def lm_recall(
     source = facts or squad
     asked = f"{plural(tallies['present'].asked, 'question')} after contexts of up to {size:,} tokens"
     results = to.result_console()
-    say(results, f"{model}, {trained.model.num_parameters():,} parameters; {source}: {asked}")
+    say(results, f"{model_name(path)}, {trained.model.num_parameters():,} parameters; {source}: {asked}")
     show(results, tallies, by_distance)
     if recall.too_long:
         left_out = "1 fact was" if recall.too_long == 1 else f"{recall.too_long:,} facts were"
         results.print(f"{left_out} left out: too long for {size:,} tokens", highlight=False)
     parameters = trained.model.num_parameters()
-    about: dict[str, Any] = {"model": str(model), "parameters": parameters, "source": str(source), "length": size}
+    about: dict[str, Any] = {"model": model_name(path), "parameters": parameters, "source": str(source), "length": size}
     about |= {"together": together, "seed": seed, "precision": computing.precision}
     about |= {"too_long": recall.too_long, "code": describe_code(), "machine": describe_machine(where)}
     to.emit(about | results_of(answers, tallies, by_distance))

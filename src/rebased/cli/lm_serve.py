@@ -16,6 +16,7 @@ from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
 from rebased.models import LanguageModel
 from rebased.runs.load import TextModel
+from rebased.runs.shipped import find_model, model_name, shipped_models
 
 if TYPE_CHECKING:
     from rebased.serve.engine import Engine  # needs the extra "serve"
@@ -103,7 +104,7 @@ def lm_serve(
     Parameters
     ----------
     model
-        A run's folder, or a model.safetensors. Default: the small model that comes with the package.
+        A run's folder, a model.safetensors, or a name of `rebased list models`. Default: lm/stdlib-bytes.
     host
         Address to listen on. Default: this machine alone.
     port
@@ -219,8 +220,9 @@ def context_of(model: LanguageModel, asked: int | None) -> int:
 
 
 def name_of(path: Path | None) -> str:
-    """Return the name of a model: that of its folder."""
-    if path is None:
-        return "rebased"
-    path = path.resolve()
-    return (path if path.is_dir() else path.parent).name or "rebased"
+    """Return the name of a model: that of a shipped one, else that of its folder."""
+    found = find_model(path)
+    if (name := model_name(found)) in shipped_models():
+        return name
+    found = found.resolve()
+    return (found if found.is_dir() else found.parent).name or "rebased"

@@ -1,6 +1,6 @@
 """rebased lm eval --tasks: tasks of lm-evaluation-harness, and ours, on a trained language model."""
 
-import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +12,13 @@ from rich.table import Table
 
 from rebased.cli.computing import Computing
 from rebased.cli.output import Output, say
-from rebased.cli.results import OnProgress, progress_bars
+from rebased.cli.results import OnProgress, digits, progress_bars
 from rebased.cli.terminal import Terminal
 from rebased.evaluate.harness.tasks import task_names
 from rebased.runs.evaluations import append_evaluation
 from rebased.runs.load import open_text_model
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import model_name, shipped_models
 
 
 @Parameter(name="*")
@@ -50,6 +51,13 @@ class TaskOptions:
     tokenizer: str | None = None
 
 
+def list_tasks() -> int:
+    """Print the names of our tasks."""
+    print("\n".join(task_names()))
+    print("and those of lm-evaluation-harness (pip install 'rebased[eval]'): lm-eval ls tasks")
+    return 0
+
+
 def eval_tasks(
     model: Path,
     options: TaskOptions,
@@ -59,12 +67,7 @@ def eval_tasks(
     where: torch.device,
     to: Output,
 ) -> int:
-    """Run the tasks, print a table of their scores, and keep them beside the run's record."""
-    if options.tasks == "list":
-        print("\n".join(task_names()))
-        print("and those of lm-evaluation-harness: lm-eval ls tasks")
-        return 0
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's progress bars, of which there are many
+    """Run the tasks, print a table of their scores, and keep them beside the run's record; a shipped model's here."""
     try:
         from rebased.evaluate.harness.model import HarnessModel
         from rebased.evaluate.harness.run import run_tasks
@@ -74,7 +77,7 @@ def eval_tasks(
     if not names:
         raise ValueError("--tasks is empty; name tasks, separated by commas, or `list`")
     opened = open_text_model(model, options.tokenizer, data, where)
-    with progress_bars(Terminal(stderr=True)) as begin_bar:
+    with progress_bars(Terminal(file=sys.stderr)) as begin_bar:  # this file: the harness's own stderr is not shown
         bars: dict[tuple[str, int], OnProgress] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:
@@ -102,11 +105,12 @@ def eval_tasks(
     for name in ("value", "standard error", "examples"):
         table.add_column(name, justify="right")
     for score in scores:
-        spread = "" if score.stderr is None else f"{score.stderr:.4f}"
-        table.add_row(score.task, score.metric, f"{score.value:.4f}", spread, f"{score.examples:,}")
+        spread = "" if score.stderr is None else digits(score.stderr)
+        table.add_row(score.task, score.metric, digits(score.value), spread, f"{score.examples:,}")
     to.result_console().print(table)
     entry = {
         "type": "tasks",
+        "model": model_name(model),
         "scores": [score._asdict() for score in scores],
         "limit": options.limit,
         "max_length": under_test.max_length,
@@ -116,8 +120,8 @@ def eval_tasks(
         "code": describe_code(),
         "machine": describe_machine(where),
     }
-    if model.is_dir():
-        kept = append_evaluation(model, entry)
+    if model.is_dir():  # the package's own folder is never written to
+        kept = append_evaluation(Path() if model in shipped_models().values() else model, entry)
         say(to.console(), f"added to {kept}")
-    to.emit({"model": str(model)} | entry)
+    to.emit(entry)
     return 0

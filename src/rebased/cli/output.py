@@ -15,6 +15,8 @@ from rebased.cli.terminal import Terminal
 
 OPTIONS = ("--json", "--quiet")
 STDOUT = Path("-")
+OUT_OPTION = Parameter(name=["--out", "-o"])
+"""What a command writes: a folder, or a page. Every command that writes one calls the option so."""
 
 
 @Parameter(name="*")

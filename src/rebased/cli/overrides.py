@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rebased.config import did_you_mean
+from rebased.config import nearest_word
 
 
 def parse_overrides(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
@@ -19,8 +19,10 @@ def parse_overrides(words: Sequence[str], known: Sequence[str]) -> dict[str, str
         key, equals, value = word.removeprefix("--").partition("=")
         key = key.replace("-", "_")
         if "." not in key:
-            likely = [option for option in known if option.endswith(f".{key}")] or list(known)
-            raise ValueError(f"unknown option {word!r}; {did_you_mean(word, likely)}")
+            names = [option.removeprefix("--") for option in known]  # dashes would make all of them similar
+            near = next((option for option in names if option.endswith(f".{key}")), None) or nearest_word(key, names)
+            hint = f"did you mean '--{near}'?" if near else "settings of the config are written --section.key value"
+            raise ValueError(f"unknown option {word!r}; {hint}")
         if not equals:
             if not rest:
                 raise ValueError(f"{word} needs a value, such as {word} 1")

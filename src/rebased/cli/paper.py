@@ -10,7 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.paper_params import print_parameters
 from rebased.cli.report import check_page_name
 from rebased.cli.rich_table import TerminalTable
@@ -26,7 +26,7 @@ def paper(
     records: tuple[Path, ...] = (),
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     params: Annotated[bool, Parameter(negative="")] = False,
     plan: Path | None = None,
     to: Output = TO_TERMINAL,
@@ -40,7 +40,7 @@ def paper(
     records
         Your own records instead of those that come with the package: bundles (*.jsonl.xz, *.jsonl.gz), folders of runs,
         and files that `rebased probe --json` wrote.
-    output
+    out
         Write a page with all numbers, tests and figures, such as paper.html. An older page is replaced, another file is
         not.
     params
@@ -51,7 +51,7 @@ def paper(
     """
     to.check()
     if params:
-        if records or output:
+        if records or out:
             raise ValueError("--params counts parameters and reads no records; leave out RECORDS and -o")
         return print_parameters(to)
     if plan is not None:
@@ -59,8 +59,8 @@ def paper(
         to.result_console().print(TerminalTable(outcome_table(outcomes)))
         to.emit({"outcomes": [found.to_record() for found in outcomes]})
         return 0
-    if output is not None:
-        check_page_name(output)
+    if out is not None:
+        check_page_name(out)
     console, results = to.console(), to.result_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("reading", total=None)
@@ -70,16 +70,16 @@ def paper(
             evidence = shipped_evidence()
         progress.update(reading, description="computing", total=None)
         found = PaperPage(evidence)
-        if output is not None:
+        if out is not None:
             progress.update(reading, description="drawing")
-            words = ["rebased", "paper", *map(str, records), "-o", str(output)]
-            write_page(found.page(shlex.join(words)), output)
+            words = ["rebased", "paper", *map(str, records), "-o", str(out)]
+            write_page(found.page(shlex.join(words)), out)
     results.print(shown(found))
     say(results, f"{found.counts}.")
     to.warn(found.warnings)
-    if output is not None:
-        say(console, f"wrote {output}")
-    to.emit(found.to_record() | {"warnings": found.warnings, "wrote": [output] if output else []})
+    if out is not None:
+        say(console, f"wrote {out}")
+    to.emit(found.to_record() | {"warnings": found.warnings, "wrote": [out] if out else []})
     return 0
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import STDOUT, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, STDOUT, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
 from rebased.cli.results import progress_bars, to_json
 from rebased.cli.rich_table import TerminalTable
@@ -31,7 +30,7 @@ def probe(
     runs: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     split: str | None = None,
     examples: int = EXAMPLES,
     windows: int = WINDOWS,
@@ -53,7 +52,7 @@ def probe(
     runs
         Folders of runs, or of sweeps: of runs that differ in learning rate only, those of the best rate are probed. Or
         files that an earlier probe wrote.
-    output
+    out
         Write a page with tables, attention maps and similarities, such as probe.html.
     split
         The split to look at. Default: held_out or test of a task, test or valid of a text.
@@ -74,8 +73,8 @@ def probe(
         Python file or module with your own mixers or tasks. Can be given several times.
     """
     to.check()
-    if output is not None:
-        check_page_name(output)
+    if out is not None:
+        check_page_name(out)
     import_all(imports)
     if sweep is not None:
         if len(runs) != 1:
@@ -88,13 +87,13 @@ def probe(
     report = ProbeReport(records, PAPER)
     report.warnings += [f"left out: {error}" for error in refused]
     show(report, to)
-    if output is not None:
+    if out is not None:
         options = {"--split": split, "--seq-len": seq_len, "--data": data}
         options |= {"--examples": examples if examples != EXAMPLES else None}
         options |= {"--windows": windows if windows != WINDOWS else None}
         words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(output)])), output)
-        say(to.console(), f"wrote {output}")
+        write_page(report.page(shlex.join(["rebased", "probe", *map(str, runs), *words, "-o", str(out)])), out)
+        say(to.console(), f"wrote {out}")
     to.emit(seal(json.loads(to_json({"type": "probes", "records": records}))))
     return 0
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.progress import Progress
 
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report import Report, Table, check_replaceable, write_page
@@ -27,7 +27,7 @@ def report(
     runs: tuple[Path, ...],
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     tables: Path | None = None,
     formats: str = ",".join(FORMATS),
     bundle: Path | None = None,
@@ -46,7 +46,7 @@ def report(
     ----------
     runs
         Folders, searched at any depth for record.jsonl and for bundles (*.jsonl.xz, *.jsonl.gz); or such files.
-    output
+    out
         The page; report.html if nothing else is asked for. An older page is replaced, another file is not.
     tables
         Folder for every table as Markdown, LaTeX and CSV, and for every figure as SVG, PNG and PDF.
@@ -69,9 +69,9 @@ def report(
     to.check()
     kinds = parse_formats(formats)
     import_all(imports)
-    output = output or (None if tables or bundle else PAGE)
-    if output:
-        check_page_name(output)
+    out = out or (None if tables or bundle else PAGE)
+    if out:
+        check_page_name(out)
     if bundle:
         check_bundle_name(bundle)
         check_free([bundle], replace)
@@ -85,10 +85,10 @@ def report(
         result = Report(found, reference, values)
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
-        if output:
+        if out:
             progress.update(reading, description="drawing")
             options = {"--reference": reference, "--reference-values": reference_values}
-            write_page(result.page(title, typed(runs, output, options)), output)
+            write_page(result.page(title, typed(runs, out, options)), out)
         for done, (path, content) in enumerate(files.items()):
             progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
             write_file(path, content())
@@ -98,7 +98,7 @@ def report(
     for sentence in result.summary:
         say(to.result_console(), sentence)
     to.warn(result.warnings)
-    wrote = [path for path in (output, tables, bundle) if path]
+    wrote = [path for path in (out, tables, bundle) if path]
     for path in wrote:
         say(console, f"wrote {path}")
     named = {name: table.to_records() for name, table in result.tables().items()}
@@ -157,8 +157,8 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def typed(runs: tuple[Path, ...], output: Path, options: Mapping[str, object]) -> str:
+def typed(runs: tuple[Path, ...], out: Path, options: Mapping[str, object]) -> str:
     """The command that makes the page again."""
-    words = ["rebased", "report", *map(str, runs), "-o", str(output)]
+    words = ["rebased", "report", *map(str, runs), "-o", str(out)]
     words += [word for name, value in options.items() if value for word in (name, str(value))]
     return shlex.join(words)

@@ -1,6 +1,7 @@
-"""Shared by commands that measure: progress bars, and JSON files that never replace another."""
+"""Shared by commands that measure: progress bars, readable numbers, and JSON files that never replace another."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from rebased.files import replacing, without_nan
 
 OnProgress = Callable[[int, int], None]
 """Called as on_progress(done, total)."""
+
+LARGE = 1e6  # numbers from here on are printed with an exponent
 
 
 @contextmanager
@@ -37,6 +40,15 @@ def progress_bars(console: Console) -> Iterator[Callable[[str], OnProgress]]:
 
     with progress:
         yield begin_bar
+
+
+def digits(number: float, decimals: int | None = None) -> str:
+    """A number with five significant digits, or with `decimals`; from a million on as 5.5822e+10; "-" for nan."""
+    if not math.isfinite(number):
+        return "-" if math.isnan(number) else "inf"
+    if abs(number) >= LARGE:
+        return f"{number:.4e}"
+    return f"{number:,.{max(0, 5 - len(str(abs(int(number))))) if decimals is None else decimals}f}"
 
 
 def check_new(path: Path | None) -> None:

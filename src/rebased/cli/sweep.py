@@ -16,7 +16,7 @@ from rebased.cli import INTERRUPTED
 from rebased.cli.imports import Imports, import_all, import_user_code
 from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
@@ -82,7 +82,7 @@ def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
 def sweep(
     file: Path,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    out: Annotated[Path | None, OUT_OPTION] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     executor: Literal["local", "ray"] = "local",
     workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
@@ -162,7 +162,10 @@ def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bo
         runs, stages = plan.to_do(retry_failed), Stages(select, plan.runs) if select else None
         cost = show_plan(console, plan, log, files, where, stages, retry_failed=retry_failed)
         if dry_run:
-            to.emit(result_of(plan, plan.runs) | {"estimated_seconds": cost.total})
+            to.emit(
+                result_of(plan, plan.runs)
+                | {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
+            )
             return 0
         queue = SweepQueue(runs, stages, command.budget(cost), plan.runs)
         check_time(queue)

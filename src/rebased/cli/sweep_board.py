@@ -72,8 +72,9 @@ def describe_plan(
         yield from describe_stages(stages, runs)
     yield executor.where
     if left:
-        about = "the time is not known:" if cost.total is None else f"about {duration(cost.total)},"
-        yield f"{about} {cost.basis}"
+        least, most = duration(cost.least), duration(cost.most)
+        about = f"about {least}" if least == most else f"{least} to {most}"
+        yield f"{'the time is not known:' if cost.total is None else f'{about},'} {cost.basis}"
 
 
 def describe_stages(stages: Stages, runs: Sequence[PlannedRun]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The consoles of all commands: text is shown as it is, never as rich's markup and never as codes of the terminal."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -29,8 +29,8 @@ class Terminal(Console):
     as styles (`Text`, `style=`), never as markup. A progress column takes `markup=False`.
     """
 
-    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
-        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False)
+    def __init__(self, *, stderr: bool = False, quiet: bool = False, file: IO[str] | None = None) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, file=file, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The text as rich shows it, for a cell or a title. Rich alone would drop some control characters."""

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rebased.cli.imports import Imports, import_all
 from rebased.ops.backend import choose_device
 from rebased.runs.load import TextModel, open_text_model
+from rebased.runs.shipped import find_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,7 +50,7 @@ class ModelOptions:
 
     def open(self, model: Path | None, where: torch.device) -> TextModel:
         """Return the model, in its precision, and the tokenizer."""
-        opened = open_text_model(model, self.tokenizer, self.data, where)
+        opened = open_text_model(find_model(model), self.tokenizer, self.data, where)
         opened.model.to(DTYPES[self.precision])
         return opened
 

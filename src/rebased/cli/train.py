@@ -11,7 +11,7 @@ from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import progress_sink
 from rebased.cli.warn_once import each_warning_once
@@ -50,7 +50,7 @@ class TrainOptions:
         Also send the record to this project of Weights & Biases (pip install 'rebased[log]').
     """
 
-    out: Path | None = None
+    out: Annotated[Path | None, OUT_OPTION] = None
     resume: Annotated[bool, Parameter(negative="")] = False
     imports: Imports = ()
     tensorboard: Annotated[bool, Parameter(negative="")] = False

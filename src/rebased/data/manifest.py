@@ -75,6 +75,7 @@ class Manifest(Config):
     sources: tuple[str, ...] = ()
     invalid_utf8: int = 0  # byte sequences that were not UTF-8 and were replaced
     skipped_files: int = 0  # empty or binary files found in folders
+    divided: int = 0  # documents that were divided between the splits: each has a part of it, which it counts as one
 
 
 def dtype_for(vocab_size: int) -> str:

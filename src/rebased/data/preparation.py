@@ -90,8 +90,8 @@ def prepare(
             return finished
         entry = store_tokenizer(folder, tokenizer)
         try:
-            state, skipped = _encode_all(config, folder, spec, groups, tokenizer, state, workers, on_progress)
-            manifest = _manifest(config, spec, entry, state, skipped)
+            state, counts = _encode_all(config, folder, spec, groups, tokenizer, state, workers, on_progress)
+            manifest = _manifest(config, spec, entry, state, counts)
         except SplitNotFilled:
             discard_shards(folder, state)
             raise
@@ -108,8 +108,8 @@ def _encode_all(
     state: State,
     workers: int,
     on_progress: Callable[[Progress], None],
-) -> tuple[State, int]:
-    """Write all shards that `state` does not have. Returns (the final state, how many files were skipped)."""
+) -> tuple[State, dict[str, int]]:
+    """Write all shards that `state` does not have. Returns (the final state, files and documents that are counted)."""
     sources = [source for group in groups.values() for source in group]
     total = 0 if any(source.name.startswith(HUB) for source in sources) else sum(source.size for source in sources)
     rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total) if spec.shares else None
@@ -140,7 +140,8 @@ def _encode_all(
             write_state(folder, state)
     if isinstance(rule, BySize):
         rule.check_enough()
-    return state, sum(len(source.skipped) for source in sources)
+    skipped = sum(len(source.skipped) for source in sources)
+    return state, {"skipped_files": skipped, "divided": rule.divided if isinstance(rule, ByShare) else 0}
 
 
 def make_encoder(content: bytes | None, name: str, end_of_text: int | None, field: str, stop: bool) -> ChunkEncoder:
@@ -198,7 +199,9 @@ def _plan(config: PrepareConfig, tokenizer: Tokenizer, groups: dict[str, list[So
     }
 
 
-def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, state: State, skipped: int) -> Manifest:
+def _manifest(
+    config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, state: State, counts: dict[str, int]
+) -> Manifest:
     splits = {name: Split(shards=tuple(group[name] for group in state.shards if name in group)) for name in spec.names}
     empty = [name for name, split in splits.items() if split.tokens < 2]
     if len(empty) == len(splits):
@@ -215,5 +218,5 @@ def _manifest(config: PrepareConfig, spec: SplitSpec, entry: TokenizerFile, stat
         splits=splits,
         sources=config.sources or tuple(name for names in spec.sources.values() for name in names) or (LIBRARY,),
         invalid_utf8=state.invalid_utf8,
-        skipped_files=skipped,
+        **counts,
     )

@@ -84,10 +84,12 @@ class ByShare:
             self._bounds.append((split, bound))
         everything = len(shares) == 1 and bound >= 1  # goes to one split: no document is divided
         self._large = min(shares.values()) * total if total and not everything else math.inf
+        self.divided = 0  # documents so far
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         """See `Rule`."""
         if document.divisible and self._large < math.inf and (size := document.size()) > self._large:
+            self.divided += 1
             cuts: list[tuple[str | None, float]] = [(split, round(bound * size)) for split, bound in self._bounds]
             return [*cuts, (None, math.inf)]
         digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()

@@ -67,7 +67,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     if unknown := [run.digest for run in every if run.digest_of_settings is None]:
         yield (
             f"{plural(len(unknown), 'record')} with mixers, tasks or settings that are not known here: their settings "
-            f"could not be compared with their digest ({shortened(sorted(set(unknown)))})."
+            f"could not be compared with their digest ({shortened(sorted(set(unknown)))}). If you have the code of "
+            "these mixers or tasks, give its file with --import."
         )
     done = {run.digest for run in ended}
     failed = [error for digest, error in found.failures.items() if digest not in done]

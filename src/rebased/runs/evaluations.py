@@ -1,4 +1,7 @@
-"""What was measured on a trained model after its run: evaluations.jsonl in the run's folder, one line each."""
+"""What was measured on a trained model after its run: evaluations.jsonl in the run's folder, one line each.
+
+Of a shipped model it is in the working folder.
+"""
 
 import json
 import logging
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.files import locked, parse_json, replacing
-from rebased.runs.record import read_record
+from rebased.runs.record import RECORD, read_record
 
 logger = logging.getLogger("rebased")
 
@@ -50,6 +53,8 @@ def collect_task_scores(paths: Iterable[Path]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for path in paths:
         for file in sorted(path.rglob(EVALUATIONS)) if path.is_dir() else ():
+            if not (file.parent / RECORD).is_file():
+                continue  # of a shipped model, which is no run
             try:
                 digest = read_record(file.parent)[0]["digest"]
                 entries = [entry for entry in read_evaluations(file.parent) if entry["type"] == "tasks"]

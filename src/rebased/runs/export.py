@@ -123,6 +123,7 @@ def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[s
         "",
         f"{seen} drawn from a text of {tokens:,} tokens, tokenizer {corpus.get('tokenizer')}, checksum of the text "
         f"`{corpus.get('sha256')}`. Code version {code.get('version')}, commit `{code.get('commit')}`.",
+        *([f"The text: {run['text']}"] if "text" in run else []),
         f"The same run: `rebased lm train --config config.yaml` with the config below (digest `{run.get('digest')}`).",
         "",
     ]

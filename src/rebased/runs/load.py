@@ -1,6 +1,5 @@
 """Load a trained language model, with the prepared text that it is measured on, or with its tokenizer alone."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,11 +7,12 @@ import torch
 
 from rebased.data import Corpus
 from rebased.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, vocabulary_digest
+from rebased.files import read_json
 from rebased.models import LanguageModel
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
-from rebased.runs.shipped import ABOUT, MODELS
+from rebased.runs.shipped import ABOUT, find_model, model_name
 
 SPARE_ROWS = 1024  # embedding rows that a model may have beyond the vocabulary
 
@@ -37,10 +37,12 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
     model = load_model(path, device)
     folder = data or trained_on.get("folder")
     if folder is None:
-        raise ValueError(f"{path} does not say which text it was trained on; name a prepared folder with --data")
+        raise ValueError(
+            f"{model_name(path)} does not say which text it was trained on; name a prepared folder with --data"
+        )
     if data is None and not Path(folder).exists():
         raise ValueError(
-            f"{path} was trained on {folder}, which does not exist here; give its present place with --data"
+            f"{model_name(path)} was trained on {folder}, which does not exist here; give its present place with --data"
         )
     corpus = Corpus(folder)
     _check_tokenizer(model, corpus, run.get("corpus"))
@@ -64,10 +66,10 @@ def open_text_model(
     is that of the prepared folder `data`, or of the text that the run was trained on. Raises ValueError if files are
     missing, the run was not trained on text, or the tokenizer is another one than the model's.
     """
-    path = MODELS if path is None else path
+    path = find_model() if path is None else path
     run = _check_run(path)
     model = load_model(path, device)
-    trained_on = run.get("corpus") or _shipped_with(path)
+    trained_on = run.get("corpus")
     if tokenizer is not None:
         found = load_tokenizer(tokenizer)
     elif data is not None:
@@ -100,31 +102,32 @@ def _check_same_tokenizer(model: LanguageModel, tokenizer: Tokenizer, trained_on
         raise ValueError(f"{said} has a vocabulary of {rows:,}; give the tokenizer that it was trained with")
 
 
-def _shipped_with(path: Path) -> dict[str, Any] | None:
-    """What the file beside a shipped model says about the text it was trained on; None if there is none."""
-    about = (path if path.is_dir() else path.parent) / ABOUT
-    return json.loads(about.read_text(encoding="utf-8")).get("corpus") if about.is_file() else None
-
-
 def _check_run(path: Path) -> dict[str, Any]:
     """The first line of the record beside the weights. Raises ValueError if there is no model of text at `path`."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; give a run's folder or its model.safetensors")
     if path.is_dir() and not (path / CONFIG).exists() and not (path / WEIGHTS).exists():
         raise ValueError(f"{path} is not a run's folder (no {CONFIG}); give one, or a model.safetensors")
-    run = _run_line(path)
+    run = next(iter(record_beside(path)), {})
     if run and "corpus" not in run:
         raise ValueError(
-            f"{path} was not trained on text: it is a run of `rebased train`; give a run of `rebased lm train`"
+            f"{model_name(path)} was not trained on text: it is a run of `rebased train`; give a run of "
+            "`rebased lm train`"
         )
     return run
 
 
-def _run_line(path: Path) -> dict[str, Any]:
-    """The first line of the record beside the weights; empty if there is none."""
+def record_beside(path: Path) -> list[dict[str, Any]]:
+    """The record beside a model's weights; of a shipped model its first and last line; empty if there is none."""
     folder = path if path.is_dir() else path.parent
-    lines = read_record(folder) if (folder / RECORD).is_file() else []
-    return lines[0] if lines else {}
+    if (folder / RECORD).is_file():
+        return read_record(folder)
+    about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    if not about:
+        return []
+    tokens, bits = about.get("measured_tokens", {}), about.get("bits_per_byte", {})
+    measured = {split: {"all": {"perplexity": 2 ** bits[split]}, "tokens": tokens[split]} for split in bits}
+    return [about, {"type": "end", "status": "done", "step": about.get("steps"), **measured}]
 
 
 def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:

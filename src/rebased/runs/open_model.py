@@ -5,13 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rebased.config import did_you_mean
-from rebased.files import read_json
 from rebased.models import LanguageModel
 from rebased.models.weights import load_model
-from rebased.runs.load import TextModel, open_text_model
-from rebased.runs.record import RECORD, read_record
-from rebased.runs.shipped import ABOUT, MODELS
+from rebased.runs.load import TextModel, open_text_model, record_beside
+from rebased.runs.record import RECORD
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import TaskData
 
@@ -23,25 +20,6 @@ class RecallModel(NamedTuple):
 
     model: LanguageModel  # in eval mode
     task: TaskData
-
-
-def shipped_models() -> dict[str, Path]:
-    """Return the folders of the models that come with the package, by name: the MQAR models, then the text model."""
-    recall = {f"mqar/{name}": MODELS / "mqar" / name for name in ("rebased", "based", "attention")}
-    return recall | {"lm/stdlib-bytes": MODELS}
-
-
-def find_model(name: Path | str) -> Path:
-    """Return the path of a model: the file or folder of that path if there is one, else the shipped model's."""
-    path, shipped = Path(name), shipped_models()
-    if path.exists():
-        return path
-    if path.as_posix() in shipped:
-        return shipped[path.as_posix()]
-    raise ValueError(
-        f"{name} does not exist, and no shipped model has this name; give a run's folder, or "
-        f"{did_you_mean(path.as_posix(), list(shipped))}"
-    )
 
 
 def open_model(
@@ -69,14 +47,13 @@ def _config(path: Path) -> dict[str, Any]:
 
     Raises ValueError if the record there says that the run has not ended, or diverged.
     """
-    if not path.is_dir():
-        path = path.parent
-    if (path / RECORD).is_file():
-        lines = read_record(path)
-        end = lines[-1] if lines else {}
-        if end.get("type") != "end":
-            raise ValueError(f"{path} has not ended, so it has no trained model yet; finish it with --resume")
-        if end.get("status") != "done":
-            raise ValueError(f"{path} {end.get('status')} and left no trained model; give another run")
-        return dict(lines[0].get("config", {}))
-    return dict(read_json(path / ABOUT).get("config", {})) if (path / ABOUT).is_file() else {}
+    folder = path if path.is_dir() else path.parent
+    lines = record_beside(path)
+    if not lines and not (folder / RECORD).is_file():
+        return {}
+    end = lines[-1] if lines else {}
+    if end.get("type") != "end":
+        raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume")
+    if end.get("status") != "done":
+        raise ValueError(f"{folder} {end.get('status')} and left no trained model; give another run")
+    return dict(lines[0].get("config", {}))

@@ -1,12 +1,16 @@
-"""The configs and models that come with the package: where they are, and how a command finds a config by name."""
+"""The configs and models that come with the package: where they are, and how a command finds one by name."""
 
 import difflib
 from pathlib import Path
 from typing import Literal
 
+from rebased.config import nearest_word
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 MODELS = Path(__file__).parents[1] / "shipped"
 ABOUT = "about.json"  # what the record of a shipped model's run says
+TEXT_MODEL = "lm/stdlib-bytes"
+"""The shipped model that commands take where none is named."""
 
 Kind = Literal["run", "lm", "sweep"]
 """What a config file describes: one run on a synthetic task, one run of a language model, or a sweep."""
@@ -52,3 +56,32 @@ def nearest(path: Path, known: list[str]) -> str:
     near = difflib.get_close_matches(wanted, [*known, *by_last_part], n=1, cutoff=0.7)
     guess = f"did you mean {by_last_part.get(near[0], near[0])!r}? " if near else ""
     return f"{guess}`rebased list configs` lists those that are shipped"
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the folders of the models that come with the package, by name: the MQAR models, then the text model."""
+    recall = {f"mqar/{name}": MODELS / "mqar" / name for name in ("rebased", "based", "attention")}
+    return recall | {TEXT_MODEL: MODELS}
+
+
+def find_model(name: Path | str | None = None) -> Path:
+    """Return the path of a model: the file or folder of that path if there is one, else the shipped model's.
+
+    Without a name it is the shipped model of text. Every command that takes a model finds it here.
+    """
+    path, shipped = Path(TEXT_MODEL if name is None else name), shipped_models()
+    if name is not None and path.exists():
+        return path
+    if path.as_posix() in shipped:
+        return shipped[path.as_posix()]
+    near = nearest_word(path.as_posix(), list(shipped))
+    guess = f"did you mean {near!r}? " if near else ""
+    raise ValueError(
+        f"{name} does not exist, and no shipped model has this name; {guess}give a run's folder, its model.safetensors "
+        f"or a name that `rebased list models` lists"
+    )
+
+
+def model_name(path: Path) -> str:
+    """Return what a model is called: the name of a shipped one, else its path."""
+    return next((name for name, folder in shipped_models().items() if folder == path), str(path))

@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
 from torch import Generator, Tensor
 
-from rebased.config import Config, check_added_later, explain, short
+from rebased.config import Config, check_added_later, explain, nearest_word, short
 from rebased.ops.backend import check_memory
 from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
 from rebased.tasks.seeds import mix_seed
@@ -63,11 +63,17 @@ class TaskData(Config):
     @model_validator(mode="before")
     @classmethod
     def _segments_set_their_own_fields(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for key in values:
-                if key in cls.segment_type.model_fields:
-                    entry = ", ".join(f"{name}: ..." for name in cls.segment_type.model_fields)
-                    raise ValueError(f"{key} is set for each segment: write it into train and test, [{{{entry}}}]")
+        own = list(cls.segment_type.model_fields)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            near = key if key in own else nearest_word(str(key), [*cls.model_fields, *own])
+            if key not in cls.model_fields and near in own:
+                lists = {split: values[split] for split in get_args(Split) if isinstance(values.get(split), list)}
+                each = [f" --task.{split}.{i}.{near} {value}" for split in lists for i in range(len(lists[split]))]
+                raise ValueError(
+                    f"{'' if key == near else f'unknown key {key!r}; '}{near} is set for each segment: write it into "
+                    f"train and test, [{{{', '.join(f'{name}: ...' for name in own)}}}]"
+                    f"{', or for all segments give' if each else ''}{''.join(each)}"
+                )
         return values
 
     @model_validator(mode="after")

@@ -2,11 +2,11 @@
 
 import io
 import logging
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lm_eval
+import lm_eval.evaluator
 from lm_eval.tasks import TaskManager
 
 from rebased.config import did_you_mean
@@ -57,8 +57,10 @@ def run_tasks(
             tasks.append(name)
         else:
             raise ValueError(f"unknown task {name!r}; {did_you_mean(name, sorted(known | set(task_names())))}")
-    with redirect_stdout(io.StringIO()):  # the harness prints what it does
-        found = lm_eval.simple_evaluate(
+    # The harness would ask git for the commit of the working folder, and git would complain where there is none.
+    lm_eval.evaluator.get_git_commit_hash = lambda: None
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # the harness prints, and draws progress bars
+        found = lm_eval.evaluator.simple_evaluate(
             model=model,
             tasks=tasks,
             limit=limit,

@@ -9,6 +9,7 @@ from rebased.config import plural
 from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import agrees
+from rebased.report.short_training import find_short, warn_about_short_training
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
@@ -36,7 +37,10 @@ def lead(runs: Sequence[Run], results: Results) -> str:
 
 
 def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
-    """The main results: one ranking per task, one verdict per family, and how many cells agree with others."""
+    """The main results: one ranking per task, one verdict per family, and how many cells agree with others. Before
+    them stands a warning about runs that ended too early."""
+    if short := warn_about_short_training(chosen_runs(results, results.tasks)):
+        yield short
     for task in results.tasks:
         yield ranking(results, task) if results.learned(task) else nobody_learned(results, task)
     for family in families:
@@ -61,6 +65,20 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
             "of them agree with it: the means differ by at most two standard errors, plus the error of rounding the "
             f"{name}'s value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
         )
+
+
+def chosen_runs(results: Results, tasks: Sequence[str]) -> list[tuple[str, Run]]:
+    """The runs that accuracies on these tasks are of, each with the name of its model. A task that no model learned
+    has none: it is not ranked."""
+    cells = [cell for task in tasks if results.learned(task) for cell in results.of_task(task)]
+    return [(str(cell.model), run) for cell in cells for run in cell.chosen.values()]
+
+
+def short_note(results: Results, task: str) -> str | None:
+    """A note for the table of a task: which models' runs ended too early; None if there are none."""
+    found = find_short(chosen_runs(results, [task]))
+    counts = ", ".join(f"{short.model} {short.either} of {short.runs} runs" for short in found)
+    return f"Perhaps trained too short, see the summary: {counts}." if found else None
 
 
 def ranking(results: Results, task: str) -> str:

@@ -137,9 +137,9 @@ class SyntheticReport:
             )
             html += figure(self.figures["by-width"], caption)
         for task in results.tasks:
-            note = narrative.reference_note(results, task)
+            notes = (narrative.short_note(results, task), narrative.reference_note(results, task))
             html += f"<h3>{escape(task)}</h3>" + tables.width_table(results, task).to_html()
-            html += paragraphs(note) if note else ""
+            html += paragraphs(*filter(None, notes))
         return html
 
     def budgets(self) -> str:

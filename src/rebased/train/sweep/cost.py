@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from rebased.train.lifecycle import train
 from rebased.train.sweep.plan import PlannedRun
 
 CPU_WORK = 3e8  # multiply-adds of one timed step on a CPU: about a tenth of a second, unless one sequence needs more
-STEPS, LINES = 3, 3  # only the last line of the record counts: before it kernels are compiled and graphs captured
+STEPS, LINES = 3, 6  # the first line of the record does not count: kernels are compiled and graphs captured in it
 
 
 class Estimate(NamedTuple):
@@ -36,6 +37,16 @@ class Estimate(NamedTuple):
     total: float | None  # seconds on the clock, with as many runs at once as the executor has workers; None: not known
     basis: str  # where the numbers come from, and how far to trust them; or why there are none
     work: Mapping[str, float] = MappingProxyType({})  # multiply-adds that `seconds` are for, by digest
+    least: float = 0.0  # `total` if every model is as fast as the fastest time that was measured of it
+    most: float = 0.0  # and as slow as the slowest
+
+
+class _Rate(NamedTuple):
+    """Seconds per multiply-add: the fastest that was measured, a typical one, the slowest."""
+
+    least: float
+    typical: float
+    most: float
 
 
 def estimate(
@@ -50,7 +61,7 @@ def estimate(
     weighs the run's time in the total.
     """
     rates = _Rates(all_runs, executor)
-    seconds = dict.fromkeys([run.digest for run in runs], 0.0)
+    seconds = dict.fromkeys([run.digest for run in runs], _Rate(0.0, 0.0, 0.0))
     work: dict[str, float] = {}
     untimed: dict[str, list[str]] = {}  # models by the reason why they have no rate
     for pattern in dict.fromkeys(map(_pattern, runs)):
@@ -60,7 +71,7 @@ def estimate(
             for run in group:
                 kind = training_of(run.config)
                 left = max(0.0, kind.run_work(run.config) - kind.recorded_work(run.config, run.lines)[0])
-                seconds[run.digest], work[run.digest] = left * rate, left
+                seconds[run.digest], work[run.digest] = _Rate(*(left * each for each in rate)), left
         except Exception as error:  # its runs will fail too, and the sweep reports them then
             untimed.setdefault(one_line(str(error)), []).append(group[0].model)
     wanted = [run for run in runs if share(run) > 0]
@@ -69,9 +80,15 @@ def estimate(
     for why, models in untimed.items():
         left_out = f" and {'is' if len(models) == 1 else 'are'} left out" if timed else ""
         basis.append(f"{', '.join(models)} could not be timed{left_out} ({why})")
-    longest = max((seconds[run.digest] for run in wanted), default=0.0)
-    total = max(sum(seconds[run.digest] * share(run) for run in runs) / executor.workers, longest)
-    return Estimate(seconds, total if timed or not wanted else None, "; ".join(basis), work)
+    least, total, most = (
+        max(
+            sum(seconds[run.digest][i] * share(run) for run in runs) / executor.workers,
+            max((seconds[run.digest][i] for run in wanted), default=0.0),
+        )
+        for i in range(3)
+    )
+    typical = {digest: each.typical for digest, each in seconds.items()}
+    return Estimate(typical, total if timed or not wanted else None, "; ".join(basis), work, least, most)
 
 
 class _Rates:
@@ -82,28 +99,31 @@ class _Rates:
         self._processors: dict[str, str] = {}  # by `train.device`; a call takes seconds on a GPU
         self._recorded = self._timed = 0  # models
 
-    def of(self, runs: Sequence[PlannedRun]) -> float:
+    def of(self, runs: Sequence[PlannedRun]) -> _Rate:
         """The rate of runs with the same mixers."""
         records = [run for run in self._all_runs if _pattern(run) == _pattern(runs[0]) and run.lines]
         if (rate := self._from_records(records, runs[0].config.train.device)) is not None:
             self._recorded += 1
             return rate
         ordered = sorted((run.config for run in runs), key=lambda config: training_of(config).run_work(config))
-        rate = self._executor.call(time_steps, ordered[len(ordered) // 2].model_dump())
+        times = self._executor.call(time_steps, ordered[len(ordered) // 2].model_dump())
         self._timed += 1
-        return rate * max(1.0, self._executor.workers / (self._executor.gpus or self._executor.workers))
+        at_once = max(1.0, self._executor.workers / (self._executor.gpus or self._executor.workers))
+        return _Rate(*(at_once * each for each in (min(times), median(times), max(times))))
 
-    def _from_records(self, records: Sequence[PlannedRun], device: str) -> float | None:
+    def _from_records(self, records: Sequence[PlannedRun], device: str) -> _Rate | None:
         """The mean rate of records from the same model of GPU or CPU, weighted by work; None if there are none."""
         if records and device not in self._processors:
             self._processors[device] = self._executor.call(processor_of, device)
-        work = seconds = 0.0
+        measured = []
         for run in records:
             machines = [line["machine"] for line in run.lines if line["type"] in ("run", "resume")]
             if all(processor_name(machine) == self._processors[device] for machine in machines):
-                done, spent = training_of(run.config).recorded_work(run.config, run.lines)
-                work, seconds = work + done, seconds + spent
-        return seconds / work if work else None
+                measured.append(training_of(run.config).recorded_work(run.config, run.lines))
+        rates = [seconds / work for work, seconds in measured if work]
+        if not rates:
+            return None
+        return _Rate(min(rates), sum(each[1] for each in measured) / sum(each[0] for each in measured), max(rates))
 
     def describe(self) -> str:
         """Where the rates come from, in words."""
@@ -115,8 +135,8 @@ class _Rates:
             known = " and of known runs" if any(run.known for run in self._all_runs) else ""
             sources.append(f"the records of this folder{known}")
         return (
-            f"from {' and '.join(sources)}: may be off by a factor of 2 or more even if nothing "
-            "else runs here; less where runs stop early"
+            f"from {' and '.join(sources)}: the range is that of the measured times; longer if other "
+            "programs run here, less where runs stop early"
         )
 
 
@@ -130,8 +150,8 @@ def processor_of(device: str) -> str:
     return processor_name(describe_machine(torch.device("cuda" if _computes_on_gpu(device) else "cpu")))
 
 
-def time_steps(tree: dict[str, Any]) -> float:
-    """Train a shortened run, whose config is given as plain data. Returns the seconds per multiply-add of a step."""
+def time_steps(tree: dict[str, Any]) -> list[float]:
+    """Train a shortened run, whose config is given as plain data. Returns seconds per multiply-add, measured often."""
     short = short_run(parse_run(tree))
     folder = Path(tempfile.mkdtemp(prefix="rebased-timing-"))
     try:
@@ -140,7 +160,7 @@ def time_steps(tree: dict[str, Any]) -> float:
     finally:
         shutil.rmtree(folder)
     seconds = [line["seconds"] for line in lines if line["type"] in ("epoch", "step")]
-    return seconds[-1] / (STEPS * training_of(short).step_work(short))
+    return [each / (STEPS * training_of(short).step_work(short)) for each in seconds[1:]]
 
 
 def short_run(config: RunConfig) -> RunConfig:
