@@ -24,7 +24,7 @@ from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
-from rebased.serve.errors import ApiError
+from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
@@ -261,6 +261,9 @@ class Service:
             yield {"data": "[DONE]"}
         except ApiError as error:  # the status is sent already
             yield {"data": json.dumps(error.body)}
+        except Exception:
+            _log.exception("a stream failed")
+            yield {"data": json.dumps(OUR_ERROR)}
         finally:
             self.engine.cancel(job)
 
@@ -282,6 +285,8 @@ class Service:
         if event.kind == "timeout":
             message = f"{event.message}: {self.limits.seconds:g} seconds"
             raise ApiError(408, message, kind="timeout_error", code="timeout")
+        if event.kind == "stopped":
+            raise ApiError(503, event.message, kind="server_error", code="shutting_down")
         raise ApiError(500, event.message, kind="server_error", code="model_failed")
 
 
