@@ -54,7 +54,7 @@ class Engine:
         post: calls a function. Events are delivered by it, all those of a step in one call. An event loop gives its
             call_soon_threadsafe; by default the engine's thread delivers itself.
 
-    `start()` begins, `drain()` refuses new jobs and lets the others end, `stop()` and `close()` end them at once.
+    `start()` begins, `drain()` refuses new jobs and lets the others end, `close()` ends at once.
     """
 
     def __init__(
@@ -126,13 +126,9 @@ class Engine:
         """Refuse new jobs from now on; those that were taken go on. Safe in a signal handler."""
         self._closing = True
 
-    def stop(self) -> None:
-        """Refuse new jobs and end those under way with an error, after the current step. Safe in a signal handler."""
-        self._closing = self._closed = True
-
     def close(self, timeout: float = 10.0) -> None:
-        """Stop, and wait for the thread."""
-        self.stop()
+        """End: refuse new jobs, drop those under way, and wait for the thread."""
+        self._closing = self._closed = True
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             with self._lock:
                 self._lock.notify()
@@ -190,7 +186,7 @@ class Engine:
             while self._wait_for_work():
                 self.turn()
         finally:  # if the thread fails, too: nobody waits for it
-            self.stop()
+            self._closing = self._closed = True
             with self._lock:
                 left = list(self._clients)
             for job in left:
