@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -18,7 +19,6 @@ from fastapi.responses import JSONResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rebased.config import plural
 from rebased.serve.connections import Connection, Connections
 from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
@@ -105,6 +105,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._on_ready, self._on_signal, self._grace = on_ready, on_signal, grace_seconds
+        self._hurry = asyncio.Event()
         AppStatus.disable_automatic_graceful_drain()  # otherwise streams are cut off at once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -127,11 +128,14 @@ class Server(uvicorn.Server):
         ending.cancel()
 
     async def _end_requests(self) -> None:
-        """End the requests that are still under way after the grace period."""
-        await asyncio.sleep(self._grace)
+        """End the requests that are still under way after the grace period, or after a second Ctrl-C."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._grace)
         left = list(self.server_state.tasks)
         if left:
-            _log.warning("%s did not end within %g seconds and got an error", plural(len(left), "request"), self._grace)
+            _log.warning(
+                "stopped while %s under way", "1 request was" if len(left) == 1 else f"{len(left)} requests were"
+            )
         for task in left:
             task.cancel()
         await asyncio.sleep(LAST_SECONDS)
@@ -139,9 +143,12 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Let running requests end and refuse new ones; a second signal ends at once."""
-        self._on_signal()
-        super().handle_exit(sig, frame)
+        """Let running requests end and refuse new ones; a second Ctrl-C ends at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._hurry.set()
+        else:
+            self._on_signal()
+            super().handle_exit(sig, frame)
 
 
 def serve(
