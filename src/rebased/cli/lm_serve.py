@@ -14,8 +14,11 @@ from rich.console import Console
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
+from rebased.files import read_json
 from rebased.models import LanguageModel
 from rebased.runs.load import TextModel
+from rebased.runs.record import RECORD, read_record
+from rebased.runs.shipped import ABOUT, MODELS
 
 if TYPE_CHECKING:
     from rebased.serve.engine import Engine  # needs the extra "serve"
@@ -25,6 +28,7 @@ CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SLOTS = 65_536
 SLOTS = {"cpu": 8, "cuda": 64}
+EXAMPLE = "def main("  # for the model that comes with the package: it writes Python
 AllowHost = Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="", show_default=False)]
 
 
@@ -133,7 +137,10 @@ def lm_serve(
             opened = opening.open(model, where)
             engine = build_engine(opened, serving, where, capture=opening.cuda_graph)
             limits = Limits(max_tokens=serving.max_tokens, seconds=serving.seconds, body_bytes=serving.max_body)
-            service = Service(name or name_of(model), engine, limits, key)
+            example = EXAMPLE if model is None else ""
+            service = Service(
+                name or name_of(model), engine, limits, key, trained_on=trained_on(model), example=example
+            )
             app = build_app(service, hosts)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
@@ -216,6 +223,17 @@ def context_of(model: LanguageModel, asked: int | None) -> int:
     if limit is not None and asked is not None and asked > limit:
         raise ValueError(f"--context {asked}: the model has {limit} positions; give 1 to {limit}")
     return asked or limit or CONTEXT
+
+
+def trained_on(path: Path | None) -> str:
+    """Return the name of the text that a model was trained on; empty if nothing beside its weights says."""
+    path = MODELS if path is None else path
+    folder = path if path.is_dir() else path.parent
+    if (folder / RECORD).is_file():
+        first = next(iter(read_record(folder)), {})
+    else:
+        first = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    return Path(first.get("config", {}).get("data", {}).get("folder", "")).name
 
 
 def name_of(path: Path | None) -> str:
