@@ -76,9 +76,8 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     expected = model.generate(PROMPT, max_tokens=12, temperature=0.0, tokenizer=ByteTokenizer()).texts[0]
     assert "API key" in seen["refused"]
     begun = model.generate("", max_tokens=120, temperature=0.6, top_p=0.95, seed=1, tokenizer=ByteTokenizer()).texts[0]
-    assert seen["about"] == (
-        f"A language model of {model.num_parameters():,} parameters: 2 layers of short_conv and rebased, tokenizer bytes."
-    )
+    size = f"{model.num_parameters():,} parameters"
+    assert seen["about"] == f"A language model of {size}: 2 layers of short_conv and rebased, tokenizer bytes."
     assert seen["example"] == f"Example: the beginning of a text{begun}"
     assert seen["hints"] == 2  # what the page is for, and the label of its field
     assert seen["completion"] == PROMPT + expected
