@@ -226,7 +226,7 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path, signals: l
         ]
         for thread in threads:
             thread.start()
-        running = re.compile(rb"rebased_running 8\.0")
+        running = re.compile(rb"rebased_waiting 24\.0")  # of 32 sequences: both requests are there
         wait_for(lambda: bool(running.search(urllib.request.urlopen(f"{url}/metrics", timeout=60).read())))
         for each in signals:
             child.send_signal(each)

@@ -47,7 +47,7 @@ class Connection(H11Protocol):
         self._shared = shared
         self._timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         """Begin, if there is room."""
         super().connection_made(transport)
         if len(self.connections) > self._shared.limit:

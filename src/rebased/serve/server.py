@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -93,9 +94,10 @@ class Server(uvicorn.Server):
         on_ready: Callable[[], None],
         on_signal: Callable[[], None] = lambda: None,
     ) -> None:
+        protocol: Any = functools.partial(Connection, shared=Connections())
         config = uvicorn.Config(
             Cancellable(app),
-            http=functools.partial(Connection, shared=Connections()),  # type: ignore[arg-type]
+            http=protocol,
             loop="asyncio",  # what is said above of accepting holds for no other
             ws="none",
             backlog=ACCEPTED_AT_ONCE,
