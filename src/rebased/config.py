@@ -48,6 +48,32 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+_UNSAFE = (
+    *(code for code in range(0x20) if chr(code) not in "\n\t"),
+    *range(0x7F, 0xA0),  # DEL and the second set of control characters
+    *range(0x202A, 0x202F),  # these and the next four turn the direction of text
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),  # halves of pairs, which no encoding can write
+    0xFFFE,  # these two are no characters, and XML does not take them
+    0xFFFF,
+)
+_SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSAFE}
+
+
+def plain(text: str) -> str:
+    """The text with every control character written out: an escape code becomes the four characters \\x1b."""
+    return text if text.isascii() and text.isprintable() else text.translate(_SHOWN)
+
+
+def plain_tree(value: Any) -> Any:
+    """JSON data whose texts, keys included, are plain."""
+    if isinstance(value, dict):
+        return {plain(key): plain_tree(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [plain_tree(entry) for entry in value]
+    return plain(value) if isinstance(value, str) else value
+
+
 class Config(BaseModel):
     """The base class of configs. Values are validated and cannot be changed; an unknown key is an error."""
 

@@ -2,24 +2,31 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+import torch
 import yaml
 from tests.torture.outcome import FORBIDDEN
 
 import rebased
+from fake_records import fake_lm_run, fake_run, write_record
 from rebased.cli import explain_error, is_users, main
 from rebased.config import YAML_VALUES, merge, nest
 from rebased.files import seal
+from rebased.mixers import register_mixer
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import save_model
 from rebased.ops import backend
+from rebased.tasks import register_task
 from tiny_run import TINY
 
 
@@ -262,3 +269,65 @@ def test_a_named_pipe_is_refused(capsys: pytest.CaptureFixture[str], words: tupl
     for name in ("x.jsonl", "x.safetensors"):
         os.mkfifo(name)
     assert "is a device, a pipe or a socket; give a regular file" in refused(capsys, *words)
+
+
+def write_hostile_records(folder: Path) -> None:
+    """Runs on a task and on text whose names, settings and machines hold everything that is no plain text."""
+    runs = [fake_run(model, [0.1, 0.6], seed=seed, lr=lr) for model in ("rebased", "based") for seed, lr in SEEDS]
+    runs += [fake_lm_run(model, seed=seed) for model in ("rebased", "attention") for seed, _ in SEEDS]
+    for run in runs:
+        first, last = run.lines[0], run.lines[-1]
+        for mixer in first["config"]["model"]["mixers"]:
+            mixer["name"] += HOSTILE
+            mixer[f"own {HOSTILE}"] = f"{run.digest} {HOSTILE}"
+        first["machine"] = first["machine"] | {"cpu": HOSTILE}
+        for part in first["config"].values():
+            part |= {"name": HOSTILE} if "train" in part else {"folder": HOSTILE} if "folder" in part else {}
+        if "test" in run.lines[1]:
+            run.lines[1]["test"]["slices"] = {HOSTILE: 0.5}
+        last["note"] = HOSTILE
+        write_record(run, folder)
+    (folder / "sweep.jsonl").write_text(json.dumps({"type": "failed", "digest": "a", "error": HOSTILE}) + "\n")
+
+
+HOSTILE = "\x1b]0;owned\x07 \x9b31m \u202e \uffff \x00 \n\n | & < $\\frac$ x"
+SEEDS = ((1, 1e-3), (2, 1e-3), (3, 1e-2))
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "sweep\x1b[31m", "-o", "out/page.html", "--title", HOSTILE.replace("\0", "")],
+        ["report", "sweep\x1b[31m", "--tables", "out", "--formats", "md,tex,csv,svg"],
+        ["leaderboard", "sweep\x1b[31m", "-o", "out/page.html"],
+    ],
+    ids=["page", "tables", "leaderboard"],
+)
+def test_no_control_character_leaves_through_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_hostile_records(Path("sweep\x1b[31m"))
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    captured = capfd.readouterr()
+    assert left.value.code in (None, 0), captured.err
+    assert not CONTROL.search(captured.out + captured.err)
+    files = list(Path("out").iterdir())
+    assert files
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert not CONTROL.search(text), file
+        pictures = [text] if file.suffix == ".svg" else re.findall("<svg .*?</svg>", text, flags=re.DOTALL)
+        for picture in pictures:
+            ElementTree.fromstring(picture)
+        if file.suffix == ".md":
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()}) == 1, file
+    assert any(r"\x1b]0;owned" in file.read_text() or r"backslash{}x1b]0;owned" in file.read_text() for file in files)
+
+
+@pytest.mark.parametrize("register", [register_mixer, register_task])
+def test_a_name_with_a_control_character_is_not_registered(register: Callable[[str], Callable[[type], type]]) -> None:
+    with pytest.raises(ValueError, match="has a control character in its name; choose another name"):
+        register("own\x1b[31m")(type("Own", (torch.nn.Module,), {}))

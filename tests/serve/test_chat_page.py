@@ -38,22 +38,26 @@ document.getElementById("frame").addEventListener("load", async event => {{
   at("key").value = "{KEY}";
   at("key").dispatchEvent(new view.Event("change"));
   await until(() => at("model").textContent === "tiny");
+  await answers(1);
+  seen.about = at("about").textContent;
+  seen.example = page.querySelector(".completion").textContent;
+  seen.hints = page.querySelectorAll(".hint").length;
   at("max_tokens").value = "12";
   at("temperature").value = "0";
   at("input").value = "{PROMPT}";
   press("Enter", {{ctrlKey: true}});
-  await answers(1);
-  seen.completion = page.querySelector(".completion div").textContent;
+  await answers(2);
+  seen.completion = page.querySelector(".completion:last-child div").textContent;
   seen.status = at("status").textContent;
   page.querySelector("[value=chat]").click();
   at("input").value = "Hello";
   press("Enter", {{}});
-  await answers(2);
+  await answers(3);
   seen.chat = Array.from(page.querySelectorAll(".message"), each => each.className);
   at("max_tokens").value = "10000000";
   at("input").value = "again";
   at("send").click();
-  await answers(3);
+  await answers(4);
   seen.error = [at("status").textContent, at("status").className, at("input").value];
   seen.width = page.documentElement.scrollWidth;
   seen.resources = view.performance.getEntriesByType("resource").map(entry => new URL(entry.name).host);
@@ -71,6 +75,11 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
         seen, console = browse(f"{live.url}/harness", tmp_path)
     expected = model.generate(PROMPT, max_tokens=12, temperature=0.0, tokenizer=ByteTokenizer()).texts[0]
     assert "API key" in seen["refused"]
+    begun = model.generate("", max_tokens=120, temperature=0.6, top_p=0.95, seed=1, tokenizer=ByteTokenizer()).texts[0]
+    size = f"{model.num_parameters():,} parameters"
+    assert seen["about"] == f"A language model of {size}: 2 layers of short_conv and rebased, tokenizer bytes."
+    assert seen["example"] == f"Example: the beginning of a text{begun}"
+    assert seen["hints"] == 2  # what the page is for, and the label of its field
     assert seen["completion"] == PROMPT + expected
     assert re.fullmatch(r"12 tokens in \d+\.\d s; more would follow", seen["status"])
     assert seen["chat"] == ["message user", "message assistant"]

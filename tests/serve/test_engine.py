@@ -1,5 +1,6 @@
 """The engine: requests get together what each gets alone; slots, queues, deadlines, cancellation, kept states."""
 
+import threading
 import time
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
-from rebased.models.job import Job, Made
+from rebased.models.job import Event, Failed, Job, Made
 from rebased.models.prefixes import GRID, PrefixStates, state_bytes
 from rebased.serve.engine import Closed, Engine, Full
 from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
@@ -319,3 +320,33 @@ def test_memory_is_flat(model: LanguageModel) -> None:
         run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2))
         sizes.append((engine.decoder.state_bytes, engine.prefixes.bytes <= 20_000, len(engine._clients)))
     assert len(set(sizes)) == 1
+
+
+def test_a_client_that_fails_to_listen_hurts_nobody_else(model: LanguageModel) -> None:
+    class Deaf(Listener):
+        def __call__(self, events: list[Event]) -> None:
+            if not any(isinstance(event, Failed) for event in events):
+                raise RuntimeError("not now")
+            super().__call__(events)
+
+    engine = make_engine(model, slots=2)
+    (deaf_job, _), deaf = job_of("deaf", max_tokens=1000), Deaf()
+    job, heard = job_of("good")
+    run(engine, (deaf_job, deaf), (job, heard))
+    assert deaf.failure is not None
+    assert len(deaf.events) == 1
+    assert is_greedy(model, job.prompts[0], heard.tokens())
+    assert (engine.running, engine.waiting, len(heard.tokens())) == (0, 0, 12)
+
+
+def test_whoever_waits_is_told_if_the_thread_fails(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model)
+    monkeypatch.setattr(engine, "turn", lambda: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    job, heard = job_of("x")
+    engine.submit(job, heard)
+    engine.start()
+    engine._thread.join(10)
+    assert heard.failure is not None
+    with pytest.raises(Closed):
+        engine.submit(*job_of("late"))

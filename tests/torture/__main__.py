@@ -9,6 +9,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,10 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", REBASED_TRACEBACK="0")
 
+from tests.torture.edges import EDGES, MISSING, Case, is_installed
 from tests.torture.inputs import hostile_value, mutate_json, mutate_text, mutate_words, mutate_yaml, write
 from tests.torture.kills import SCENARIOS, make_reference, run_trial, write_configs
 from tests.torture.outcome import Limits, judge, run_forked
@@ -133,6 +136,7 @@ def make_world(folder: Path) -> None:
         ["lm", "train", "--config", "lm.yaml", "--out", "lm-run"],
         ["probe", "done", "--device", "cpu", "--json", "probes.json"],
         ["report", "done", "-o", "report.html", "--bundle", "bundle.jsonl.gz"],
+        *([["lm", "export", "lm-run", "-o", "exported"]] if is_installed("exported") else []),
     ):
         outcome = run_forked(command, folder, Limits(60.0))
         if outcome.code != 0:
@@ -271,7 +275,7 @@ def facts(random: Random, folder: Path) -> list[str]:
     return ["lm", "recall", "lm-run", "--squad", "x.json", "--questions", "2", "--device", "cpu"]
 
 
-Kind = Callable[[Random, Path], list[str]]
+Kind = Callable[[Random, Path], list[str] | Case]
 KINDS: tuple[Kind, ...] = (
     config,
     lm_config,
@@ -288,7 +292,10 @@ KINDS: tuple[Kind, ...] = (
     prompts,
     probes,
     bundle,
+    *EDGES,
 )
+WRITTEN = (".html", ".md", ".tex", ".csv", ".svg")
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def warm_up() -> None:
@@ -306,8 +313,14 @@ def warm_up() -> None:
         "leaderboard",
         "probe",
         "paper",
+        "lm_serve",
+        "lm_export",
+        "lm_import",
     ):
         __import__(f"rebased.cli.{module}")
+    for module, kind in (("rebased.serve.server", "requests"), ("rebased.models.hf", "exported")):
+        if is_installed(kind):
+            __import__(module)
     __import__("torch._dynamo")  # the optimiser needs it, and its import takes seconds
 
 
@@ -326,11 +339,25 @@ class Tally(NamedTuple):
 def try_input(random: Random, kinds: Sequence[Kind], folder: Path) -> tuple[str, str | None]:
     """Give a command a mutated input. Returns the kind, and what broke."""
     kind = random.choice(kinds)
-    words = kind(random, folder)
-    outcome = run_forked(words, folder, Limits())
-    problem = judge(outcome, Limits())
+    case = kind(random, folder)
+    words, prepare = case if isinstance(case, Case) else (case, None)
+    outcome = run_forked(words, folder, Limits(), prepare=prepare)
+    problem = judge(outcome, Limits()) or look_at_files(folder)
     said = f"{problem}\n  {' '.join(words)[:300]!r}\n  ...{outcome.output[-700:]!r}" if problem else None
     return f"input: {kind.__name__}", said
+
+
+def look_at_files(folder: Path) -> str | None:
+    """What is wrong with the reports in "out" and "out.html": a control character, or a figure that is no XML."""
+    for path in (file for file in [folder / "out.html", *folder.glob("out/*")] if file.suffix in WRITTEN):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if found := CONTROL.search(text):
+            return f"{path.name} holds {found.group()!r}"
+        try:
+            [ElementTree.fromstring(svg) for svg in re.findall("<svg .*?</svg>", text, flags=re.DOTALL)]
+        except ElementTree.ParseError as error:
+            return f"{path.name}: {error}"
+    return None
 
 
 def where_from() -> dict[str, Any]:
@@ -360,6 +387,9 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="new JSON file for the table")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if not options.only or kind.__name__ in options.only]
+    for kind in [kind for kind in kinds if not is_installed(kind.__name__)]:
+        print(f"left out: {kind.__name__}, which needs rebased[{MISSING[kind.__name__]}]")
+        kinds.remove(kind)
     scenarios = [each for each in SCENARIOS if not options.only or each.name in options.only]
     scenarios = [each for each in scenarios if options.workers or not each.workers]
     warm_up()

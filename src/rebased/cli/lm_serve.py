@@ -15,7 +15,7 @@ from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
 from rebased.models import LanguageModel
-from rebased.runs.load import TextModel
+from rebased.runs.load import TextModel, record_beside
 from rebased.runs.shipped import find_model, model_name, shipped_models
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SLOTS = 65_536
 SLOTS = {"cpu": 8, "cuda": 64}
+EXAMPLE = "def main("  # for the model that comes with the package: it writes Python
 AllowHost = Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="", show_default=False)]
 
 
@@ -134,7 +135,9 @@ def lm_serve(
             opened = opening.open(model, where)
             engine = build_engine(opened, serving, where, capture=opening.cuda_graph)
             limits = Limits(max_tokens=serving.max_tokens, seconds=serving.seconds, body_bytes=serving.max_body)
-            service = Service(name or name_of(model), engine, limits, key)
+            path = find_model(model)
+            about = {"trained_on": trained_on(path), "example": EXAMPLE if path == find_model(None) else ""}
+            service = Service(name or name_of(model), engine, limits, key, **about)
             app = build_app(service, hosts)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
@@ -217,6 +220,13 @@ def context_of(model: LanguageModel, asked: int | None) -> int:
     if limit is not None and asked is not None and asked > limit:
         raise ValueError(f"--context {asked}: the model has {limit} positions; give 1 to {limit}")
     return asked or limit or CONTEXT
+
+
+def trained_on(path: Path) -> str:
+    """Return what a model was trained on, in a few words; empty if nothing beside its weights says."""
+    first = next(iter(record_beside(path)), {})
+    folder = Path(first.get("config", {}).get("data", {}).get("folder", "")).name
+    return str(first.get("text") or (f"the text {folder}" if folder else "")).split(". ")[0]  # its first sentence
 
 
 def name_of(path: Path | None) -> str:

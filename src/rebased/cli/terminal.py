@@ -7,19 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-_UNSAFE = (
-    *(code for code in range(0x20) if chr(code) not in "\n\t"),
-    *range(0x7F, 0xA0),  # DEL and the second set of control characters
-    *range(0x202A, 0x202F),  # these and the next four turn the direction of text
-    *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),  # halves of pairs, which no encoding can write
-)
-_SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSAFE}
-
-
-def plain(text: str) -> str:
-    """The text with every control character written out: an escape code becomes the four characters \\x1b."""
-    return text.translate(_SHOWN)
+from rebased.config import plain
 
 
 class Terminal(Console):

@@ -78,6 +78,8 @@ def register_mixer(name: str) -> Callable[[Class], Class]:
     """Return a class decorator that makes a mixer known under this name to configs, commands and the contract suite."""
 
     def register(cls: Class) -> Class:
+        if not name.isprintable():
+            raise ValueError(f"mixer {name!r} has a control character in its name; choose another name")
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise ValueError(f"mixer {name!r} must be a class derived from torch.nn.Module; got {cls!r}")
         known = _REGISTER.get(name)

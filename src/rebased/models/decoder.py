@@ -45,7 +45,8 @@ class Decoder:
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
     Attributes, all on the device of the model: `tokens` [S] int64, which the next step reads; `lengths` [S] int64, how
-    many tokens each state has read; `active` [S] bool; `logits` [S,vocab] of the last step; `sampling`.
+    many tokens each state has read; `active` [S] bool; `logits` [S,vocab] of the last step; `sampling`. `failed` says
+    for which slots the last step could choose no token, and why: free them.
 
     Example:
         >>> decoder = Decoder(model, slots=2)
@@ -91,6 +92,7 @@ class Decoder:
         self._graphs: StepGraphs | None = None
         if capture:
             self.capture_steps()
+        self.failed: dict[int, Exception] = {}
         self._lengths = [0] * slots  # what `lengths` says, on the host
         self._active = [False] * slots
 
@@ -158,6 +160,7 @@ class Decoder:
 
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
+        self.failed.clear()
         longest = self._advance()
         if self._graphs is not None or self.fusion == "compile":
             if self.has_caches:  # one graph per power of two, not per token
@@ -187,12 +190,27 @@ class Decoder:
             return self._compute_fused(longest, mode)
         self.logits.copy_((self._read or self._plain_logits)(longest))
         scores = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
-        chosen = self.sampling.choose(scores, mode)
+        chosen = self._choose(scores, mode)
         logprobs = scores.gather(1, chosen.unsqueeze(1)).squeeze(1) - scores.logsumexp(-1)
         self.tokens.copy_(torch.where(self.active, chosen, self.tokens))
         self.sampling.advance(chosen, self.active)
         self.lengths.add_(self.active)
         return Stepped(chosen, logprobs)
+
+    def _choose(self, logits: Tensor, mode: Mode) -> Tensor:
+        """Return the next tokens [S]. Where that fails, each slot chooses by itself: `failed` says which could not."""
+        try:
+            return self.sampling.choose(logits, mode)
+        except Exception:
+            if self._graphs is not None and torch.cuda.is_current_stream_capturing():
+                raise
+            chosen = torch.zeros_like(self.tokens)
+            for slot in (slot for slot, is_active in enumerate(self._active) if is_active):
+                try:
+                    chosen[slot] = self.sampling.choose_alone(slot, logits)[0]
+                except Exception as error:
+                    self.failed[slot] = error
+            return chosen
 
     def _plain_logits(self, longest: int) -> Tensor:
         lengths = self.lengths.clamp(max=longest - 1)  # of slots that nobody uses: any place inside will do
@@ -206,7 +224,7 @@ class Decoder:
         fused_step_(self.model, self.tokens, self.layers, lengths, longest, self.logits)
         chosen, log_sums = best_tokens(self.logits, sampling.seen, sampling.penalty)
         if mode != "greedy":
-            drawn = sampling.choose(self.logits, mode)
+            drawn = self._choose(self.logits, mode)
             chosen = torch.where(sampling.temperature == 0, chosen, drawn) if self.greedy_by_kernel else drawn
         logprobs = advance_slots_(
             chosen, self.logits, log_sums, self.active, self.tokens, self.lengths, sampling.drawn, sampling.seen

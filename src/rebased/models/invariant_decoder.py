@@ -59,6 +59,15 @@ class InvariantDecoder:
         return torch.cat([block.logits for block in self._blocks])[: self.slots]
 
     @property
+    def failed(self) -> dict[int, Exception]:
+        """For which slots the last step could choose no token, and why."""
+        return {
+            number * self._size + row: error
+            for number, block in enumerate(self._blocks)
+            for row, error in block.failed.items()
+        }
+
+    @property
     def prefill_chunk(self) -> int:
         """How many tokens of a prompt are read at once."""
         return GRID

@@ -39,7 +39,7 @@ class Made(NamedTuple):
 class Failed(NamedTuple):
     """The job is over without a result."""
 
-    kind: Literal["prompt", "step", "model", "timeout", "stopped"]  # the last two: whoever runs the scheduler ended it
+    kind: Literal["job", "step", "model", "timeout", "stopped"]  # the last two: whoever runs the scheduler ended it
     message: str
     error: Exception | None = None
 

@@ -138,6 +138,13 @@ class SamplingSlots:
             scores = scores.masked_fill(scores < lowest.unsqueeze(1), -torch.inf)
         return torch.where(is_greedy, best, draw(scores, uniform(self.key, self.drawn)))
 
+    def choose_alone(self, slot: int, logits: Tensor) -> Tensor:
+        """Return the next token of one slot, [1], from the logits [S,V] of all."""
+        one = object.__new__(SamplingSlots)
+        for name, value in vars(self).items():
+            setattr(one, name, value[slot : slot + 1] if isinstance(value, Tensor) else value)
+        return one.choose(logits[slot : slot + 1], self._settings[slot].mode)
+
     def advance(self, tokens: Tensor, active: Tensor) -> None:
         """Note that the active slots, bool [S], have got these tokens [S]."""
         self.drawn.add_(active)

@@ -22,6 +22,8 @@ from rebased.models.job import Event, Failed, Job, Made, PromptRead, Scored
 from rebased.models.prefixes import PrefixStates
 from rebased.models.prompt_reader import PromptReader, Reading, begin_alike, score_rows
 
+UNREAD = "the prompt could not be read"
+
 
 @dataclass
 class Stats:
@@ -135,14 +137,17 @@ class Scheduler:
     def _make_tokens(self) -> None:
         started = time.perf_counter()
         made = self.decoder.step()
-        tokens, logprobs = made.tokens.tolist(), made.logprobs.tolist()
+        tokens, logprobs, failed = made.tokens.tolist(), made.logprobs.tolist(), self.decoder.failed
         tops = self._tops()
         self.stats.steps += 1
         self.stats.step_seconds += time.perf_counter() - started
         for slot, sequence in list(self._running.items()):
             if not sequence.job.over:
                 logprob, top = tops.get(slot, (logprobs[slot], []))
-                self._take(slot, sequence, Scored(tokens[slot], logprob, top))
+                with self._failing_alone(sequence.job, "the next token could not be taken"):
+                    if slot in failed:
+                        raise failed[slot]
+                    self._take(slot, sequence, Scored(tokens[slot], logprob, top))
 
     def _read_prompts(self, on_prefill: Callable[[int, int], None]) -> None:
         """Read prompts as long as slots are free and the budget lasts, and let their sequences take the slots."""
@@ -193,7 +198,7 @@ class Scheduler:
 
     def _begin(self, job: Job, number: int) -> Reading | None:
         if not job.over:
-            with self._failing_alone(job):
+            with self._failing_alone(job, UNREAD):
                 reading = self._reader.begin(job, number)
                 self._reading.append(reading)
                 self.stats.prompt_tokens += len(reading.prompt)
@@ -211,7 +216,7 @@ class Scheduler:
             count = 0
             for reading in self._reading:
                 if not reading.job.over:
-                    with self._failing_alone(reading.job):
+                    with self._failing_alone(reading.job, UNREAD):
                         count += self._reader.read([reading], max(1, budget - count))
         on_prefill(sum(each.state.position for each in self._reading), sum(len(each.prompt) for each in self._reading))
         unread = []
@@ -236,11 +241,11 @@ class Scheduler:
     def _take_slot(self, reading: Reading, number: int) -> None:
         job = reading.job
         if not job.over:
-            with self._failing_alone(job):
-                slot = self._free[0]
+            with self._failing_alone(job, "the sequence could not begin"):
+                sequence = _Sequence(job, number, TextStream(self.tokenizer, job.options.stop))
+                slot = heapq.heappop(self._free)
+                self._running[slot] = sequence  # first: a sequence that fails leaves its slot as all others do
                 self.decoder.put(slot, reading.prompt, reading.state, job.options, sequence=number)
-                heapq.heappop(self._free)
-                self._running[slot] = _Sequence(job, number, TextStream(self.tokenizer, job.options.stop))
 
     def _leave_slot(self, slot: int) -> None:
         del self._running[slot]
@@ -254,12 +259,19 @@ class Scheduler:
             return {}
         found: dict[int, tuple[float, list[tuple[int, float]]]] = {}
         logits, tokens = self.decoder.logits, self.decoder.tokens
-        for slots in [[slot] for slot in wanted] if self.batch_invariant else [list(wanted)]:
+
+        def score(slots: list[int]) -> None:
             index = torch.tensor(slots, device=logits.device)
             rows = score_rows(logits[index], tokens[index].tolist(), max(wanted[slot] for slot in slots))
-            found |= {
-                slot: (row.logprob or 0.0, row.top[: wanted[slot]]) for slot, row in zip(slots, rows, strict=True)
-            }
+            for slot, row in zip(slots, rows, strict=True):
+                found[slot] = (row.logprob or 0.0, row.top[: wanted[slot]])
+
+        if not self.batch_invariant:
+            with suppress(Exception):  # which of them it was shows when each is scored by itself
+                score(list(wanted))
+        for slot in [slot for slot in wanted if slot not in found]:
+            with self._failing_alone(self._running[slot].job, "the next token could not be scored"):
+                score([slot])
         return found
 
     def _take(self, slot: int, sequence: _Sequence, scored: Scored) -> None:
@@ -291,12 +303,12 @@ class Scheduler:
         job.over = job.left == 0
 
     @contextmanager
-    def _failing_alone(self, job: Job) -> Iterator[None]:
-        """What goes wrong inside the block, such as too little memory for its prompt, ends this job and no other."""
+    def _failing_alone(self, job: Job, what: str) -> Iterator[None]:
+        """Let what goes wrong inside the block, such as too little memory for a prompt, end this job and no other."""
         try:
             yield
         except Exception as error:
-            self._fail(job, Failed("prompt", f"the prompt could not be read: {_short(error)}", error))
+            self._fail(job, Failed("job", f"{what}: {_short(error)}", error))
 
     def _fail_all(self, error: Exception) -> None:
         """End all jobs that are being read or decoded; those that wait stay, if there are others."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rebased.config import plural
+from rebased.config import plain, plural
 from rebased.files import replacing
 from rebased.report.prose import shortened
 from rebased.runs.finished import Run
@@ -126,4 +126,4 @@ def write_page(page: Page, path: Path) -> None:
     html = page.to_html()
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(html.encode())
+        file.write(plain(html).encode())  # titles and other words of a command, too

@@ -61,8 +61,8 @@ class Table(NamedTuple):
     def to_markdown(self) -> str:
         """A table as GitHub renders it."""
         rule = ["---"] + ["---:"] * (len(self.head) - 1)
-        lines = [self.head, rule, *self.rows]
-        return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+        lines = ([_one_line(cell).replace("|", r"\|") for cell in line] for line in (self.head, rule, *self.rows))
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_latex(self) -> str:
         """A tabular that is at most as wide as a column of text: the brief columns, without those that are empty."""
@@ -72,7 +72,7 @@ class Table(NamedTuple):
             if (not self.brief or name in self.brief) and any(row[i] not in EMPTY for row in self.rows)
         ]
         head, *rows = (
-            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in line[i]) for i in kept)} \\\\\n"
+            f"{' & '.join(''.join(LATEX.get(sign, sign) for sign in _one_line(line[i])) for i in kept)} \\\\\n"
             for line in (self.head, *self.rows)
         )
         body = f"\\toprule\n{head}\\midrule\n{''.join(rows)}\\bottomrule\n"
@@ -123,6 +123,10 @@ def exact(cell: str, kind: str) -> object:
         value = cell.values.get(kind)
         return None if isinstance(value, float) and not isfinite(value) else value
     return None if kind or cell in EMPTY else cell
+
+
+def _one_line(cell: str) -> str:
+    return cell if cell.isprintable() else " ".join(cell.split())
 
 
 def _no_formula(cell: object) -> object:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rebased.config import plural
+from rebased.config import plain, plural
 from rebased.files import replacing
 from rebased.runs.finished import Run
 from rebased.runs.record import CHANGED, OPENERS, RECORD, TooLarge, scan
@@ -140,9 +140,9 @@ def read_file(path: Path, found: Collection) -> Iterator[Run]:
             continue
         kept = [line for line in lines if line["type"] != "epoch" or is_whole_epoch(line, lines[0])]
         found.damaged_lines += len(lines) - len(kept)
-        yield Run(name, kept, path.name)
+        yield Run(name, kept, plain(path.name))
     if found.damaged_lines + found.nameless > damaged:
-        found.damaged_files.append(f"{path.parent.name}/{path.name}")
+        found.damaged_files.append(plain(f"{path.parent.name}/{path.name}"))
 
 
 def read_sweep(folder: Path, found: Collection) -> None:
@@ -152,7 +152,7 @@ def read_sweep(folder: Path, found: Collection) -> None:
     found.failures |= {digest: error[:MAX_TEXT] for digest, error in log.failures.items()}
     if log.damaged:
         found.damaged_lines += log.damaged
-        found.damaged_files.append(f"{folder.name}/{LOG}")
+        found.damaged_files.append(plain(f"{folder.name}/{LOG}"))
 
 
 def whole_lines(path: Path, found: Collection) -> Iterator[dict[str, Any]]:
@@ -174,7 +174,7 @@ def split_runs(
 
     Lines beyond MAX_LINES are left out and counted as damaged.
     """
-    name, run = path.parent.name, list[dict[str, Any]]()
+    name, run = plain(path.parent.name), list[dict[str, Any]]()
     began = False
     for line in lines:
         if line["type"] == "folder":

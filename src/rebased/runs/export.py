@@ -135,7 +135,8 @@ def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[s
             "|---|---|---|---|---|",
         ]
         for split, found in measured:
-            shown = [f"{found[kind]['perplexity']:.2f}" if kind in found else "" for kind in ("all", "ar", "non_ar")]
+            values = [found.get(kind, {}).get("perplexity") for kind in ("all", "ar", "non_ar")]
+            shown = ["" if value is None else f"{value:.2f}" for value in values]  # None: there was no such token
             lines.append(f"| {split} | {found.get('tokens', 0):,} | {' | '.join(shown)} |")
         lines += ["", "Measured after training by `rebased lm train`; `rebased lm eval RUN` measures again.", ""]
     return lines

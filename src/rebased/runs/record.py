@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rebased.config import plain_tree
 from rebased.files import NotSaved, refuse_pipe
 
 RECORD = "record.jsonl"
@@ -34,6 +35,7 @@ MAX_DEPTH = 32  # of lists and mappings in one another: configs have six
 MAX_DIGITS = 20  # of a whole number: 64 bits have up to 20
 
 OPENERS: dict[str, Callable[..., Any]] = {".jsonl": open, ".gz": gzip.open, ".xz": lzma.open}
+_MAY_HIDE = re.compile(rb"\\u|\\[bfr]|[\x7f-\xff]")  # a control character: others cannot stand in JSON as they are
 _LONG_NUMBER = re.compile(rb"\d{%d}" % (MAX_DIGITS + 1))
 
 
@@ -194,7 +196,8 @@ def scan(
     """(bytes, content) of each line of a record or bundle. The content of a damaged line is None.
 
     A last line without a line break is being written and is left out. If all lines of a record are intact and its
-    checksum does not fit them, its status becomes CHANGED. Raises TooLarge, and what gzip and lzma raise.
+    checksum does not fit them, its status becomes CHANGED. Texts are plain: their control characters are written out.
+    Raises TooLarge, and what gzip and lzma raise.
     """
     sha256, intact = hashlib.sha256(), True  # of one record
     for text in read_lines(path):
@@ -211,7 +214,7 @@ def scan(
                 line["status"] = CHANGED
         else:
             sha256.update(text)
-        yield text, line
+        yield text, plain_tree(line) if _MAY_HIDE.search(text) else line
 
 
 def _parsed(text: bytes, is_whole: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:

@@ -48,22 +48,15 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
     app.add_middleware(AllowedHosts, names=allowed_names() if hosts is None else hosts)
     app.add_middleware(Measured, metrics=service.metrics, paths=PATHS)
     guarded = APIRouter(dependencies=[Depends(service.check_key)])
-    about = {
-        "id": service.name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "rebased",
-        "max_model_len": engine.context,
-    }
 
     @guarded.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [about]}
+        return {"object": "list", "data": [service.about()]}
 
     @guarded.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
-        return about
+        return service.about()
 
     guarded.post("/v1/completions")(_plain(service.complete))
     guarded.post("/v1/chat/completions")(_plain(service.chat))

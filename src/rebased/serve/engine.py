@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from rebased.data.tokenizer import Tokenizer
@@ -181,13 +182,17 @@ class Engine:
         self._hand_out(events)
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            self.turn()
-        left = list(self._clients)
-        for job in left:
-            self.scheduler.cancel(job)
-        self.stats.failures += len(left)
-        self._hand_out([(job, Failed("stopped", "the server was stopped")) for job in left])
+        try:
+            while self._wait_for_work():
+                self.turn()
+        finally:  # if the thread fails, too: nobody waits for it
+            self._closing = self._closed = True
+            with self._lock:
+                left = list(self._clients)
+            for job in left:
+                self.scheduler.cancel(job)
+            self.stats.failures += len(left)
+            self._hand_out([(job, Failed("stopped", "the server was stopped")) for job in left])
 
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do. Returns False at the end."""
@@ -214,14 +219,20 @@ class Engine:
         for job, event in events:
             by_job.setdefault(job, []).append(event)
         with self._lock:
-            calls = [(self._clients[job].deliver, some) for job, some in by_job.items() if job in self._clients]
+            calls = [(job, self._clients[job].deliver, some) for job, some in by_job.items() if job in self._clients]
             for job in by_job:
                 if job.over:
                     self._clients.pop(job, None)
 
         def deliver() -> None:
-            for call, some in calls:
-                call(some)
+            for job, call, some in calls:
+                try:
+                    call(some)
+                except Exception as error:  # of this client; the others get their events
+                    _log.exception("events of a request could not be taken")
+                    self.cancel(job)
+                    with suppress(Exception):
+                        call([Failed("job", f"the answer could not be taken: {type(error).__name__}", error)])
 
         try:
             if calls:

@@ -29,6 +29,9 @@ def error_body(message: str, kind: str, param: str | None = None, code: Any = No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+OUR_ERROR = error_body("an error inside the server", "server_error")
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Let an application answer every error with a body in OpenAI's shape."""
 
@@ -44,4 +47,4 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def our_error(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body("an error inside the server", "server_error"), status_code=500)
+        return JSONResponse(OUR_ERROR, status_code=500)

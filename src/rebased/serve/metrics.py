@@ -88,6 +88,9 @@ class Measured:
 
         try:
             await self.app(scope, receive, noting_status)
+        except Exception:
+            status = 500
+            raise
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"  # a label per made-up path would grow
             self.metrics.requests.labels(path, str(status)).inc()

@@ -1,20 +1,38 @@
 """The process: a socket, uvicorn on it, and a shutdown that lets running requests end."""
 
+import asyncio
 import errno
+import functools
+import json
+import logging
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from sse_starlette.sse import AppStatus
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rebased.serve.connections import Connection, Connections
+from rebased.serve.errors import error_body
+from rebased.serve.log_rate import limited_log
 
 SWITCH_SECONDS = (
     0.0005  # after which the event loop lets the engine's thread go on: a step may take less than the usual 5 ms
 )
+
+QUEUED = 2048  # connections that the system holds until they are accepted
+ACCEPTED_AT_ONCE = 4  # so that idle connections are closed before descriptors are used up
+LAST_SECONDS = 2.0  # in which a client must take the error that ends its request
+
+_log = logging.getLogger("rebased")
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -26,7 +44,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(2048)  # here, not later: another server could bind the same port in between
+        sock.listen(QUEUED)  # here, not later: another server could bind the same port in between
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
@@ -35,8 +53,38 @@ def open_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
+class Cancellable:
+    """An ASGI application that answers with an error, in OpenAI's shape, where the server cancels a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        has_begun = False
+
+        async def noting_begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = has_begun or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_begin)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            body = error_body("the server was stopped", "server_error", code="shutting_down")
+            if has_begun:  # a stream
+                await send({"type": "http.response.body", "body": f"data: {json.dumps(body)}\n\n".encode()})
+            else:
+                await JSONResponse(body, status_code=503)(scope, receive, send)
+
+
 class Server(uvicorn.Server):
-    """uvicorn, with calls when it is ready and when it is told to end."""
+    """uvicorn with bounded connections and logs, and with calls when it is ready and when it is told to end.
+
+    Requests that are under way `grace_seconds` after that end with an error.
+    """
 
     def __init__(
         self,
@@ -46,27 +94,63 @@ class Server(uvicorn.Server):
         on_ready: Callable[[], None],
         on_signal: Callable[[], None] = lambda: None,
     ) -> None:
+        protocol: Any = functools.partial(Connection, shared=Connections())
         config = uvicorn.Config(
-            app,
+            Cancellable(app),
+            http=protocol,
+            loop="asyncio",  # what is said above of accepting holds for no other
+            ws="none",
+            backlog=ACCEPTED_AT_ONCE,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=max(1, round(grace_seconds)),
             lifespan="on",
         )
         super().__init__(config)
-        self._on_ready, self._on_signal = on_ready, on_signal
+        self._on_ready, self._on_signal, self._grace = on_ready, on_signal, grace_seconds
+        self._hurry = asyncio.Event()
         AppStatus.disable_automatic_graceful_drain()  # otherwise streams are cut off at once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""
         await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(QUEUED)  # again: uvicorn takes one number for this and for how many it accepts at once
         if self.started:
             self._on_ready()
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end."""
+        with limited_log("uvicorn.error", "asyncio", "rebased"):
+            await super().serve(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running requests end."""
+        ending = asyncio.create_task(self._end_requests())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_requests(self) -> None:
+        """End the requests that are still under way after the grace period, or after a second Ctrl-C."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._grace)
+        left = list(self.server_state.tasks)
+        if left:
+            _log.warning(
+                "stopped while %s under way", "1 request was" if len(left) == 1 else f"{len(left)} requests were"
+            )
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(LAST_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Let running requests end and refuse new ones; a second signal ends at once."""
-        self._on_signal()
-        super().handle_exit(sig, frame)
+        """Let running requests end and refuse new ones; a second Ctrl-C ends at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._hurry.set()
+        else:
+            self._on_signal()
+            super().handle_exit(sig, frame)
 
 
 def serve(

@@ -24,7 +24,7 @@ from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
 from rebased.serve.engine import Closed, Engine, Full
-from rebased.serve.errors import ApiError
+from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
@@ -56,16 +56,42 @@ class Stream(EventSourceResponse):
 
 
 class Service:
-    """A model with a name, its engine, and what requests may ask for: bodies become jobs, events become answers."""
+    """A model with a name, its engine, and what requests may ask for: bodies become jobs, events become answers.
 
-    def __init__(self, name: str, engine: Engine, limits: Limits, api_key: str | None = None) -> None:
+    For the page: `trained_on` names the text that the model was trained on, if it is known. `example` is a text that
+    the model goes on from; if it is empty, the model begins a text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        limits: Limits,
+        api_key: str | None = None,
+        trained_on: str = "",
+        example: str = "",
+    ) -> None:
         self.name, self.engine, self.limits, self.api_key = name, engine, limits, api_key
+        self.trained_on, self.example = trained_on, example
         self.names, self.metrics, self.created = TokenNames(engine.tokenizer), Metrics(engine), int(time.time())
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.engine.tokenizer
+
+    def about(self) -> dict[str, Any]:
+        """Return the model as /v1/models lists it, with a description in words and the example."""
+        model = self.engine.model
+        mixers = " and ".join(dict.fromkeys(mixer.name for mixer in model.config.mixers))
+        words = (
+            f"A language model of {model.num_parameters():,} parameters: {model.config.n_layers} layers of {mixers}, "
+        )
+        words += f"tokenizer {self.tokenizer.name}"
+        words += f", trained on {self.trained_on}." if self.trained_on else "."
+        known = {"id": self.name, "object": "model", "created": self.created, "owned_by": "rebased"}
+        example = None if not self.example and self.tokenizer.end_of_text is None else self.example
+        return known | {"max_model_len": self.engine.context, "description": words, "example": example}
 
     def check_key(self, request: Request) -> None:
         """Raise ApiError 401 unless the request carries the API key, where there is one."""
@@ -261,6 +287,9 @@ class Service:
             yield {"data": "[DONE]"}
         except ApiError as error:  # the status is sent already
             yield {"data": json.dumps(error.body)}
+        except Exception:
+            _log.exception("a stream failed")
+            yield {"data": json.dumps(OUR_ERROR)}
         finally:
             self.engine.cancel(job)
 
@@ -282,6 +311,8 @@ class Service:
         if event.kind == "timeout":
             message = f"{event.message}: {self.limits.seconds:g} seconds"
             raise ApiError(408, message, kind="timeout_error", code="timeout")
+        if event.kind == "stopped":
+            raise ApiError(503, event.message, kind="server_error", code="shutting_down")
         raise ApiError(500, event.message, kind="server_error", code="model_failed")
 
 

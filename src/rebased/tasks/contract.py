@@ -166,6 +166,8 @@ def register_task(name: str) -> Callable[[type[Class]], type[Class]]:
     """Class decorator: makes a task known to configs, commands and the contract suite under this name."""
 
     def register(cls: type[Class]) -> type[Class]:
+        if not name.isprintable():
+            raise ValueError(f"task {name!r} has a control character in its name; choose another name")
         if not (isinstance(cls, type) and issubclass(cls, Task)):
             raise ValueError(f"task {name!r} must be a class derived from rebased.tasks.Task; got {cls!r}")
         known = _REGISTER.get(name)

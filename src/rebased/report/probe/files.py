@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rebased.config import plain_tree
 from rebased.files import JSON_BYTES, parse_json, refuse_pipe, unseal
 from rebased.runs.record_schema import Part, check, check_run
 
@@ -171,7 +172,7 @@ def read_probes(path: Path) -> list[Probe]:
             raise ValueError(f"{path} was changed after it was written: {error}") from error
     if kind not in ("probe", "probes"):
         raise OtherJson(f"{path} is not the record of a probe; give what `rebased probe --json` wrote")
-    records = tree.get("records") if kind == "probes" else [tree]
+    records = plain_tree(tree.get("records") if kind == "probes" else [tree])
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ValueError(f"{path} has no list of probes; write it again with `rebased probe --json`")
     for n, record in enumerate(records, start=1):
