@@ -25,19 +25,23 @@ from rebased.mixers.contract import (
     mixer_names,
     register_mixer,
 )
+from rebased.mixers.delta import KDA, DeltaReBased, GatedDeltaNet
 from rebased.mixers.documents import (
     ExtendsDocuments,
     extend_documents,
     forward_documents,
     positions_in_documents,
 )
+from rebased.mixers.gated import GatedBased, GatedReBased
 from rebased.mixers.hyena import Hyena, HyenaState
+from rebased.mixers.linear_recurrent import GLA, Mamba2
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.positions import AttendsAt, rows_at
 from rebased.mixers.previous_token import PreviousToken
 from rebased.mixers.qk_norm import QKTransform
 from rebased.mixers.rebased import Based, ReBased
+from rebased.mixers.recurrent import RecurrentMixer, RecurrentState
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
@@ -46,12 +50,18 @@ from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slo
 __all__ = [
     "CONTEXT",
     "FACTORY",
+    "GLA",
+    "KDA",
     "RWKV",
     "AttendsAt",
     "Based",
+    "DeltaReBased",
     "Extendable",
     "ExtendsDocuments",
     "FusedSlots",
+    "GatedBased",
+    "GatedDeltaNet",
+    "GatedReBased",
     "HasAttentionMap",
     "HasSimilarity",
     "HasSlots",
@@ -60,6 +70,7 @@ __all__ = [
     "Isolating",
     "KVCache",
     "Mamba",
+    "Mamba2",
     "MambaState",
     "MixerFailed",
     "PolynomialAttention",
@@ -67,6 +78,8 @@ __all__ = [
     "QKTransform",
     "RWKVState",
     "ReBased",
+    "RecurrentMixer",
+    "RecurrentState",
     "ShortConv",
     "SlidingWindow",
     "Slots",

@@ -117,9 +117,13 @@ class PolynomialAttention(nn.Module):
         """Return the arguments of the operator that define the similarity."""
         return {"coefficients": self.operator_coefficients(), "scale": self.scale, "eps": self.eps}
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Return o [B,T,H,V] of what `project` returns."""
-        return poly_attention(q, k, v, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
+    def gates(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the operator's arguments that depend on x [B,T,D], each [B,T,H]. Here there are none (gated.py)."""
+        return {}
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Tensor) -> Tensor:
+        """Return o [B,T,H,V] of what `project` and `gates` return."""
+        return poly_attention(q, k, v, **self._kernel(), **gates, cu_seqlens=cu_seqlens, backend=self.backend)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
@@ -129,7 +133,7 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         if x.numel() == 0:
             return empty_output(self, x)
-        return self.proj_o(self.attend(q, k, v).flatten(-2))
+        return self.proj_o(self.attend(q, k, v, **self.gates(x)).flatten(-2))
 
     def attends_at(self, x: Tensor, n: int) -> bool:
         """Return True if forward_at of n positions per row is faster than forward of x [B,T,D] (mixers/positions.py).
@@ -149,7 +153,7 @@ class PolynomialAttention(nn.Module):
         keys, values = (self.n_heads, self.operator_width), (self.n_heads, self.value_width)
         k, v = self.project_keys(x).unflatten(-1, keys), self.proj_v(x).unflatten(-1, values)
         q = self.project_queries(rows_at(x, positions)).view(*positions.shape, *keys)
-        o = poly_attention_at(q, k, v, positions, **self._kernel(), backend=self.backend)
+        o = poly_attention_at(q, k, v, positions, **self._kernel(), **self.gates(x), backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -157,8 +161,9 @@ class PolynomialAttention(nn.Module):
 
         cu_seqlens [n+1], int32 or int64, says where documents begin in the B*T tokens; its last number is B*T.
         """
-        q, k, v = (each.flatten(0, 1).unsqueeze(0) for each in self.project(x))  # [1,B*T,H,K]
-        return self.proj_o(self.attend(q, k, v, cu_seqlens).flatten(-2)).view_as(x)
+        tokens = x.reshape(1, -1, x.shape[2])  # [1,B*T,D]
+        q, k, v = self.project(tokens)
+        return self.proj_o(self.attend(q, k, v, cu_seqlens, **self.gates(tokens)).flatten(-2)).view_as(x)
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -186,13 +191,14 @@ class PolynomialAttention(nn.Module):
         q, k, v = self.project(x)
         if x.numel() == 0:
             return empty_output(self, x), state
-        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), backend=self.backend)
+        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), **self.gates(x), backend=self.backend)
         return self.proj_o(o.flatten(-2)), state
 
     def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: PolyState) -> tuple[Tensor, PolyState]:
         """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
         q, k, v = self.project(x)
-        o, state = poly_attention_extend(q, k, v, state, **self._kernel(), cu_seqlens=cu_seqlens, backend=self.backend)
+        given = {**self._kernel(), **self.gates(x), "cu_seqlens": cu_seqlens, "backend": self.backend}
+        o, state = poly_attention_extend(q, k, v, state, **given)
         return self.proj_o(o.flatten(-2)), state
 
     def extend_(self, x: Tensor, state: PolyState) -> Tensor:
@@ -201,7 +207,7 @@ class PolynomialAttention(nn.Module):
         A step of decoding reads and writes the state once, and allocates nothing of its size. There are no gradients.
         """
         q, k, v = self.project(x)
-        o = poly_attention_extend_(q, k, v, state, **self._kernel(), backend=self.backend)
+        o = poly_attention_extend_(q, k, v, state, **self._kernel(), **self.gates(x), backend=self.backend)
         return self.proj_o(o.flatten(-2))
 
     @property
@@ -229,7 +235,7 @@ class PolynomialAttention(nn.Module):
         Row i sums to den / (den + eps), den being the sum of its similarities.
         """
         q, k, _ = self.project(x)
-        return poly_attention_map(q, k, **self._kernel())
+        return poly_attention_map(q, k, **self._kernel(), **self.gates(x))
 
     def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
         """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""

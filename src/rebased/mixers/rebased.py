@@ -131,11 +131,11 @@ class ReBased(PolynomialAttention):
         c0, c2 = nn.functional.softplus(logits[0]), nn.functional.softplus(logits[2])
         return torch.stack([c0, 2 * (c0 * c2).sqrt() * logits[1].sigmoid(), c2])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Tensor) -> Tensor:
         """Return o [B,T,H,V] of what `project` returns; on a GPU by its kernels, also if coefficients are learnt."""
         coefficients = self.operator_coefficients()
         if not (isinstance(coefficients, Tensor) and q.is_cuda and self.backend in ("auto", "triton")):
-            return super().attend(q, k, v, cu_seqlens)
+            return super().attend(q, k, v, cu_seqlens, **gates)
         scale = self.operator_width**-0.5 if self.scale is None else self.scale
         q, k = complete_square(q, k, coefficients, scale)
         return poly_attention(

@@ -18,6 +18,7 @@ from rebased.ops.decoding import (
     mlp_step,
     poly_step_,
 )
+from rebased.ops.delta import Degree, delta_attention, delta_attention_extend, delta_coefficients, init_delta_state
 from rebased.ops.embedding import embed
 from rebased.ops.invariance import batch_invariant
 from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
@@ -52,6 +53,7 @@ __all__ = [
     "AnyCoefficients",
     "Backend",
     "Coefficients",
+    "Degree",
     "Norm",
     "NormKind",
     "PolyState",
@@ -60,10 +62,14 @@ __all__ = [
     "batch_invariant",
     "best_tokens",
     "complete_square",
+    "delta_attention",
+    "delta_attention_extend",
+    "delta_coefficients",
     "embed",
     "embed_step",
     "feature_count",
     "gated_conv_step_",
+    "init_delta_state",
     "init_poly_state",
     "init_wkv_state",
     "layer_norm",

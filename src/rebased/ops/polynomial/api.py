@@ -13,6 +13,7 @@ from torch import Tensor
 from rebased.ops.backend import Backend, accumulate_dtype, choose_path, has_triton, in_torch_func, without_autocast
 from rebased.ops.derivatives import in_forward_mode, refuse_forward_mode, refuse_transforms
 from rebased.ops.polynomial import chunked, learned, recurrent, reference, summary
+from rebased.ops.polynomial.gates import check_log_decay
 from rebased.ops.polynomial.state import (
     AnyCoefficients,
     Coefficients,
@@ -39,6 +40,7 @@ def poly_attention(
     coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
+    log_decay: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -54,6 +56,8 @@ def poly_attention(
             tensor [3] of a float dtype on the device of q, which may want gradients; its values are not checked.
         scale: factor of q . k; None means K ** -0.5.
         eps: added to the denominator, at least 0; default 1e-12.
+        log_decay: [B, T, H], numbers g of at most 0, or None. With it the past fades: sim_ij is multiplied by
+            e^(g_(j+1) + ... + g_i). Its dtype is that of q or fp32. On a GPU the numbers are not checked.
         cu_seqlens: integers [N+1] that rise from 0 to T, or None. With it (B must be 1) the row holds N documents,
             document n at positions cu_seqlens[n] to cu_seqlens[n+1], and no document sees another. On a GPU the numbers
             are not checked, because the host would have to wait for them.
@@ -78,18 +82,22 @@ def poly_attention(
         TypeError: if cu_seqlens is not a tensor.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
-    path = _path(backend, q, coefficients)
+    path = _path(backend, q, coefficients, log_decay)
     _refuse_transforms(path)
     if cu_seqlens is None:
-        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
+        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
     _check_cu_seqlens(cu_seqlens, q)
     if path not in (*_PLAIN_TORCH.values(), learned):
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
+    gate = _gate(log_decay, k)
     bounds = [(i, j) for i, j in pairwise(_bounds(cu_seqlens, q.shape[1])) if i < j]
     documents = [
-        path.attend(q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps)
+        path.attend(
+            q[:, i:j], k[:, i:j], v[:, i:j], coefficients=coefficients, scale=scale, eps=eps,
+            **{name: g[:, i:j] for name, g in gate.items()},
+        )
         for i, j in bounds or [(0, 0)]
-    ]
+    ]  # fmt: skip
     return torch.cat(documents, dim=1)
 
 
@@ -103,6 +111,7 @@ def poly_attention_at(
     coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
+    log_decay: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """poly_attention at n positions of each row only: each query with all keys up to its position, n T in all.
@@ -112,7 +121,7 @@ def poly_attention_at(
         k, v: keys [B, T, H, K] and values [B, T, H, V], in the dtype and on the device of q.
         positions: integers [B, n] from 0 to T - 1, on the device of q: where each query stands. They are not checked,
             because the host would have to wait for them.
-        coefficients, scale, eps: as in poly_attention.
+        coefficients, scale, eps, log_decay: as in poly_attention; log_decay is that of the keys, [B, T, H].
         backend: "triton" needs a GPU, K up to 128 and no float64; "auto" is "triton" where it can be. All others take
             the equation, in memory of n T numbers per row and head.
 
@@ -135,10 +144,11 @@ def poly_attention_at(
             f"positions must be [B, n] = {list(q.shape[:2])}, int32 or int64; they are {list(positions.shape)}, "
             f"{positions.dtype}"
         )
-    path = _path(backend, q, coefficients)
+    path = _path(backend, q, coefficients, log_decay)
     if path in (*_PLAIN_TORCH.values(), learned):
         path = reference
-    return path.attend_at(q, k, v, positions.long(), coefficients=coefficients, scale=scale, eps=eps)
+    numbers = {"coefficients": coefficients, "scale": scale, "eps": eps, **_gate(log_decay, k)}
+    return path.attend_at(q, k, v, positions.long(), **numbers)
 
 
 def poly_at_pays(
@@ -174,6 +184,7 @@ def poly_attention_extend(
     coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
+    log_decay: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
 ) -> tuple[Tensor, PolyState]:
@@ -182,7 +193,7 @@ def poly_attention_extend(
     Prefill and decoding are this one function: T is the length of the prompt, or 1.
 
     Args:
-        q, k, v, coefficients, scale, eps, backend: as in poly_attention.
+        q, k, v, coefficients, scale, eps, log_decay, backend: as in poly_attention.
         state: the PolyState before these tokens, kv [B, H, F, V] and z [B, H, F], fp32 (fp64 for fp64 inputs); None
             means that there are no earlier tokens.
         cu_seqlens: as in poly_attention: the row holds N documents, none of them empty. The state then has N rows, one
@@ -203,17 +214,18 @@ def poly_attention_extend(
     if state is None:
         state = init_poly_state(B, H, K, v.shape[3], coefficients, device=q.device, dtype=q.dtype)
     _check_state(state, q, v, coefficients, B)
-    path = _path(backend, q, coefficients)
+    path, gate = _path(backend, q, coefficients, log_decay), _gate(log_decay, k)
     _refuse_transforms(path)
     if cu_seqlens is None:
-        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **gate)
     if path not in (*_PLAIN_TORCH.values(), learned):
         return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
     outputs, states = [], []
     for n, (i, j) in enumerate(pairwise(_bounds(cu_seqlens, q.shape[1]))):
         before = PolyState(state.kv[n : n + 1], state.z[n : n + 1])
         document = (q[:, i:j], k[:, i:j], v[:, i:j])
-        o, after = path.extend(*document, before, coefficients=coefficients, scale=scale, eps=eps)
+        faded = {name: g[:, i:j] for name, g in gate.items()}
+        o, after = path.extend(*document, before, coefficients=coefficients, scale=scale, eps=eps, **faded)
         outputs.append(o)
         states.append(after)
     return torch.cat(outputs, dim=1), PolyState(*(torch.cat(each) for each in zip(*states, strict=True)))
@@ -229,13 +241,14 @@ def poly_attention_extend_(
     coefficients: AnyCoefficients,
     scale: float | None = None,
     eps: float = EPS,
+    log_decay: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """poly_attention_extend of one token that overwrites the state: a step of decoding that reads and writes it once.
 
     Args:
-        q, k, v, coefficients, scale, eps, backend: as in poly_attention, with T = 1. In plain torch all backends take
-            the recurrent path.
+        q, k, v, coefficients, scale, eps, log_decay, backend: as in poly_attention, with T = 1. In plain torch all
+            backends take the recurrent path.
         state: the PolyState before the token, as in poly_attention_extend, with contiguous tensors. It becomes the
             state after the token.
 
@@ -251,20 +264,26 @@ def poly_attention_extend_(
         raise ValueError(f"one token at a time can overwrite a state; q has {q.shape[1]}: use poly_attention_extend")
     if not (state.kv.is_contiguous() and state.z.is_contiguous()):
         raise ValueError("only a contiguous state can be overwritten; use poly_attention_extend")
-    path = _path(backend, q, coefficients)
+    path = _path(backend, q, coefficients, log_decay)
     step = recurrent.extend_ if path in (*_PLAIN_TORCH.values(), learned) else path.extend_
     with torch.no_grad():
-        return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)
+        return step(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
 
 
 @without_autocast
 def poly_attention_map(
-    q: Tensor, k: Tensor, *, coefficients: AnyCoefficients, scale: float | None = None, eps: float = EPS
+    q: Tensor,
+    k: Tensor,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float | None = None,
+    eps: float = EPS,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """The matrix A of poly_attention, o_i = sum_j A_ij v_j, computed as the equation says: quadratic in T.
 
     Args:
-        q, k, coefficients, scale, eps: as in poly_attention.
+        q, k, coefficients, scale, eps, log_decay: as in poly_attention.
 
     Returns:
         A [B, H, T, T], zero for j > i, in fp32 (fp64 for fp64 inputs). Row i sums to den_i / (den_i + eps).
@@ -273,7 +292,7 @@ def poly_attention_map(
         ValueError: as poly_attention.
     """
     coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
-    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps)
+    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps, log_decay=log_decay)
 
 
 @without_autocast
@@ -307,9 +326,19 @@ def _note_learned_coefficients() -> None:
     )
 
 
-def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleType:
+def _gate(log_decay: Tensor | None, k: Tensor) -> dict[str, Tensor]:
+    """The argument of a path for a gate, checked; none without a gate."""
+    if log_decay is None:
+        return {}
+    check_log_decay(log_decay, k)
+    return {"log_decay": log_decay}
+
+
+def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay: Tensor | None = None) -> ModuleType:
     """The module that computes a call; "auto" takes the chunked one for what the kernels cannot take."""
     name = choose_path(backend, q.device)
+    if log_decay is not None:
+        return _gated_path(backend, name, coefficients)
     if q.numel() == 0:
         return reference  # B or T is 0: nothing to compute, and autograd needs a graph all the same
     if isinstance(coefficients, Tensor):
@@ -331,6 +360,22 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients) -> ModuleT
         raise ValueError(f"torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend={remedy}")
     beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH or transformed
     return chunked if backend == "auto" and beyond_kernels else gpu
+
+
+def _gated_path(backend: Backend, name: Backend, coefficients: AnyCoefficients) -> ModuleType:
+    """_path with a gate, which has no kernel and no learnt coefficients in chunks."""
+    if backend == "triton":
+        raise ValueError("log_decay has no kernel yet; use backend='auto' or 'chunked'")
+    if isinstance(coefficients, Tensor) and name in ("triton", "chunked"):
+        raise ValueError("log_decay does not go with coefficients in a tensor; use backend='reference' or numbers")
+    if name == "triton":
+        _note_gate()
+    return chunked if name == "triton" else _PLAIN_TORCH[name]
+
+
+@cache
+def _note_gate() -> None:
+    _log.warning("log_decay has no GPU kernel yet: polynomial attention takes the slower chunked path")
 
 
 def _refuse_transforms(path: ModuleType) -> None:
@@ -432,6 +477,17 @@ def _check_state(state: PolyState, q: Tensor, v: Tensor, coefficients: AnyCoeffi
         raise ValueError(f"a state for {q.dtype} inputs is {accumulate_dtype(q.dtype)}; this one is {state.kv.dtype}")
     if state.kv.device != q.device or state.z.device != q.device:
         raise ValueError(f"the state is on {state.kv.device} and the inputs are on {q.device}; move one of them")
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless q, k and v go together, as in poly_attention."""
+    _check(q, k, v, REBASED, None, EPS)
+
+
+def document_bounds(cu_seqlens: Tensor, q: Tensor) -> list[int]:
+    """cu_seqlens as a list; ValueError or TypeError if it is not as in poly_attention."""
+    _check_cu_seqlens(cu_seqlens, q)
+    return _bounds(cu_seqlens, q.shape[1])
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:

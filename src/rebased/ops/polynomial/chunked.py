@@ -4,14 +4,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.chunked_passes import NO_DOUBLE_BACKWARD, backward, forward
+from rebased.ops.polynomial.chunked_recurrence import Rule, recur
 from rebased.ops.polynomial.similarity import Kernel
-from rebased.ops.polynomial.state import Coefficients, PolyState
+from rebased.ops.polynomial.state import Coefficients, PolyState, init_poly_state
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale: float, eps: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
+) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]. Differentiable once."""
+    if log_decay is not None:
+        (B, _, H, K), V = q.shape, v.shape[3]
+        state = init_poly_state(B, H, K, V, coefficients, device=q.device, dtype=q.dtype)
+        return _extend_gated(q, k, v, state, log_decay, coefficients, scale, eps)[0]
     if torch.compiler.is_compiling():
         from rebased.ops.polynomial import chunked_operators  # here: registering operators is not for every import
 
@@ -20,9 +36,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: Coefficients, scale
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them. Differentiable once."""
+    if log_decay is not None:
+        return _extend_gated(q, k, v, state, log_decay, coefficients, scale, eps)
     before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B, H, F, V+1]
     if torch.compiler.is_compiling():
         from rebased.ops.polynomial import chunked_operators
@@ -30,6 +56,27 @@ def extend(
         o, after = chunked_operators.attend(q, k, v, before, coefficients, scale, eps)
     else:
         o, after, _, _ = _Attention.apply(q, k, v, before, Kernel(coefficients, scale), eps)
+    return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
+
+
+def _extend_gated(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    log_decay: Tensor,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+) -> tuple[Tensor, PolyState]:
+    """extend with a gate. The state is read in fp64, as without one: the sums of features cancel."""
+    dtype = accumulate_dtype(v.dtype)
+    wide = torch.float64 if v.device.type != "mps" else dtype
+    u = functional.pad(v.to(dtype), (0, 1), value=1.0)  # [v, 1]: numerator and denominator in one pass
+    before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B, H, F, V+1]
+    rule = Rule(coefficients, scale, wide)
+    sums, after = recur(q.to(dtype), k.to(dtype), u, log_decay.to(dtype), None, before, rule)
+    o = (sums[..., :-1] / (sums[..., -1:] + eps)).to(v.dtype)
     return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
 
 

@@ -17,15 +17,32 @@ from rebased.ops.polynomial.state import (
 )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
+) -> Tensor:
     """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]."""
     B, _, H, K = q.shape
     state = init_poly_state(B, H, K, v.shape[-1], coefficients, device=q.device, dtype=q.dtype)
-    return extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps)[0]
+    return extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, log_decay=log_decay)[0]
 
 
 def extend(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a state, and the state after them."""
     dtype = torch.float64 if q.device.type != "mps" else accumulate_dtype(q.dtype)
@@ -35,6 +52,9 @@ def extend(
     values = v.to(dtype)
     outputs = []
     for t in range(q.shape[1]):
+        if log_decay is not None:
+            kept = log_decay[:, t].to(dtype).exp().unsqueeze(-1)  # [B, H, 1]
+            state = PolyState(state.kv * kept.unsqueeze(-1), state.z * kept)
         state = PolyState(
             kv=torch.addcmul(state.kv, phi_k[:, t].unsqueeze(-1), values[:, t].unsqueeze(-2)),
             z=state.z + phi_k[:, t],
@@ -46,12 +66,24 @@ def extend(
 
 
 def extend_(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: AnyCoefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: AnyCoefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """o [B, 1, H, V] of one token that follows a state. The state is overwritten by the one after it."""
     dtype = accumulate_dtype(q.dtype)
     phi_q = query_features(q[:, 0].to(dtype), coefficients, scale)  # [B, H, F]
     phi_k = key_features(k[:, 0].to(dtype), coefficients)  # [B, H, F]
+    if log_decay is not None:
+        kept = log_decay.to(dtype).exp().transpose(1, 2)  # [B, H, 1]
+        state.kv.mul_(kept.unsqueeze(-1))
+        state.z.mul_(kept)
     state.kv.addcmul_(phi_k.unsqueeze(-1), v[:, 0].to(dtype).unsqueeze(-2))
     state.z.add_(phi_k)
     numerator = (phi_q.unsqueeze(-2) @ state.kv).squeeze(-2)  # [B, H, V]

@@ -7,6 +7,8 @@ are looked up, not multiplied. Mixers add what they compute between tokens:
     softmax attention   2 T D   a query meets T / 2 keys on average: 2 D operations for the score, 2 D for the value
     a window of W       4 W D   for T > W
     ReBased, Based      4 H F (V + 1)   phi(k) is added to a state of F (V + 1) numbers per head, phi(q) reads it
+    delta rule          6 H F V   phi(k) reads the state of F V numbers per head and corrects it, phi(q) reads it
+    GLA, Mamba-2        4 H F V   phi(k) is added, phi(q) reads
     other mixers        0       a few operations per channel, which are not counted
 
 These are the operations that the equations need. Extra work, such as computing activations twice, is not counted.
@@ -16,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from rebased.mixers import PolynomialAttention, RecurrentMixer
 from rebased.models import LMConfig, shape_of
 from rebased.ops import feature_count
 
@@ -59,9 +62,11 @@ def _between_tokens(mixer: Any, name: str, d_model: int, seq_len: int) -> int:
         return 2 * seq_len * d_model
     if name == "sliding_window":
         return 2 * min(2 * mixer.window, seq_len) * d_model
-    if name in ("rebased", "based"):
+    if isinstance(mixer, PolynomialAttention):
         features = feature_count(mixer.operator_width, mixer.operator_coefficients())
         return 4 * mixer.n_heads * features * (mixer.value_width + 1)
+    if isinstance(mixer, RecurrentMixer):
+        return (6 if mixer.overwrites else 4) * mixer.init_state(1).memory.numel()
     return 0
 
 

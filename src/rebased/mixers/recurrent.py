@@ -1,0 +1,199 @@
+"""What the mixers of the delta rule share, and Gated DeltaNet's relatives: projections, convolution, norm and gate
+around one operator, `delta_attention`.
+
+    q, k, v = conv(W x),    o = delta_attention(q, k, v, beta, log_decay),    y = W_o (norm(o) gate(x))
+
+A mixer is this class with its gates. docs/mixers.md has the equations.
+"""
+
+import inspect
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.contract import FACTORY
+from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv_extend
+
+OutputGate = Literal["none", "silu", "sigmoid"]
+NORM_EPS = 1e-5
+DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
+SPREADS_NAN = "a chunk of tokens is computed at once, and zero times NaN is NaN"
+
+
+class RecurrentState(NamedTuple):
+    """The state of a recurrent mixer, of constant size."""
+
+    conv: Tensor  # [B, conv_width - 1, channels]  the last inputs of the short convolution, in the dtype of x
+    memory: Tensor  # [B, H, F, V], fp32 (fp64 for fp64)
+
+
+class RecurrentMixer(nn.Module):
+    """Base class: a subclass gives `gates`, and whatever else differs from DeltaNet.
+
+    The weights are proj_qkv [H K + H K + H V, D], conv (if conv_width is not 0) with a SiLU after it, the head norm,
+    proj_gate [H V, D] (if there is an output gate) and proj_o [D, H V].
+    """
+
+    residual_projections: tuple[str, ...] = ("proj_o",)
+    degree: Degree = 1
+    centred = False
+    normalise = True  # q and k have length 1
+    overwrites = False  # it has a beta
+    spreads_nan = SPREADS_NAN
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        key_width: int,
+        value_width: int,
+        *,
+        conv_width: int,
+        output_gate: OutputGate,
+        backend: Backend,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if min(n_heads, key_width, value_width) < 1:
+            raise ValueError(
+                f"n_heads {n_heads}, key_width {key_width} and value_width {value_width} must be at least 1 "
+                f"(at d_model {d_model})"
+            )
+        if conv_width < 0:
+            raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+        self.d_model, self.n_heads, self.key_width, self.value_width = d_model, n_heads, key_width, value_width
+        self.conv_width, self.backend = conv_width, backend
+        factory = {"device": device, "dtype": dtype}
+        values = n_heads * value_width
+        self.proj_qkv = nn.Linear(d_model, sum(self.widths), bias=False, **factory)
+        # It holds the taps; short_conv applies them.
+        self.conv = self.make_conv(sum(self.widths), conv_width, **factory) if conv_width else None
+        self.head_norm = nn.RMSNorm(value_width, eps=NORM_EPS, **factory)
+        self.output_gate = output_gate
+        self.proj_gate = nn.Linear(d_model, values, bias=False, **factory) if output_gate != "none" else None
+        self.proj_o = nn.Linear(values, d_model, bias=False, **factory)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """The widths of q, k and v of all heads, as proj_qkv makes them."""
+        return self.n_heads * self.key_width, self.n_heads * self.key_width, self.n_heads * self.value_width
+
+    def make_conv(self, channels: int, width: int, **factory: object) -> nn.Conv1d:
+        """Return the short convolution over q, k and v. Here it has no bias."""
+        return nn.Conv1d(channels, channels, width, groups=channels, bias=False, **factory)  # type: ignore[arg-type]
+
+    def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return beta [B,T,H] and the log decay [B,T,H] or [B,T,H,K] of x [B,T,D]; None where there is none."""
+        raise NotImplementedError
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k [B,T,H,K] and v [B,T,H,V] from what the convolution returns."""
+        q, k, v = qkv.split(self.widths, dim=-1)
+        return (
+            q.unflatten(-1, (self.n_heads, self.key_width)),
+            k.unflatten(-1, (self.n_heads, self.key_width)),
+            v.unflatten(-1, (self.n_heads, self.value_width)),
+        )
+
+    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return o [B,T,H,V] and the memory after x."""
+        q, k, v = self.heads(qkv)
+        beta, log_decay = self.gates(x)
+        return delta_attention_extend(
+            q, k, v, beta, memory, log_decay,
+            degree=self.degree, centred=self.centred, normalise=self.normalise, backend=self.backend,
+        )  # fmt: skip
+
+    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+        """Return y [B,T,D]: the norm of each head, the output gate and the last projection."""
+        o = self.head_norm(o.to(self.head_norm.weight.dtype)).flatten(-2)
+        if self.proj_gate is not None:
+            activation = functional.silu if self.output_gate == "silu" else torch.sigmoid
+            o = o * activation(self.proj_gate(x))
+        return self.proj_o(o)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
+
+        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
+        """
+        check_input(self, x, self.proj_qkv.weight)
+        return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
+
+    def init_state(
+        self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> RecurrentState:
+        """Return the state before the first token: conv [B, conv_width - 1, channels] and memory [B,H,F,V], all zeros.
+
+        `dtype` is the dtype of x; the memory is fp32 (fp64 for fp64). Device and dtype are those of the weights unless
+        given.
+        """
+        weight = self.proj_qkv.weight
+        device, dtype = device or weight.device, dtype or weight.dtype
+        conv = torch.zeros(batch, max(self.conv_width - 1, 0), sum(self.widths), device=device, dtype=dtype)
+        memory = init_delta_state(
+            batch, self.n_heads, self.key_width, self.value_width,
+            degree=self.degree, centred=self.centred, device=device, dtype=dtype,
+        )  # fmt: skip
+        return RecurrentState(conv, memory)
+
+    def extend(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
+        check_input(self, x, self.proj_qkv.weight)
+        check_torch_func(self, x)
+        if not isinstance(state, RecurrentState):
+            raise ValueError(f"the state must be a RecurrentState (init_state makes one); got {type(state).__name__}")
+        if x.numel() == 0:
+            return empty_output(self, x), state
+        qkv, conv = self.proj_qkv(x), state.conv
+        if self.conv is not None:
+            taps = self.conv.weight.squeeze(1)
+            qkv, conv = short_conv_extend(qkv, taps, self.conv.bias, conv, activation="silu", backend=self.backend)
+        o, memory = self.attend(x, qkv, state.memory)
+        return self.finish(x, o), RecurrentState(conv, memory)
+
+    def state_size(self, seq_len: int) -> int:
+        """Return how many numbers the state of one sequence holds, whatever seq_len is."""
+        state = self.init_state(1, device=torch.device("meta"))
+        return state.conv.numel() + state.memory.numel()
+
+    def extra_repr(self) -> str:
+        arguments = [name for name in inspect.signature(type(self)).parameters if name not in FACTORY]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
+
+
+class TimeStep(nn.Module):
+    """The decay of Mamba-2 and Gated DeltaNet: dt = softplus(x + bias), g = -e^A_log dt; one rate per head.
+
+    Memories are of many lengths at first: e^A_log is uniform in `rates`, dt log-uniform from 0.001 to 0.1.
+    """
+
+    def __init__(
+        self, heads: int, channels: int, rates: tuple[float, float], *, device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.rates = rates
+        self.A_log = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+        self.dt_bias = nn.Parameter(torch.empty(heads * channels, device=device, dtype=dtype))
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the rates and the first steps."""
+        low, high = (math.log(bound) for bound in DT_RANGE)
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)
+        self.A_log.copy_(torch.empty_like(self.A_log, dtype=wide).uniform_(*self.rates).log())
+        dt = torch.empty_like(self.dt_bias, dtype=wide).uniform_(low, high).exp().clamp(min=DT_FLOOR)
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return dt and the log decay of x [B,T,H*channels]: [B,T,H,channels] each, in fp32 (fp64 for fp64)."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        dt = functional.softplus(x.to(wide) + self.dt_bias.to(wide)).unflatten(-1, (len(self.A_log), -1))
+        return dt, -self.A_log.to(wide).exp().unsqueeze(-1) * dt

@@ -1,0 +1,225 @@
+"""The public functions of the delta rule: they check their inputs and choose a path."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rebased.ops.backend import Backend, accumulate_dtype, choose_path, without_autocast
+from rebased.ops.delta import reference
+from rebased.ops.polynomial import chunked_recurrence
+from rebased.ops.polynomial.api import check_inputs, document_bounds
+from rebased.ops.polynomial.chunked_recurrence import Rule
+from rebased.ops.polynomial.gates import check_beta, check_log_decay
+from rebased.ops.polynomial.state import Coefficients, feature_count
+
+Degree = Literal[1, 2]
+"""Of the similarity of a query and a key: q . k, or its square."""
+UNIT_EPS = 1e-6  # added to the squared length of a key that is normalised, as in the code of DeltaNet
+UNIT_TOLERANCE = 1e-2  # how far the length of a key that came normalised may be from 1: rounding in bf16 is 0.4 %
+_log = logging.getLogger("rebased")
+
+
+def delta_coefficients(degree: Degree, key_width: int, centred: bool = False) -> Coefficients:
+    """(c0, c1, c2) of the similarity: s, s^2, or centred (s^2 - 1/K) / (1 - 1/K), which is zero on average."""
+    if degree not in get_args(Degree):
+        raise ValueError(f"degree must be 1 or 2; it is {degree!r}")
+    if not centred:
+        return (0.0, 1.0, 0.0) if degree == 1 else (0.0, 0.0, 1.0)
+    if degree == 1 or key_width < 2:
+        raise ValueError(
+            f"only squares of keys with a width of at least 2 can be centred; not degree {degree}, width {key_width}"
+        )
+    return -1 / (key_width - 1), 0.0, key_width / (key_width - 1)
+
+
+def init_delta_state(
+    batch: int,
+    heads: int,
+    key_width: int,
+    value_width: int,
+    *,
+    degree: Degree = 1,
+    centred: bool = False,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The state before the first token: zeros [B, H, F, V], fp32 (fp64 for inputs of this dtype).
+
+    F, the number of features of a key of width K, is K for degree 1, K (K + 1) / 2 for degree 2, and one more if the
+    squares are centred.
+    """
+    features = feature_count(key_width, delta_coefficients(degree, key_width, centred))
+    return torch.zeros(batch, heads, features, value_width, device=device, dtype=accumulate_dtype(dtype))
+
+
+@without_autocast
+def delta_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None = None,
+    *,
+    degree: Degree = 1,
+    centred: bool = False,
+    normalise: bool = True,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attention whose state is corrected by each token, in time linear in T:
+
+        S' = e^g S,    S = S' + beta phi(k) (v - S'^T phi(k))^T,    o = S^T phi(q)
+
+    With beta = 1 the state returns v for this key afterwards, whatever it returned before; with beta = 0 it stays.
+    phi(k) = k for degree 1: without a decay this is DeltaNet, with one Gated DeltaNet (a decay per channel: KDA). For
+    degree 2 phi(q) . phi(k) = (q . k)^2. There is no denominator: a norm should follow.
+
+    Args:
+        q: queries [B, T, H, K], float16, bfloat16, float32 or float64. B and T may be 0.
+        k: keys [B, T, H, K], in the dtype and on the device of q.
+        v: values [B, T, H, V], in the dtype and on the device of q.
+        beta: [B, T, H], from 0 to 2, in the dtype of q or fp32. Above 1 the old value is overshot, which lets a state
+            change its sign. None: v is added as it is, S = S' + phi(k) v^T (gated linear attention, Mamba-2).
+        log_decay: g [B, T, H], at most 0; or [B, T, H, K], one per channel, for degree 1; or None, nothing fades.
+        degree: 1 (default) or 2.
+        centred: with degree 2, take (s^2 - 1/K) / (1 - 1/K) in place of s^2: it is zero on average, and 1 for s = 1.
+        normalise: True (default): q and k are divided by their lengths. The rule needs keys of length 1; with False
+            they must have it, unless beta is None.
+        cu_seqlens: as in poly_attention: the row holds documents that do not see each other.
+        backend: "reference" and "recurrent" go token by token; "chunked" is plain torch in chunks, on every device;
+            "auto" is "chunked".
+
+    Returns:
+        o [B, T, H, V] in the dtype of v, differentiable in all tensors. Half precision is computed in fp32. On a CPU
+        and a GPU a NaN in v or a gate may reach earlier tokens of its chunk, 64 tokens.
+
+    Raises:
+        ValueError: if shapes, dtypes, devices or numbers are not as above. On a GPU the numbers of beta, log_decay and
+            the lengths of keys are not checked.
+    """
+    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    B, _, H, K = q.shape
+    if cu_seqlens is not None:
+        B = len(cu_seqlens) - 1
+    state = init_delta_state(B, H, K, v.shape[3], degree=degree, centred=centred, device=q.device, dtype=q.dtype)
+    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)[0]
+
+
+@without_autocast
+def delta_attention_extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    state: Tensor,
+    log_decay: Tensor | None = None,
+    *,
+    degree: Degree = 1,
+    centred: bool = False,
+    normalise: bool = True,
+    cu_seqlens: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]:
+    """delta_attention of tokens that follow those a state has seen, and the state after them.
+
+    Args:
+        state: [B, H, F, V] as init_delta_state makes it; with cu_seqlens one row per document.
+        q, k, v, beta, log_decay, degree, centred, normalise, cu_seqlens, backend: as in delta_attention.
+
+    Returns:
+        o [B, T, H, V] in the dtype of v, and the state after the last token. Both are differentiable, also in `state`.
+
+    Raises:
+        ValueError: as delta_attention, and if the state does not match the inputs.
+    """
+    coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    rows = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
+    if list(state.shape) != wanted or state.dtype != accumulate_dtype(q.dtype) or state.device != q.device:
+        raise ValueError(
+            f"the state must be {wanted}, {accumulate_dtype(q.dtype)} on {q.device}, as init_delta_state makes it; it "
+            f"is {list(state.shape)}, {state.dtype} on {state.device}"
+        )
+    return _extend(q, k, v, beta, log_decay, state, coefficients, normalise, cu_seqlens, backend)
+
+
+def _extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    state: Tensor,
+    coefficients: Coefficients,
+    normalise: bool,
+    cu_seqlens: Tensor | None,
+    backend: Backend,
+) -> tuple[Tensor, Tensor]:
+    path = _path(backend, q)
+    dtype = accumulate_dtype(q.dtype)
+    q, k, values = (x.to(dtype) for x in (q, k, v))
+    if normalise:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS) for x in (q, k))
+    gates = [None if x is None else x.to(dtype) for x in (log_decay, beta)]
+    rule = Rule(coefficients, 1.0, dtype)
+    if q.numel() == 0:
+        return values.to(v.dtype), state
+    if cu_seqlens is None:
+        o, state = path(q, k, values, *gates, state, rule)
+        return o.to(v.dtype), state
+    outputs, states = [], []
+    for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q))):
+        if i == j:
+            states.append(state[n : n + 1])
+            continue
+        part = [None if x is None else x[:, i:j] for x in (q, k, values, *gates)]
+        o, after = path(*part, state[n : n + 1], rule)
+        outputs.append(o)
+        states.append(after)
+    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(states)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    degree: Degree,
+    centred: bool,
+    normalise: bool,
+) -> Coefficients:
+    """The coefficients of the similarity; or one clear ValueError."""
+    coefficients = delta_coefficients(degree, q.shape[-1], centred)
+    check_inputs(q, k, v)
+    if log_decay is not None:
+        check_log_decay(log_decay, k, channels=degree == 1)
+    if beta is None:
+        return coefficients
+    check_beta(beta, k)
+    if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling():
+        lengths = k.detach().double().norm(dim=-1)
+        if k.numel() and (far := float((lengths - 1).abs().max())) > UNIT_TOLERANCE:
+            raise ValueError(
+                f"the delta rule needs keys of length 1; one is off by {far:.2g}: leave normalise=True, or divide them"
+            )
+    return coefficients
+
+
+def _path(backend: Backend, q: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    if backend == "triton":
+        raise ValueError("the delta rule has no kernel yet; use backend='auto' or 'chunked'")
+    name = choose_path(backend, q.device)
+    if name == "triton":
+        _note_no_kernel()
+    return reference.recur if name in ("reference", "recurrent") else chunked_recurrence.recur
+
+
+@cache
+def _note_no_kernel() -> None:
+    _log.warning("the delta rule has no GPU kernel yet: it takes the slower chunked path")

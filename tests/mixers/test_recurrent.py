@@ -1,0 +1,217 @@
+"""Mixers that fade and overwrite, against their equations token by token, and against published counts."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rebased.mixers import GLA, KDA, DeltaReBased, GatedBased, GatedDeltaNet, GatedReBased, Mamba2, ReBased
+from rebased.mixers.gated import LONG_MEMORY
+from tolerances import assert_near
+
+D, T = 24, 70
+
+
+def build(cls: type[nn.Module], **options: Any) -> Any:
+    """A mixer in fp64 whose weights are large enough for every part to count."""
+    torch.manual_seed(0)
+    mixer = cls(D, **options).double()
+    for name, parameter in mixer.named_parameters():
+        if parameter.ndim > 1 and "conv" not in name:
+            nn.init.normal_(parameter, std=D**-0.5)
+    return mixer
+
+
+def convolved(mixer: Any, x: Tensor) -> Tensor:
+    """SiLU of the short convolution of the projections, one token after the other: [T, channels]."""
+    qkv = x @ mixer.proj_qkv.weight.t()
+    if mixer.conv is None:
+        return qkv
+    taps = mixer.conv.weight.squeeze(1)  # [channels, width]
+    width = taps.shape[1]
+    padded = torch.cat([qkv.new_zeros(width - 1, qkv.shape[1]), qkv])
+    rows = [(padded[t : t + width] * taps.t()).sum(0) for t in range(len(qkv))]
+    bias = 0 if mixer.conv.bias is None else mixer.conv.bias
+    return functional.silu(torch.stack(rows) + bias)
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def recur(q: Tensor, k: Tensor, v: Tensor, beta: Any, decay: Tensor) -> Tensor:
+    """S' = diag(decay) S, S = S' + k (v - b S'^T k)^T w: one head, [T, .]; beta None adds."""
+    S, outputs = q.new_zeros(q.shape[1], v.shape[1]), []
+    for t in range(len(q)):
+        S = decay[t].unsqueeze(-1) * S
+        new = v[t] if beta is None else beta[t] * (v[t] - S.t() @ k[t])
+        S = S + torch.outer(k[t], new)
+        outputs.append(S.t() @ q[t])
+    return torch.stack(outputs)
+
+
+def squares(x: Tensor) -> Tensor:
+    """All products of two numbers of x: their inner product is (x . y)^2."""
+    return torch.einsum("ta,tb->tab", x, x).flatten(1)
+
+
+def split_heads(mixer: Any, x: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    q, k, v = convolved(mixer, x).split(mixer.widths, dim=1)
+    H = mixer.n_heads
+    return list(zip(*(each.chunk(H, dim=1) for each in (q, k, v)), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gate": True}, {"negative": True, "output_gate": "silu", "conv_width": 4}], ids=str
+)
+def test_delta_rebased(options: dict[str, Any]) -> None:
+    mixer = build(DeltaReBased, n_heads=3, key_width=4, **options)
+    x = torch.randn(T, D, dtype=torch.float64)
+    beta = torch.sigmoid(x @ mixer.proj_beta.weight.t()) * (2 if options.get("negative") else 1)
+    gate = (
+        torch.sigmoid(mixer.forget.weight @ x.t() + mixer.forget.bias.unsqueeze(1)).t() if "gate" in options else None
+    )
+    heads = []
+    for h, (q, k, v) in enumerate(split_heads(mixer, x)):
+        decay = torch.ones(T, 1, dtype=x.dtype) if gate is None else gate[:, h : h + 1]
+        o = recur(squares(unit(q)), squares(unit(k)), v, beta[:, h], decay)
+        heads.append(rms(o, mixer.head_norm.weight))
+    o = torch.cat(heads, dim=1)
+    if mixer.proj_gate is not None:
+        o = o * functional.silu(x @ mixer.proj_gate.weight.t())
+    assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, T, 16, D, condition=64.0)
+
+
+def test_gated_delta_net() -> None:
+    mixer = build(GatedDeltaNet, n_heads=2)
+    x = torch.randn(T, D, dtype=torch.float64)
+    beta = torch.sigmoid(x @ mixer.proj_beta.weight.t())
+    step = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)
+    decay = torch.exp(-mixer.time_step.A_log.exp() * step)
+    heads = [
+        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h : h + 1]), mixer.head_norm.weight)
+        for h, (q, k, v) in enumerate(split_heads(mixer, x))
+    ]
+    o = torch.cat(heads, dim=1) * functional.silu(x @ mixer.proj_gate.weight.t())
+    assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, T, 16, D, condition=64.0)
+
+
+def test_kda() -> None:
+    mixer = build(KDA, n_heads=2, key_width=6)
+    x = torch.randn(T, D, dtype=torch.float64)
+    beta = torch.sigmoid(x @ mixer.proj_beta.weight.t())
+    first, second = mixer.proj_decay
+    step = functional.softplus(x @ first.weight.t() @ second.weight.t() + mixer.time_step.dt_bias).view(T, 2, 6)
+    decay = torch.exp(-mixer.time_step.A_log.exp().view(1, 2, 1) * step)
+    heads = [
+        rms(recur(unit(q), unit(k), v, beta[:, h], decay[:, h]), mixer.head_norm.weight)
+        for h, (q, k, v) in enumerate(split_heads(mixer, x))
+    ]
+    first, second = mixer.proj_gate
+    o = torch.cat(heads, dim=1) * torch.sigmoid(x @ first.weight.t() @ second.weight.t() + second.bias)
+    assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, T, 16, D, condition=64.0)
+
+
+def test_gla() -> None:
+    mixer = build(GLA, n_heads=2)
+    x = torch.randn(T, D, dtype=torch.float64)
+    first, second = mixer.proj_decay
+    decay = torch.sigmoid(x @ first.weight.t() @ second.weight.t() + second.bias).pow(1 / 16).view(T, 2, 6)
+    heads = [
+        rms(recur(q / 6**0.5, k, v, None, decay[:, h]), mixer.head_norm.weight)
+        for h, (q, k, v) in enumerate(split_heads(mixer, x))
+    ]
+    o = torch.cat(heads, dim=1) * functional.silu(x @ mixer.proj_gate.weight.t())
+    assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, T, 16, D, condition=64.0)
+
+
+def test_mamba2() -> None:
+    mixer = build(Mamba2, d_state=5, head_width=16)
+    x = torch.randn(T, D, dtype=torch.float64)
+    C, B, v = convolved(mixer, x).split(mixer.widths, dim=1)
+    dt = functional.softplus(x @ mixer.proj_decay.weight.t() + mixer.time_step.dt_bias)  # [T, 3]
+    decay = torch.exp(-mixer.time_step.A_log.exp() * dt)
+    heads = [
+        recur(C, B, u * dt[:, h : h + 1], None, decay[:, h : h + 1]) + mixer.skip[h] * u
+        for h, u in enumerate(v.chunk(3, dim=1))
+    ]
+    o = rms(torch.cat(heads, dim=1) * functional.silu(x @ mixer.proj_gate.weight.t()), mixer.head_norm.weight)
+    assert_near(mixer(x.unsqueeze(0))[0], o @ mixer.proj_o.weight.t(), D, T, 16, D, condition=64.0)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_counts_are_those_of_public_code() -> None:
+    """Formulas of FIELD's table, which were held against the modules of public libraries."""
+    D, H, K, N = 96, 4, 24, 16
+    net = GatedDeltaNet(D, n_heads=H, value_width=D // H, gate=False, output_gate="none")
+    assert count(net) == 4 * D**2 + D * H + 12 * D + D // H
+    assert net.state_size(9) == D**2 // H + 3 * 3 * D
+    net = GatedDeltaNet(D, n_heads=H, key_width=K)
+    assert count(net) == 8 * D * H * K + 2 * D * H + 2 * H + 16 * H * K + 2 * K
+    assert net.state_size(9) == H * K * 2 * K + 3 * 4 * H * K
+    assert (
+        count(KDA(D, n_heads=H, key_width=K)) == 4 * D * H * K + 2 * D * K + 2 * H * K**2 + D * H + 14 * H * K + H + K
+    )
+    assert count(GLA(D, n_heads=H)) == 4 * D**2 + 49 * D // 2 + D // H
+    heads = 2 * D // 64
+    assert count(Mamba2(D, d_state=N)) == 6 * D**2 + 2 * N * D + heads * D + 12 * D + 10 * N + 3 * heads
+    assert Mamba2(D, d_state=N).state_size(9) == 2 * D * N + 3 * (2 * D + 2 * N)
+    assert count(GatedReBased(D)) == count(ReBased(D)) + 12 * D + 12
+    assert GatedReBased(D).state_size(9) == ReBased(D).state_size(9)
+
+
+def test_a_gated_mixer_without_decay_is_the_mixer() -> None:
+    torch.manual_seed(0)
+    gated, plain = GatedReBased(D, n_heads=2).double(), ReBased(D, n_heads=2).double()
+    plain.load_state_dict({name: x for name, x in gated.state_dict().items() if not name.startswith("forget")})
+    x = torch.randn(2, T, D, dtype=torch.float64)
+    assert float(gated.gates(x)["log_decay"].detach().exp().mean()) == pytest.approx(0.999, abs=1e-3)
+    nn.init.zeros_(gated.forget.weight)
+    nn.init.constant_(gated.forget.bias, 100.0)
+    assert_near(gated(x), plain(x), D, T, 136, D, condition=32.0)
+
+
+def test_memory_is_long_in_a_fresh_model() -> None:
+    from rebased.models import LanguageModel, LMConfig
+
+    for mixer in (GatedReBased, GatedBased):
+        name = {GatedReBased: "gated_rebased", GatedBased: "gated_based"}[mixer]
+        model = LanguageModel(LMConfig(d_model=D, vocab_size=11, mixers=(name,), n_layers=1))
+        assert (model.blocks[0].mixer.forget.bias == LONG_MEMORY).all()
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "words"),
+    [
+        (GatedReBased, {"kernel": "learned"}, "does not go with a gate"),
+        (DeltaReBased, {"n_heads": 5}, "not divisible by n_heads 5"),
+        (DeltaReBased, {"conv_width": -1}, "conv_width -1"),
+        (GLA, {"n_heads": 5}, "2 n_heads = 10"),
+        (Mamba2, {"head_width": 7}, "head_width 7 does not divide"),
+    ],
+)
+def test_bad_options(cls: type[nn.Module], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cls(D, **options)
+
+
+def test_operations_between_tokens() -> None:
+    from rebased.models import LMConfig
+    from rebased.train.lm.flops import flops_per_token
+
+    def per_token(name: str, **options: Any) -> int:
+        shape: dict[str, Any] = {"d_model": D, "vocab_size": 11, "n_layers": 1, "mlp_ratio": 1}
+        return flops_per_token(LMConfig(**shape, mixers=({"name": name, **options},)), 64)
+
+    one, two = (per_token("delta_rebased", n_heads=2, key_width=4, value_width=w) for w in (5, 6))
+    assert two - one == 3 * (2 * 2 * 2 * D + 6 * 2 * 10)  # of v and of the output; of the memory
+    assert per_token("gated_based") - per_token("based") == 3 * 2 * 12 * D
