@@ -33,6 +33,7 @@ from rebased.mixers.documents import (
     positions_in_documents,
 )
 from rebased.mixers.hyena import Hyena, HyenaState
+from rebased.mixers.linear_attention import LinearAttention
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.positions import AttendsAt, rows_at
@@ -61,6 +62,7 @@ __all__ = [
     "HyenaState",
     "Isolating",
     "KVCache",
+    "LinearAttention",
     "Mamba",
     "MambaState",
     "MixerFailed",
