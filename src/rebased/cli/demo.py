@@ -1,6 +1,7 @@
 """rebased demo: train small models on MQAR on the CPU, time the operator, and write a page with three answers."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,28 @@ from rebased.evaluate.attention_speed import time_attention
 from rebased.evaluate.readout import Readout, read_out, read_pairs
 from rebased.models.weights import load_model
 from rebased.report import check_replaceable, demo_page, write_page
-from rebased.report.demo import label, labelled, three_sentences, verdicts
+from rebased.report.demo import three_sentences, verdicts
+from rebased.report.demo_figures import label, labelled
 from rebased.runs.collect import collect
-from rebased.runs.finished import Run, read_run
+from rebased.runs.finished import Run
+from rebased.runs.record import read_record
 from rebased.runs.shipped import MODELS
+from rebased.train.sweep import PlannedRun
 
 SWEEP = Path("demo")
-SHIPPED = MODELS / "demo.jsonl.xz"  # runs of the same sweep with other seeds: scripts/demo_runs.py
+SHIPPED = MODELS / "demo.jsonl.xz"
+"""Runs of the same sweep with other seeds, by the command in shipped/README.md."""
 OUT = Path("runs") / "demo"
 SEEDS = 3
 FIRST_SEED = 42  # the paper's
 
 
 class DemoCommand(Command):
-    """The command that starts or resumes a demo."""
+    """The command that starts or resumes a demo. It also trains runs again that failed."""
+
+    def again(self, failed: Sequence[PlannedRun]) -> str:
+        """The same command."""
+        return str(self)
 
     def __str__(self) -> str:
         words = ["rebased", "demo"]
@@ -55,8 +64,8 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Outpu
     seeds
         Number of runs per model.
     config
-        YAML file or name of a shipped sweep to train instead of the demo's own. It needs a ReBased model and a grid with
-        train.seed, which is replaced.
+        YAML file or name of a shipped sweep to train instead of the demo's own. It needs a ReBased model, and a grid
+        with train.seed, which is replaced.
     """
     if seeds < 1:
         raise ValueError(f"--seeds {seeds}: give 1 or more")
@@ -70,7 +79,7 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Outpu
     points = read_points(config, (), {settings[0].removeprefix("--"): settings[1]}).points
     if code := run_sweep(command, Progress(to.json, to.quiet), dry_run=False, retry_failed=True):
         return code
-    runs = [read_run(out / point.config.digest()) for point in points]
+    runs = [Run(digest, read_record(out / digest)) for digest in (point.config.digest() for point in points)]
     if diverged := [run for run in runs if run.status != "done"]:
         raise ValueError(f"{label(diverged[0])}, seed {diverged[0].seed}, diverged; the page needs all models")
     shipped = [] if config != SWEEP else collect([SHIPPED]).runs

@@ -13,8 +13,8 @@ from rebased.ops import Backend
 class LinearAttention(PolynomialAttention):
     """Linear attention (arXiv 2006.16236): similarity phi(q) . phi(k) with phi(x) = elu(x) + 1.
 
-    It is `poly_attention` with coefficients (0, 1, 0) of phi(q) and phi(k). Its state holds H K (V + 1) numbers: ReBased
-    has K (K + 1) / 2 features per head where this has K.
+    It is `poly_attention` with coefficients (0, 1, 0) of phi(q) and phi(k). Its state holds H K (V + 1) numbers: it has
+    K features per head where ReBased has K (K + 1) / 2.
 
     Args:
         d_model: width D of x.
