@@ -208,8 +208,8 @@ def test_former_names_work_and_are_not_listed(
     assert run("--help") == 0
     listed = capsys.readouterr().out
     assert "configs" not in listed.replace("presets and configs", "")
-    assert run("configs", "demo") == 0
-    assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
+    assert run("configs", "sweeps/demo") == 0
+    assert capsys.readouterr().out == (CONFIGS / "sweeps" / "demo.yaml").read_text()
     assert run("data", "check", "nowhere") == 2
     assert "nowhere is not a folder" in capsys.readouterr().err
 

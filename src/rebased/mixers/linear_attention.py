@@ -13,8 +13,9 @@ from rebased.ops import Backend
 class LinearAttention(PolynomialAttention):
     """Linear attention (arXiv 2006.16236): similarity phi(q) . phi(k) with phi(x) = elu(x) + 1.
 
-    It is `poly_attention` with coefficients (0, 1, 0) of phi(q) and phi(k). Its state holds H K (V + 1) numbers: it has
-    K features per head where ReBased has K (K + 1) / 2.
+    Maps x [B,T,D] to [B,T,D], never looks ahead, and takes time and memory linear in T. It is `poly_attention`
+    with coefficients (0, 1, 0) of phi(q) and phi(k). Its state holds H K (V + 1) numbers: it has K features per head
+    where ReBased has K (K + 1) / 2.
 
     Args:
         d_model: width D of x.
@@ -24,6 +25,11 @@ class LinearAttention(PolynomialAttention):
         eps: added to the sum of similarities that divides each output. Default 1e-12.
         backend: as in ReBased.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
+
+    Example:
+        >>> layer = LinearAttention(d_model=768)
+        >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
+        >>> y, state = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
 
     coefficients = (0.0, 1.0, 0.0)
