@@ -34,7 +34,9 @@ def draw(pyplot: Any, colours: dict[str, str]) -> Any:
         shown = name.replace("LinearAttention", "linear attention").replace("ConvAttention", "softmax attention")
         axes.plot(pairs, means, label=f"{shown}: {state_words(groups[name][0])}", **style)
         for run in groups[name]:
-            axes.plot(pairs, [100 * recalled(run)[n] for n in pairs], "o", color=colours[colour], ms=3.5, alpha=0.6)
+            inside = colours[colour] if line == "-" else "none"
+            dots = {"color": colours[colour], "mfc": inside, "ms": 3.5, "alpha": 0.6}
+            axes.plot(pairs, [100 * recalled(run)[n] for n in pairs], "o", **dots)
     axes.set(xlabel="pairs of key and value in a sequence of 64 tokens", ylim=(0, 103), xlim=(1.6, 16.4))
     axes.set_xticks(pairs)
     seeds = len({run.seed for run in runs})

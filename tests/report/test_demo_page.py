@@ -65,6 +65,14 @@ def test_what_is_not_decided_is_said() -> None:
     assert "undecided" in recall_sentence(planted({model: values[:1] for model, values in CLEAR.items()}))  # one seed
 
 
+def test_shipped_seeds_count_and_are_named() -> None:
+    few = planted({model: values[:2] for model, values in CLEAR.items()})
+    assert "undecided against" in recall_sentence(few)
+    sentence = recall_sentence(few, planted(CLEAR, first_seed=100))
+    assert sentence.startswith("Recall: at 16 pairs ReBased answers 92% over 5 seeds (2 trained now, 3 shipped), more")
+    assert "undecided" not in sentence
+
+
 def test_a_reversed_result_is_said() -> None:
     reversed_ = CLEAR | {"rebased": CLEAR["linear_attention"], "linear_attention": CLEAR["rebased"]}
     assert recall_sentence(planted(reversed_)) == (
@@ -117,7 +125,7 @@ def test_the_page_is_whole() -> None:
     page = demo_page(runs, shipped, TIMINGS, MAPS, "rebased demo")
     reader = assert_self_contained(page.to_html())
     answers = " ".join(reader.texts["li"])
-    for sentence in (recall_sentence(runs), cost_sentence(TIMINGS), state_sentence(runs, MAPS)):
+    for sentence in (recall_sentence(runs, shipped), cost_sentence(TIMINGS), state_sentence(runs, MAPS)):
         assert sentence in answers
     assert "3 seeds trained on your machine, now. Bands: 3 shipped seeds" in " ".join(reader.texts["figcaption"])
     data = json.loads(reader.texts["script"][0])

@@ -86,12 +86,12 @@ def demo(*, out: Path = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Outpu
     say(console, "timing attention, 256 to 8,192 tokens ...")
     timings = time_attention()
     maps = {name: read_state(out / group[0].folder, group[0]) for name, group in labelled(runs).items()}
-    answers = three_sentences(runs, timings, maps)
+    answers = three_sentences(runs, shipped, timings, maps)
     write_page(demo_page(runs, shipped, timings, maps, str(command)), page)
     for answer in answers:
         say(to.result_console(), answer)
     say(console, f"wrote {page}: open it in a browser")
-    decided = {one.other: one.is_decided for one in verdicts(runs)}
+    decided = {one.other: one.is_decided for one in verdicts([*runs, *shipped])}
     to.emit({"answers": answers, "decided": decided, "page": page, "timings": [one._asdict() for one in timings]})
     return 0
 

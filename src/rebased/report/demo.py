@@ -55,7 +55,7 @@ def demo_page(
     """The page about these runs and measurements. `shipped` are finished runs with other seeds, drawn behind; `maps`
     are by `label`. `command` is the command that made the page."""
     sections = [
-        Section("In three sentences", bullets(three_sentences(runs, timings, maps))),
+        Section("In three sentences", bullets(three_sentences(runs, shipped, timings, maps))),
         Section("What does the square buy?", show_recall(runs, shipped)),
         Section(
             "What does it cost on this machine?",
@@ -105,10 +105,10 @@ def show_recall(runs: Sequence[Run], shipped: Sequence[Run]) -> str:
             f"Dots, and lines through their means: {plural(len(seeds), 'seed')} trained on your machine, now.{behind}",
         )
         + paragraphs(WHY, held_equal)
-        + verdict_table(runs).to_html()
+        + verdict_table(runs, shipped).to_html()
         + paragraphs(
-            f"Difference: to {REFERENCE} with the same seed, the mean. p: of the paired t test, after Holm's "
-            f"correction over all rows. Below {SIGNIFICANT:g} the difference counts as decided."
+            f"Difference: to {REFERENCE} with the same seed, the mean over all seeds. p: of the paired t test over all "
+            f"seeds, after Holm's correction over all rows. Below {SIGNIFICANT:g} the difference counts as decided."
         )
     )
 
@@ -147,17 +147,18 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
 
 
 def three_sentences(
-    runs: Sequence[Run], timings: Sequence[Timing], maps: Mapping[str, Readout]
+    runs: Sequence[Run], shipped: Sequence[Run], timings: Sequence[Timing], maps: Mapping[str, Readout]
 ) -> tuple[str, str, str]:
     """The answers to the page's three questions."""
-    return recall_sentence(runs), cost_sentence(timings), state_sentence(runs, maps)
+    return recall_sentence(runs, shipped), cost_sentence(timings), state_sentence(runs, maps)
 
 
-def recall_sentence(runs: Sequence[Run]) -> str:
-    """Which models the reference recalls more or less than, and which comparisons are undecided."""
-    pairs, found = most_pairs(runs), verdicts(runs)
+def recall_sentence(runs: Sequence[Run], shipped: Sequence[Run] = ()) -> str:
+    """Which models the reference recalls more or less than, and which comparisons are undecided: over all seeds."""
+    every = [*runs, *shipped]
+    pairs, found = most_pairs(every), verdicts(every)
     own = fmean(
-        recalled(run)[pairs] for name, group in labelled(runs).items() for run in group if name.startswith(REFERENCE)
+        recalled(run)[pairs] for name, group in labelled(every).items() for run in group if name.startswith(REFERENCE)
     )
 
     def named(chosen: Iterable[Verdict]) -> str:
@@ -169,7 +170,8 @@ def recall_sentence(runs: Sequence[Run]) -> str:
     parts = [f"more than {named(more)}"] if more else []
     parts += [f"less than {named(less)}"] if less else []
     parts += [f"undecided against {named(undecided)}"] if undecided else []
-    seeds = plural(len({run.seed for run in runs}), "seed")
+    now, before = (len({run.seed for run in some}) for some in (runs, shipped))
+    seeds = plural(now + before, "seed") + (f" ({now} trained now, {before} shipped)" if before else "")
     return f"Recall: at {pairs} pairs {REFERENCE} answers {own:.0%} over {seeds}, {', '.join(parts)}."
 
 
@@ -210,35 +212,26 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def verdict_table(runs: Sequence[Run]) -> Table:
+def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
     """One row per model: its state, size and training time, its recall of the most pairs, and the difference."""
-    pairs, groups = most_pairs(runs), labelled(runs)
-    found = {one.other: one.found for one in verdicts(runs)}
+    pairs, every = most_pairs(runs), [*runs, *shipped]
+    found = {one.other: one.found for one in verdicts(every)}
     rows = []
-    for name, group in groups.items():
-        values = [recalled(run)[pairs] for run in group]
+    for (name, now), group in zip(labelled(runs).items(), labelled(every).values(), strict=True):
         one = found.get(name)
         rows.append(
             (
                 name,
-                state_words(group[0]),
-                f"{group[0].parameters:,}",
-                f"{fmean(run.seconds for run in group):.0f} s",
-                f"{fmean(values):.1%} ({min(values):.1%} to {max(values):.1%})",
+                state_words(now[0]),
+                f"{now[0].parameters:,}",
+                f"{fmean(run.seconds for run in now):.0f} s",
+                *(f"{fmean(recalled(run)[pairs] for run in some):.1%}" for some in (now, group)),
                 f"{-one.difference.mean:+.1%}" if one else NONE,
-                equals(one.t_holm) if one else NONE,
+                equals(one.t_holm).removeprefix("= ") if one else NONE,
             )
         )
-    head = (
-        "model",
-        f"state, T = {runs[0].seq_len}",
-        "parameters",
-        "training",
-        f"recalled of {pairs} pairs",
-        "difference",
-        "p",
-    )
-    return Table(head, rows)
+    recall = (f"recalled of {pairs} pairs, now", "all seeds")
+    return Table(("model", f"state, T = {runs[0].seq_len}", "parameters", "training", *recall, "difference", "p"), rows)
 
 
 def limits(runs: Sequence[Run]) -> list[str]:
