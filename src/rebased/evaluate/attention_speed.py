@@ -50,13 +50,12 @@ def time_one(T: int) -> Timing:
         return poly_attention(q, k, v, coefficients=REBASED)
 
     def softmax() -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (wide_q, wide_k, v))
-        return scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+        q, k, values = wide_q.transpose(1, 2), wide_k.transpose(1, 2), v.transpose(1, 2)
+        return scaled_dot_product_attention(q, k, values, is_causal=True).transpose(1, 2)
 
     with torch.no_grad():
-        forward = [_fastest(attend) for attend in (poly, softmax)]
-    both = [_fastest(lambda attend=attend: attend().backward(do)) for attend in (poly, softmax)]
-    return Timing(T, *forward, *both)
+        forward = _fastest(poly), _fastest(softmax)
+    return Timing(T, *forward, _fastest(lambda: poly().backward(do)), _fastest(lambda: softmax().backward(do)))
 
 
 def _fastest(call: Callable[[], object]) -> float:
