@@ -113,11 +113,13 @@ def test_the_sentence_about_time() -> None:
 
 def test_the_sentence_about_states_has_their_bytes() -> None:
     sentence = state_sentence(planted(CLEAR), MAPS)
-    assert sentence.startswith("State: after a sequence of 4 pairs the models can be asked for so many of them: Linear")
+    assert sentence.startswith(
+        "State: of 4 pairs, so many can be read from the state at the end of a sequence: 1 from "
+    )
     # 12 heads of 2 values and a norm, with 16 or 136 features; two tokens of the convolution
-    assert f"LinearAttention, keys of 16 1 ({4 * (12 * 16 * 3 + 64):,} B)" in sentence
-    assert f"ReBased, keys of 16 4 ({4 * (12 * 136 * 3 + 64):,} B)" in sentence
-    assert f"ConvAttention 4 ({4 * (2 * 64 * 32 + 64):,} B and growing)" in sentence
+    assert f"1 from LinearAttention, keys of 16 ({4 * (12 * 16 * 3 + 64):,} B)" in sentence
+    assert f"4 from ReBased, keys of 16 ({4 * (12 * 136 * 3 + 64):,} B)" in sentence
+    assert f"4 from ConvAttention ({4 * (2 * 64 * 32 + 64):,} B and growing)" in sentence
 
 
 def test_the_page_is_whole() -> None:

@@ -196,9 +196,9 @@ def cost_sentence(timings: Sequence[Timing]) -> str:
 def state_sentence(runs: Sequence[Run], maps: Mapping[str, Readout]) -> str:
     """How many keys each model can be asked for after one sequence, with the bytes of its state."""
     states = {name: state_words(group[0]) for name, group in labelled(runs).items()}
-    each = [f"{name} {held(one)} ({states[name]})" for name, one in maps.items()]
+    each = listed(f"{held(one)} from {name} ({states[name]})" for name, one in maps.items())
     keys = len(next(iter(maps.values())).keys)
-    return f"State: after a sequence of {keys} pairs the models can be asked for so many of them: {', '.join(each)}."
+    return f"State: of {keys} pairs, so many can be read from the state at the end of a sequence: {each}."
 
 
 def held(found: Readout) -> int:
