@@ -44,7 +44,7 @@ $(DOCS): $(DEMO)
 	$(PIP) "rebased[docs]"
 	@touch $@
 
-demo: $(DEMO) ## train ReBased, Based and attention on a small MQAR, then write runs/demo/report.html (2 to 3 minutes)
+demo: $(DEMO) ## what the square buys, costs and holds, on a page: runs/demo/report.html (2 to 3 minutes)
 	$(BIN)/rebased demo
 
 # mypy takes one core, so it runs beside the tests.
@@ -103,6 +103,7 @@ docs: $(DOCS) ## build the documentation into build/docs; warnings are errors
 
 figures: $(DEMO) ## draw the documentation's figures and compute docs/scaling.md again, from committed records
 	$(BIN)/python docs/images/make_kernels.py
+	$(BIN)/python docs/images/make_recall.py
 	$(BIN)/python docs/images/make_speed.py
 	$(BIN)/python docs/images/make_scaling.py
 	$(BIN)/python benchmarks/scale_report.py

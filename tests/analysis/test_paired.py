@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rebased.analysis import compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
+from rebased.analysis import compare, compare_all, holm, in_words, wilcoxon_limit
 from rebased.analysis.paired import rank_biserial, signed_rank, smallest_wilcoxon_p
 
 LOW = {42: 0.40, 43: 0.50, 44: 0.45, 45: 0.52, 46: 0.47}
@@ -110,9 +110,3 @@ def test_too_few_pairs_for_wilcoxon_are_said() -> None:
     assert "its smallest two-sided p is 0.0625" in (wilcoxon_limit(5) or "")
     assert wilcoxon_limit(6) is None
     assert wilcoxon_limit(1) is None
-
-
-@given(st.integers(0, 12), st.integers(0, 12))
-def test_the_sign_test_against_scipy(positive: int, negative: int) -> None:
-    expected = stats.binomtest(positive, positive + negative).pvalue if positive + negative else 1.0
-    assert sign_test(positive, negative) == pytest.approx(expected)

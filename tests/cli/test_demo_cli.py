@@ -3,44 +3,48 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rebased.analysis import sign_test
-from rebased.analysis.paired import SIGNIFICANT
+from rebased.cli import demo as demo_verb
 from rebased.cli import main
-from rebased.cli.demo import MODELS, SEEDS, demo_configs
-from rebased.runs.record import read_record
+from rebased.cli.demo import SEEDS, SHIPPED, SWEEP
+from rebased.evaluate.attention_speed import Timing
+from rebased.report.demo_figures import labelled
+from rebased.runs.collect import collect
+from rebased.runs.shipped import find_config
+from rebased.train.sweep import load_sweep
 
-COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {
-    "task": {
-        "vocab_size": 24,
-        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 32}],
-        "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}, {"seq_len": 12, "kv_pairs": 3, "examples": 16}],
+    "base": {
+        "task": {
+            "vocab_size": 24,
+            "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 32}],
+            "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}, {"seq_len": 12, "kv_pairs": 3, "examples": 16}],
+        },
+        "model": {"d_model": 12, "mixers": {1: {"n_heads": 1}}, "positions": "none"},
+        "train": {"epochs": 2, "batch_size": 8, "lr": 0.01, "device": "cpu"},
     },
-    "model": {"preset": "rebased", "d_model": 12, "mixers": {1: {"n_heads": 1}}},
-    "train": {"epochs": 3, "batch_size": 8, "lr": 0.01, "device": "cpu"},
+    "grid": {"train.seed": [1], "model.preset": ["linear_attention", "rebased"]},
 }
-WORDS = ["demo", "--config", "tiny.yaml", "--seeds", "1", "--out", "out"]
+WORDS = ["demo", "--config", "tiny.yaml", "--seeds", "2", "--out", "out"]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config file in the current folder."""
+    """A sweep of two models in the current folder; attention is not timed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
-    write_config()
+    monkeypatch.setattr(demo_verb, "time_attention", lambda: [Timing(T, T, T * T, T, T * T / 512) for T in (256, 1024)])
+    write_sweep()
 
 
-def write_config(**train: float) -> None:
-    Path("tiny.yaml").write_text(yaml.safe_dump(TINY | {"train": {**TINY["train"], **train}}))
+def write_sweep(**train: float) -> None:
+    base = TINY["base"]
+    tree = TINY | {"base": {**base, "train": {**base["train"], **train}}}
+    Path("tiny.yaml").write_text(yaml.safe_dump(tree))
 
 
 def rebased(*words: str) -> int:
@@ -49,105 +53,36 @@ def rebased(*words: str) -> int:
     return int(left.value.code or 0)
 
 
-def records() -> dict[str, list[dict]]:
-    return {path.parent.name.split("-")[0]: read_record(path) for path in Path("out").glob("*/record.jsonl")}
-
-
-def epochs_of(lines: list[dict]) -> list[int]:
-    return [line["epoch"] for line in lines if line["type"] == "epoch"]
-
-
-def start_and_wait_for_an_epoch() -> subprocess.Popen[str]:
-    process = subprocess.Popen([*COMMAND, *WORDS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    while " epoch " not in process.stdout.readline():
-        assert process.poll() is None
-    return process
-
-
 def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rebased(*WORDS) == 0
+    assert rebased(*WORDS, "--json", "result.json") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert len(re.findall(r"epoch +\d/3  loss \d\.\d+  accuracy \d\.\d+", captured.out)) == 9
-    assert captured.out.endswith("wrote out/report.html: open it in a browser\n")
-    runs = records()
-    assert set(runs) == set(MODELS)
+    assert "about " in captured.out  # an estimate of the time
+    assert "Recall: at 3 pairs ReBased answers " in captured.out
+    assert captured.out.splitlines()[-2] == "wrote out/report.html: open it in a browser"
+    result = json.loads(Path("result.json").read_text())
+    assert len(result["answers"]) == 3
+    assert set(result["decided"]) == {"LinearAttention, keys of 16"}
     page = Path("out/report.html").read_text()
-    for model, shown in zip(MODELS, ("ReBased", "Based", "ConvAttention"), strict=True):
-        best = f"{runs[model][-1]['accuracy']:.3f}"
-        recalled = f"It recalled {runs[model][-1]['accuracy']:.1%} of what it was asked."
-        assert f"\n{shown} reached accuracy 0.9 in none of its runs. {recalled}\n" in captured.out
-        assert (
-            f'<th scope="row">{shown}</th><td>&gt;3</td><td>{best}</td><td>{runs[model][0]["parameters"]:,}</td>'
-            in page
-        )
-        assert runs[model][0]["machine"]["threads"] == 1
-    for text in (captured.out, page):
-        assert "ReBased and Based did not differ with any seed. With 1 seed no result can decide which learns" in text
-        assert "ReBased and ConvAttention did not differ with any seed." in text
-    assert "By number of pairs" in page
-    assert "rebased demo --out out --seeds 1 --config tiny.yaml" in page
+    for answer in result["answers"]:
+        assert answer in captured.out
+        assert answer in page
+    assert "from about 500 tokens on" in page
+    assert "rebased demo --out out --seeds 2 --config tiny.yaml" in page
     embedded = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
-    assert {name.split("-")[0]: lines for name, lines in embedded.items()} == runs
+    assert len(embedded["runs"]) == 4
+    assert list(embedded["keys_held"]) == ["LinearAttention, keys of 16", "ReBased, keys of 16"]
 
-    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    assert rebased(*WORDS) == 0  # runs that are done are not repeated, and the page of the same records is the same
+    before = {path: path.read_bytes() for path in Path("out").rglob("*.*") if path.name != "sweep.jsonl"}
+    assert rebased(*WORDS) == 0  # runs that are done are not repeated, and the page of the same numbers is the same
     assert " epoch " not in capsys.readouterr().out
-    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
-
-
-def test_in_a_terminal_each_run_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    assert rebased(*WORDS) == 0
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
-    for model in MODELS:
-        assert re.search(rf"{model} seed 42 +━+ +done: best accuracy \d\.\d+", shown)
-
-
-@pytest.mark.release  # the demo trains as a sweep does, which test_sweep_cli.py interrupts
-def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(epochs=15, stop_above=1)
-    process = start_and_wait_for_an_epoch()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert err == ""
-    assert out.splitlines()[-1] == (
-        "interrupted, saved; continue with: rebased demo --out out --seeds 1 --config tiny.yaml"
-    )
-    assert not Path("out/report.html").exists()
-    done = {model: epochs_of(lines) for model, lines in records().items()}
-    assert rebased(*WORDS) == 0
-    assert set(records()) == set(MODELS)
-    assert all(epochs_of(lines) == list(range(1, 16)) for lines in records().values())
-    repeated = re.findall(r"(\w+) seed 42 +epoch +(\d+)/", capsys.readouterr().out)
-    assert not {(model, str(epoch)) for model, epochs in done.items() for epoch in epochs} & set(repeated)
-
-
-def test_kill_9_leaves_no_process_and_nothing_is_lost() -> None:
-    write_config(epochs=400, stop_above=1)
-    process = start_and_wait_for_an_epoch()
-    process.kill()
-    process.communicate(timeout=300)
-    for _ in range(100):  # the runs end when they find nobody listening
-        sizes = [path.stat().st_size for path in Path("out").glob("*/record.jsonl")]
-        time.sleep(0.3)
-        if sizes == [path.stat().st_size for path in Path("out").glob("*/record.jsonl")]:
-            break
-    for lines in records().values():
-        assert epochs_of(lines) == list(range(1, 1 + len(epochs_of(lines))))
-        assert len(epochs_of(lines)) < 400
+    assert {path: path.read_bytes() for path in Path("out").rglob("*.*") if path.name != "sweep.jsonl"} == before
 
 
 def test_a_run_that_diverges_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    write_config(lr=1e30, eps=1e-30)
+    write_sweep(lr=1e30, eps=1e-30)
     assert rebased(*WORDS) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "Try a lower rate" in error
+    assert "diverged; the page needs all models" in capsys.readouterr().err
     assert not Path("out/report.html").exists()
 
 
@@ -174,19 +109,20 @@ def test_a_file_in_the_way_is_said_before_training(capsys: pytest.CaptureFixture
     assert os.listdir("out") == ["report.html"]
 
 
-def test_the_demo_treats_its_models_alike() -> None:
-    configs = demo_configs(None, seeds=2)
-    assert len(configs) == 6
-    assert len({config.task.digest() for config in configs.values()}) == 1
-    assert len({config.model.d_model for config in configs.values()}) == 1
-    for model in MODELS:
-        trains = [config.train for name, config in configs.items() if name.startswith(f"{model} ")]
-        assert [train.seed for train in trains] == [42, 43]
-        assert len({train.model_copy(update={"seed": 0}).digest() for train in trains}) == 1
-    assert {config.train.device for config in configs.values()} == {"cpu"}
+def test_the_demo_holds_equal_what_its_page_says() -> None:
+    points = load_sweep(find_config(SWEEP, "sweep"), {}).points
+    configs = [point.config for point in points]
+    assert len(configs) == 5 * SEEDS
+    assert len({config.task.digest() for config in configs}) == 1
+    assert len({config.model.d_model for config in configs}) == 1
+    assert len({(config.train.epochs, config.train.batch_size, config.train.device) for config in configs}) == 1
 
 
-def test_the_demo_claims_no_winner_that_another_cpu_could_contradict() -> None:
-    """Its few seeds cannot decide; the number of seeds that its page recommends can."""
-    assert sign_test(SEEDS, 0) >= SIGNIFICANT
-    assert sign_test(8, 0) < SIGNIFICANT
+def test_shipped_runs_are_of_the_same_sweep_with_other_seeds() -> None:
+    shipped, fresh = collect([SHIPPED]).runs, load_sweep(find_config(SWEEP, "sweep"), {}).points
+    seeds = {run.seed for run in shipped}
+    assert not seeds & {point.config.train.seed for point in fresh}
+    again = load_sweep(find_config(SWEEP, "sweep"), {"grid.train.seed": str(sorted(seeds))}).points
+    assert {point.config.digest() for point in again} == {run.digest for run in shipped}
+    states = {name: group[0].state_bytes(64) for name, group in labelled(shipped).items()}
+    assert states["LinearAttention, keys of 36"] == states["ReBased, keys of 8"] == 5008

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers import Based, PolynomialAttention, ReBased
+from rebased.mixers import Based, LinearAttention, PolynomialAttention, ReBased
 from tolerances import FIRST_TOKEN, assert_near
 
 B, T, D, H, K = 2, 11, 24, 3, 4
@@ -78,6 +78,22 @@ def test_based_is_its_taylor_series() -> None:
     mixer = randomised(Based(D, n_heads=H, key_width=K))
     x = torch.randn(B, T, D, dtype=torch.float64)
     assert_near(mixer(x), attend(mixer, *projected(mixer, x)), *SUMS)
+
+
+def test_linear_attention_is_its_feature_map() -> None:
+    """phi(x) = x + 1 above zero and exp(x) below; o_i = phi(q_i) sum_j phi(k_j) v_j, divided by the same without v."""
+    mixer = randomised(LinearAttention(D, n_heads=H, key_width=K))
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    q, k, v = projected(mixer, x)
+    q, k = (torch.where(y > 0, y + 1, y.exp()).unflatten(-1, (H, K)) for y in (q, k))  # [B,T,H,K]
+    v = v.unflatten(-1, (H, V))
+    kv, z = torch.einsum("bthk,bthv->bthkv", k, v).cumsum(1), k.cumsum(1)
+    o = torch.einsum("bthk,bthkv->bthv", q, kv) / ((q * z).sum(-1, keepdim=True) + 1e-12)
+    assert_near(mixer(x), o.flatten(-2) @ mixer.proj_o.weight.T, *SUMS)
+    positions = torch.tensor([[0, 3], [T - 1, 5]])
+    assert_near(mixer.forward_at(x, positions), mixer(x)[torch.arange(B)[:, None], positions], *SUMS)
+    assert mixer.state_size(T) == mixer.state_size(2 * T) == H * K * (V + 1)
+    assert sum(weight.numel() for weight in mixer.parameters()) == 2 * H * K * D + 2 * H * V * D
 
 
 @pytest.mark.parametrize(

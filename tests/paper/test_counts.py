@@ -55,6 +55,8 @@ def test_sizes_at_one_length() -> None:
     linear, window = sizes["mamba", 64].state_bytes, sizes["conv_sliding", 64].state_bytes
     assert set(linear.values()) == {4 * 2 * 128 * (3 + 16)}  # two layers, 2D channels, 3 taps and 16 states
     assert set(window.values()) == {4 * (2 * 64 + 2 * 63 * 64)}  # a window of 64 is full at 128 tokens
+    degree_1 = sizes["linear_attention", 64].state_bytes
+    assert set(degree_1.values()) == {4 * (2 * 64 + 12 * 16 * (5 + 1))}  # 12 heads with keys of 16 and values of 5
     attention = sizes["attention", 64].state_bytes
     assert attention[2048] == 16 * attention[128] == 4 * 2 * 2 * 64 * 2048
 

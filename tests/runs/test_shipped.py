@@ -18,9 +18,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_yaml_file_has_a_name() -> None:
     shipped = shipped_configs()
     assert set(shipped.values()) == set(CONFIGS.rglob("*.yaml"))
-    assert {"demo", "mqar/quick", "lm/quick", "sweeps/table1-cpu"} <= set(shipped)
-    assert [kind_of(name) for name in ("demo", "mqar/quick", "lm/quick", "sweeps/heads")] == [
-        "run",
+    assert {"sweeps/demo", "mqar/quick", "lm/quick", "sweeps/table1-cpu"} <= set(shipped)
+    assert [kind_of(name) for name in ("mqar/quick", "lm/quick", "sweeps/heads")] == [
         "run",
         "lm",
         "sweep",
@@ -39,7 +38,7 @@ def test_a_file_wins_and_a_folder_does_not() -> None:
     Path("demo").mkdir()
     Path("mqar/quick").write_text("task: {}")
     assert find_config("mqar/quick", "run") == Path("mqar/quick")
-    assert find_config("demo", "run") == CONFIGS / "demo.yaml"
+    assert find_config("demo", "sweep") == CONFIGS / "sweeps" / "demo.yaml"
     assert find_config("mqar", "run") == Path("mqar")  # no shipped config: whoever reads it says that it is a folder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rebased.analysis.attention import soft_iou
     from rebased.analysis.budget import expected_validation_performance
-    from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, sign_test, wilcoxon_limit
+    from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, wilcoxon_limit
     from rebased.analysis.selection import Choice, choose_lr
     from rebased.analysis.spread import Spread, describe
 
@@ -24,7 +24,6 @@ __all__ = [
     "expected_validation_performance",
     "holm",
     "in_words",
-    "sign_test",
     "soft_iou",
     "wilcoxon_limit",
 ]
@@ -32,7 +31,7 @@ __all__ = [
 _HOME = {
     "attention": ("soft_iou",),
     "budget": ("expected_validation_performance",),
-    "paired": ("Comparison", "compare", "compare_all", "holm", "in_words", "sign_test", "wilcoxon_limit"),
+    "paired": ("Comparison", "compare", "compare_all", "holm", "in_words", "wilcoxon_limit"),
     "selection": ("Choice", "choose_lr"),
     "spread": ("Spread", "describe"),
 }

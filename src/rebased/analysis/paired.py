@@ -1,7 +1,7 @@
 """Compare two models on the same seeds: paired tests, effect sizes, and a sentence that states the result."""
 
 from collections.abc import Mapping, Sequence
-from math import comb, inf, isnan, nan, sqrt
+from math import inf, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -57,15 +57,6 @@ def signed_rank(differences: Sequence[float]) -> float:
     """Two-sided p of Wilcoxon's signed-rank test. Zeros are left out, as Wilcoxon did; if all are zero, p is 1."""
     decided = [difference for difference in differences if difference]
     return float(stats.wilcoxon(decided, method="auto").pvalue) if decided else 1.0
-
-
-def sign_test(positive: int, negative: int) -> float:
-    """The two-sided p of so many positive and negative differences, if either sign were equally likely.
-
-    Differences of zero are not counted. Without any difference p is 1.
-    """
-    pairs, most = positive + negative, max(positive, negative)
-    return min(1.0, 2 * sum(comb(pairs, n) for n in range(most, pairs + 1)) / 2**pairs)
 
 
 def smallest_wilcoxon_p(pairs: int) -> float:

@@ -53,7 +53,7 @@ COMMANDS = {
         "rebased.cli.kernels_verify:verify",
         "Compute with every operator on this machine and compare with fp64.",
     ),
-    "demo": ("rebased.cli.demo:demo", "Train three small models on the CPU and write a page about them."),
+    "demo": ("rebased.cli.demo:demo", "Show what the square buys, what it costs here and what its state holds."),
 }
 
 # First words of two-word verbs, with their line in `rebased --help`. `rebased WORD` alone lists the verbs of a group.
@@ -97,7 +97,7 @@ began = time.monotonic()
 """When the command began: `main` sets it before it imports a verb, which can take seconds."""
 
 START = (
-    '"rebased demo" trains three small models in a few minutes. "rebased explore" shows trained models at work. '
+    '"rebased demo" compares small models in a few minutes. "rebased explore" shows trained models at work. '
     '"rebased list" names what can be trained, and on what.'
 )
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."

@@ -174,10 +174,10 @@ def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bo
             with sweep_board(console, tally, files.keep(plan)) as board:
                 ending = train_runs(queue, log, where, board)
         except KeyboardInterrupt:
-            say(console, f"{AT_ONCE}: {again(command, tally)}")
+            say(console, f"{AT_ONCE}: {command.again(tally.failed)}")
             return INTERRUPTED
         except NotSaved as error:
-            raise NotSaved(f"{error}; continue with: {again(command, tally)}") from error
+            raise NotSaved(f"{error}; continue with: {command.again(tally.failed)}") from error
         code = conclude(console, plan, tally, queue, ending, command)
         to.emit(result_of(plan, list(tally.runs.values())) | {"complete": ending == "complete"})
         return SOME_FAILED if files.unwritten else code
@@ -253,22 +253,17 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
         left = tally.count("new", "begun") - len(queue.left_out)
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
         more = f", about {duration(tally.seconds_left())} ({pieces:.0f} more such pieces)" if pieces >= 1.5 else ""
-        say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {again(command, tally)}")
+        say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command.again(tally.failed)}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":
-        say(console, f"interrupted, saved; continue with: {again(command, tally)}")
+        say(console, f"interrupted, saved; continue with: {command.again(tally.failed)}")
         return INTERRUPTED
     if queue.not_begun:
         say(console, f"{plural(len(queue.not_begun), 'run')} left, which need a choice among runs that all failed")
     if tally.failed:
-        say(console, f"try the failed runs again with: {again(command, tally)}")
+        say(console, f"try the failed runs again with: {command.again(tally.failed)}")
         return SOME_FAILED
     return 0
-
-
-def again(command: "Command", tally: Tally) -> str:
-    """The command that trains everything that is not done: runs that failed are left out without --retry-failed."""
-    return f"{command} --retry-failed" if tally.failed else str(command)
 
 
 class Command(NamedTuple):
@@ -303,6 +298,10 @@ class Command(NamedTuple):
             return None
         limit = self.time_limit.total_seconds()
         return TimeBudget(limit, cost, may_break_off=self.files.keeps_unfinished, started=cli.began)
+
+    def again(self, failed: Sequence[PlannedRun]) -> str:
+        """The command that trains all that is not done. Without --retry-failed, runs that failed are left out."""
+        return f"{self} --retry-failed" if failed else str(self)
 
     def __str__(self) -> str:
         words = ["rebased", "sweep", str(self.file), *self.settings]

@@ -34,6 +34,7 @@ from rebased.mixers.documents import (
 )
 from rebased.mixers.gated import GatedBased, GatedReBased
 from rebased.mixers.hyena import Hyena, HyenaState
+from rebased.mixers.linear_attention import LinearAttention
 from rebased.mixers.linear_recurrent import GLA, Mamba2
 from rebased.mixers.mamba import Mamba, MambaState
 from rebased.mixers.polynomial import PolynomialAttention
@@ -69,6 +70,7 @@ __all__ = [
     "HyenaState",
     "Isolating",
     "KVCache",
+    "LinearAttention",
     "Mamba",
     "Mamba2",
     "MambaState",

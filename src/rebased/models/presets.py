@@ -9,6 +9,7 @@ from rebased.models.config import LMConfig
 _log = logging.getLogger("rebased")
 
 HEADS, KEY_WIDTH = 12, 16  # of Based and ReBased at every width of the paper's Figure 1
+_LINEAR = ("rebased", "based", "linear_attention")
 
 
 def _linear(name: str, d_model: int) -> dict[str, Any]:
@@ -25,6 +26,7 @@ _MQAR: dict[str, tuple[str, ...]] = {
     "mamba": ("mamba", "mamba"),
     "hyena": ("hyena", "hyena"),
     "conv_sliding": ("short_conv", "sliding_window"),  # not in the paper: shows what a window of 64 recalls
+    "linear_attention": ("short_conv", "linear_attention"),  # not in the paper: shows what degree 1 recalls
 }
 
 _LM = {"paper-text": (12, 16), "paper-checkpoint": (8, 128)}  # heads x key width of the 18-layer language models
@@ -85,7 +87,7 @@ def preset_to_change(
     mixers: list[Any]
     if name in _MQAR:
         d_model = d_model or 128
-        mixers = [_linear(mixer, d_model) if mixer in ("rebased", "based") else mixer for mixer in _MQAR[name]]
+        mixers = [_linear(mixer, d_model) if mixer in _LINEAR else mixer for mixer in _MQAR[name]]
         shape: dict[str, Any] = {"n_layers": 2}
         if name == "mamba":
             shape |= {"block": "mamba", "embed_dropout": 0.0}

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rebased.report.page import Page, Section, check_replaceable, write_page
-from rebased.report.tables import Table, accuracy_by_pairs, epochs_by_seed, summary
+from rebased.report.tables import Table
 
 if TYPE_CHECKING:
     from rebased.report.demo import demo_page
@@ -15,11 +15,8 @@ __all__ = [
     "Report",
     "Section",
     "Table",
-    "accuracy_by_pairs",
     "check_replaceable",
     "demo_page",
-    "epochs_by_seed",
-    "summary",
     "write_page",
 ]
 

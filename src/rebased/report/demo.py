@@ -1,109 +1,209 @@
-"""The page of `rebased demo`: which of three small models learns to recall sooner, and what the runs cannot show."""
+"""The page of `rebased demo`: what the square of ReBased buys, what it costs on this machine, what its state holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from math import inf
-from statistics import mean
+from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis import sign_test
+from rebased.analysis import Comparison, compare_all
 from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
-from rebased.report.figures import epochs_until, learning_curves, state_growth
+from rebased.evaluate.attention_speed import HEADS, KEY_WIDTH, VALUE_WIDTH, Timing
+from rebased.evaluate.readout import Readout
+from rebased.report.demo_figures import (
+    REFERENCE,
+    crossing,
+    labelled,
+    most_pairs,
+    recall_by_pairs,
+    recalled,
+    state_words,
+    time_by_length,
+)
+from rebased.report.heatmap import heatmap, panels
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, figure, paragraphs
-from rebased.report.tables import accuracy_by_pairs, epochs_by_seed, epochs_spread, summary
-from rebased.runs.finished import Run, by_model
+from rebased.report.tables import NONE, Table
+from rebased.runs.finished import Run
 from rebased.runs.run_names import sizes_of
 
-MARK = 0.9  # test accuracy at which a model has learnt to recall
-SUMMARY_NOTE = (
-    f"Epochs to {MARK:g}: the median over runs, and the range; >N means not within N epochs. Accuracy is the share of "
-    "asked values that were right on test sequences, in the best epoch: the mean over runs, and the range. State is "
-    "what a model keeps of one sequence in order to go on, at 4 bytes per number."
+WHY = (
+    "Why the square helps: the similarity of linear attention is positive for every key and grows slowly with q · k, "
+    "so the value that is asked for drowns in the sum of all others. The square of a learnt, normalised q · k has a "
+    "peak where query and key match and is near zero for most other keys, so it suppresses the neighbours of the match."
 )
 
 
-class Pair(NamedTuple):
-    """Two models on the same seeds. `one` was sooner at least as often as `other`."""
+class Verdict(NamedTuple):
+    """The reference against another model at the largest number of pairs."""
 
-    one: str
     other: str
-    sooner: int  # seeds with which `one` reached MARK in fewer epochs
-    later: int  # seeds with which `other` did
-    equal: int  # seeds with which both needed equally many, or neither reached it
-
-    @property
-    def seeds(self) -> int:
-        """The number of seeds that both models have."""
-        return self.sooner + self.later + self.equal
-
-    @property
-    def p(self) -> float:
-        """The p value of a two-sided sign test: how probable so clear a result is if both models are equally fast."""
-        return sign_test(self.sooner, self.later)
+    accuracy: float  # of the other model: the mean over seeds
+    found: Comparison  # of the reference minus the other
 
     @property
     def is_decided(self) -> bool:
-        """True if p is below SIGNIFICANT."""
-        return self.p < SIGNIFICANT
+        """True if the paired t test, corrected over all comparisons, finds a difference."""
+        return self.found.t_holm < SIGNIFICANT
 
 
-def demo_page(runs: Sequence[Run], command: str) -> Page:
-    """The page about these runs. `command` is the command that made the runs and this page."""
-    models = list(by_model(runs))
+def demo_page(
+    runs: Sequence[Run],
+    shipped: Sequence[Run],
+    timings: Sequence[Timing],
+    maps: Mapping[str, Readout],
+    command: str,
+) -> Page:
+    """The page about these runs and measurements. `shipped` are finished runs with other seeds, drawn behind; `maps`
+    are by `label`. `command` is the command that made the page."""
     sections = [
-        Section("The task", describe_task(runs[0], models)),
-        Section("What this shows", bullets(findings(runs)) + paragraphs(describe_test(runs))),
+        Section("In three sentences", bullets(three_sentences(runs, shipped, timings, maps))),
+        Section("What does the square buy?", show_recall(runs, shipped)),
         Section(
-            f"Epochs until {MARK:g}",
+            "What does it cost on this machine?",
             figure(
-                epochs_until(runs, MARK),
-                "One column per seed. Runs with the same seed read the same sequences in the same order, so models are "
-                "compared within a column.",
-            )
-            + epochs_by_seed(runs, MARK).to_html()
+                time_by_length(timings),
+                f"One sequence, {HEADS} heads, fp32: keys of {KEY_WIDTH} and values of {VALUE_WIDTH} in ReBased, heads "
+                f"of {VALUE_WIDTH} in softmax attention. Each point is the fastest of a few calls, measured after "
+                "training. Both axes are logarithmic.",
+            ),
+        ),
+        Section("What does the state hold?", show_states(maps)),
+        Section("What this cannot show", bullets(limits(runs))),
+        Section(
+            "Do it again",
+            paragraphs("Runs that are done are not repeated; --out NEW_FOLDER trains all of them again:")
+            + commands([command, f"rebased train --config {runs[0].folder}/config.yaml --out again"])
             + paragraphs(
-                f"The rows of models: the first epoch with a test accuracy of {MARK:g} or more; >N means not within N "
-                f"epochs. The rows of differences: how many epochs later than {models[0]}, with the same seed."
+                "The last line trains one run, from the folder of this page. The button below saves all data."
             ),
         ),
-        Section(
-            "Accuracy",
-            figure(
-                learning_curves(runs),
-                "One line per run, and a dot at its end: a run stops when it has solved the task "
-                f"(test accuracy above {runs[0].config.train.stop_above:g}).",
-            ),
-        ),
-        Section("In numbers", summary(runs, MARK).to_html() + paragraphs(SUMMARY_NOTE)),
     ]
-    slices = accuracy_by_pairs(runs)
-    if slices:
-        sections.append(Section("By number of pairs", slices.to_html()))
-    caption = "Computed from the shapes of the models, for one sequence in fp32; both axes are logarithmic."
-    sections += [
-        Section("Size of the state", figure(state_growth(runs), caption)),
-        Section("What this test cannot show", bullets(limits(runs))),
-        Section("Do it again", how_to_redo(runs, command)),
-    ]
-    lead = f"{listed(models)} on one small recall task: same data, same settings."
-    data = {run.folder: run.lines for run in runs}  # so that the page can be computed from itself
-    return Page("How soon do they learn to recall?", lead, sections, describe_origin(runs), data)
+    data = {
+        "runs": {run.folder: run.lines for run in runs},
+        "timings": [timing._asdict() for timing in timings],
+        "keys_held": {name: found.rank.tolist() for name, found in maps.items()},
+    }
+    lead = f"{plural(len(labelled(runs)), 'small model')} on one recall task, and two operators, on this machine."
+    return Page("What does the square buy?", lead, sections, describe_origin(runs), data)
 
 
-def describe_task(run: Run, models: Sequence[str]) -> str:
-    """The task and the settings that all models share, as HTML."""
-    data, model, train = run.config.task, run.config.model, run.config.train
-    attention = " ConvAttention is the paper's name for softmax attention after such a convolution."
-    counts = {mixer.arguments()["n_heads"] for mixer in model.mixers if "n_heads" in mixer.arguments()}
-    heads = ", with one head" if counts == {1} else ""
-    return paragraphs(
-        f"{data.task_type.about()} Here: {sizes_of(run.settings['task'])}, from a vocabulary of {data.vocab_size}.",
-        f"Every model has {model.n_layers} layers of width {model.d_model}: a gated convolution over three tokens, and "
-        f"the layer that is compared{heads}. Same data, same order, same learning rate ({train.lr:g}), "
-        f"{sum(part.examples for part in data.train):,} sequences, at most {plural(train.epochs, 'epoch')}."
-        + (attention if "ConvAttention" in models else ""),
+def show_recall(runs: Sequence[Run], shipped: Sequence[Run]) -> str:
+    """The figure of recall, why the square helps, what was held equal, and the table, as HTML."""
+    seeds, others = ({run.seed for run in some} for some in (runs, shipped))
+    behind = f" Bands: {plural(len(others), 'shipped seed')}, from the least to the greatest." if shipped else ""
+    task, train = runs[0].config.task, runs[0].config.train
+    held_equal = (
+        f"Held equal: the task ({sizes_of(runs[0].settings['task'])}, {task.vocab_size} tokens), the sequences and "
+        f"their order, at most {plural(train.epochs, 'epoch')}, and the model around the layer that is compared: width "
+        f"{runs[0].d_model}, a short convolution before it, one head. The label says how wide keys are. With keys of "
+        "one width the states differ in bytes; the wider keys of LinearAttention give it the bytes of ReBased. The "
+        f"learning rate is {rates(runs)}. Bytes are those of one sequence in fp32. Softmax attention keeps all keys "
+        "and values, so its bytes grow."
     )
+    return (
+        figure(
+            recall_by_pairs(runs, shipped),
+            f"Dots, and lines through their means: {plural(len(seeds), 'seed')} trained on your machine, now.{behind}",
+        )
+        + paragraphs(WHY, held_equal)
+        + verdict_table(runs, shipped).to_html()
+        + paragraphs(
+            f"Difference: to {REFERENCE} with the same seed, the mean over all seeds. p: of the paired t test over all "
+            f"seeds, after Holm's correction over all rows. Below {SIGNIFICANT:g} the difference counts as decided."
+        )
+    )
+
+
+def show_states(maps: Mapping[str, Readout]) -> str:
+    """What each model's state holds while it reads, as HTML."""
+    drawn = {
+        f"{name}: {held(found)} of {len(found.keys)}": heatmap(found.probability.T.tolist(), f"The state of {name}")
+        for name, found in maps.items()
+    }
+    return figure(
+        panels(drawn, 3),
+        "A row per key, a column per two tokens that the model has read. The darker, the more probable is the key's "
+        "value if the model is asked for it then. The pairs come first; after them the state must keep what it holds.",
+    )
+
+
+def rates(runs: Sequence[Run]) -> str:
+    """The learning rate of each kind of model: "0.01", or "0.02 for LinearAttention and 0.01 for ReBased"."""
+    by_rate: dict[float, dict[str, None]] = {}
+    for run in runs:
+        by_rate.setdefault(run.lr, {})[run.model] = None
+    if len(by_rate) == 1:
+        return f"{runs[0].lr:g}"
+    return listed(f"{rate:g} for {listed(models)}" for rate, models in by_rate.items())
+
+
+def verdicts(runs: Sequence[Run]) -> list[Verdict]:
+    """The reference against every other model, at the largest number of pairs."""
+    pairs = most_pairs(runs)
+    values = {name: {run.seed: recalled(run)[pairs] for run in group} for name, group in labelled(runs).items()}
+    reference = next(name for name in values if name.startswith(REFERENCE))
+    others = [name for name in values if name != reference]
+    found = compare_all([(values[reference], values[name]) for name in others])
+    return [Verdict(name, fmean(values[name].values()), one) for name, one in zip(others, found, strict=True)]
+
+
+def three_sentences(
+    runs: Sequence[Run], shipped: Sequence[Run], timings: Sequence[Timing], maps: Mapping[str, Readout]
+) -> tuple[str, str, str]:
+    """The answers to the page's three questions."""
+    return recall_sentence(runs, shipped), cost_sentence(timings), state_sentence(runs, maps)
+
+
+def recall_sentence(runs: Sequence[Run], shipped: Sequence[Run] = ()) -> str:
+    """Which models the reference recalls more or less than, and which comparisons are undecided: over all seeds."""
+    every = [*runs, *shipped]
+    pairs, found = most_pairs(every), verdicts(every)
+    own = fmean(
+        recalled(run)[pairs] for name, group in labelled(every).items() for run in group if name.startswith(REFERENCE)
+    )
+
+    def named(chosen: Iterable[Verdict]) -> str:
+        return listed(f"{one.other} ({one.accuracy:.0%})" for one in chosen)
+
+    more = [one for one in found if one.is_decided and one.found.difference.mean > 0]
+    less = [one for one in found if one.is_decided and one.found.difference.mean < 0]
+    undecided = [one for one in found if not one.is_decided]
+    parts = [f"more than {named(more)}"] if more else []
+    parts += [f"less than {named(less)}"] if less else []
+    parts += [f"undecided against {named(undecided)}"] if undecided else []
+    now, before = (len({run.seed for run in some}) for some in (runs, shipped))
+    seeds = plural(now + before, "seed") + (f" ({now} trained now, {before} shipped)" if before else "")
+    return f"Recall: at {pairs} pairs {REFERENCE} answers {own:.0%} over {seeds}, {', '.join(parts)}."
+
+
+def cost_sentence(timings: Sequence[Timing]) -> str:
+    """From which length on the operator is faster than softmax attention, and by how much at the longest."""
+    lengths = [one.T for one in timings]
+    at = crossing(lengths, [one.poly_both for one in timings], [one.softmax_both for one in timings])
+    last = timings[-1]
+    ratio = last.softmax_both / last.poly_both
+    if at is None:
+        return (
+            f"Cost: on this machine the operator is slower than softmax attention up to {last.T:,} tokens, "
+            f"{1 / ratio:.1f} times there (forward and backward)."
+        )
+    begin = "at every length" if at <= lengths[0] else f"from about {round(at, -2):,.0f} tokens on"
+    return (
+        f"Cost: on this machine the operator is faster than softmax attention {begin}, {ratio:.1f} times at "
+        f"{last.T:,} tokens (forward and backward)."
+    )
+
+
+def state_sentence(runs: Sequence[Run], maps: Mapping[str, Readout]) -> str:
+    """How many keys each model can be asked for after one sequence, with the bytes of its state."""
+    states = {name: state_words(group[0]) for name, group in labelled(runs).items()}
+    each = listed(f"{held(one)} from {name} ({states[name]})" for name, one in maps.items())
+    keys = len(next(iter(maps.values())).keys)
+    return f"State: of {keys} pairs, so many can be read from the state at the end of a sequence: {each}."
+
+
+def held(found: Readout) -> int:
+    """The number of keys whose value is the most probable token at the end."""
+    return int((found.rank[-1] == 0).sum())
 
 
 def listed(words: Iterable[str]) -> str:
@@ -112,102 +212,34 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def findings(runs: Sequence[Run]) -> list[str]:
-    """A sentence per model; then the verdict on the first two models, and a sentence per pair with a further model."""
-    groups = by_model(runs)
-    pairs = [compare(groups, *names) for names in combinations(groups, 2)]
-    verdict = [f"{count(pair)}. {decide(pair)}" for pair in pairs[:1]]
-    models = [describe_model(model, group) for model, group in groups.items()]
-    return models + verdict + [f"{count(pair)}." for pair in pairs[1:]]
-
-
-def describe_model(model: str, group: Sequence[Run]) -> str:
-    """A sentence about a model: how many runs reached MARK, after how many epochs, and how much they recalled."""
-    reached = sum(run.epochs_until(MARK) is not None for run in group)
-    how_many = f"{reached} of {len(group)} runs" if len(group) > 1 else "its run" if reached else "none of its runs"
-    epochs = f", after {epochs_spread(group, MARK)} epochs" if reached == len(group) else ""
-    recalled = mean(run.reported.accuracy for run in group)
-    return f"{model} reached accuracy {MARK:g} in {how_many}{epochs}. It recalled {recalled:.1%} of what it was asked."
-
-
-def compare(groups: Mapping[str, Sequence[Run]], a: str, b: str) -> Pair:
-    """The comparison of models a and b: how often each was sooner, over the seeds that both have."""
-    a_epochs, b_epochs = ({run.seed: run.epochs_until(MARK) or inf for run in groups[model]} for model in (a, b))
-    seeds = a_epochs.keys() & b_epochs.keys()
-    sooner = sum(a_epochs[seed] < b_epochs[seed] for seed in seeds)
-    later = sum(a_epochs[seed] > b_epochs[seed] for seed in seeds)
-    equal = len(seeds) - sooner - later
-    return Pair(a, b, sooner, later, equal) if sooner >= later else Pair(b, a, later, sooner, equal)
-
-
-def count(pair: Pair) -> str:
-    """A sentence with the counts of a pair."""
-    if not pair.sooner:
-        return f"{pair.one} and {pair.other} did not differ with any seed"
-    text = f"{pair.one} needed fewer epochs than {pair.other} with {pair.sooner} of {plural(pair.seeds, 'seed')}"
-    text += f" and more with {pair.later}" if pair.later else ""
-    return text + (f"; with {pair.equal} there was no difference" if pair.equal else "")
-
-
-def decide(pair: Pair) -> str:
-    """The conclusion from a pair, or a sentence that the runs do not decide."""
-    p = f"(sign test, p {equals(pair.p)})"
-    if pair.is_decided:
-        return f"So {pair.one} learns this task sooner {p}."
-    if sign_test(pair.seeds, 0) >= SIGNIFICANT:
-        return f"With {plural(pair.seeds, 'seed')} no result can decide which learns sooner; --seeds 8 can."
-    return f"These runs do not decide which learns sooner {p}."
-
-
-def describe_test(runs: Sequence[Run]) -> str:
-    """Sentences about what is compared, and by which test if there are seeds enough for one."""
-    groups = by_model(runs)
-    models = list(groups)
-    enough = len(models) > 1 and sign_test(compare(groups, *models[:2]).seeds, 0) < SIGNIFICANT
-    test = (
-        " p is the probability of so clear a result if both models learn equally fast. "
-        f"Below {SIGNIFICANT:g} the question counts as decided."
-    )
-    others = "; other pairs are only counted" if len(models) > 2 else ""
-    return (
-        f"The demo asks one question: which of {listed(models[:2])} learns sooner? It is asked seed by seed, by the "
-        f"epochs until test accuracy {MARK:g}{others}.{test if enough else ''}"
-    )
+def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
+    """One row per model: its state, size and training time, its recall of the most pairs, and the difference."""
+    pairs, every = most_pairs(runs), [*runs, *shipped]
+    found = {one.other: one.found for one in verdicts(every)}
+    rows = []
+    for (name, now), group in zip(labelled(runs).items(), labelled(every).values(), strict=True):
+        one = found.get(name)
+        rows.append(
+            (
+                name,
+                state_words(now[0]),
+                f"{now[0].parameters:,}",
+                f"{fmean(run.seconds for run in now):.0f} s",
+                *(f"{fmean(recalled(run)[pairs] for run in some):.1%}" for some in (now, group)),
+                f"{-one.difference.mean:+.1%}" if one else NONE,
+                equals(one.t_holm).removeprefix("= ") if one else NONE,
+            )
+        )
+    recall = (f"recalled of {pairs} pairs, now", "all seeds")
+    return Table(("model", f"state, T = {runs[0].seq_len}", "parameters", "training", *recall, "difference", "p"), rows)
 
 
 def limits(runs: Sequence[Run]) -> list[str]:
     """What a reader must not conclude from a small test."""
-    seeds = len({run.seed for run in runs})
-    longest = max(run.seq_len for run in runs)
+    longest, epochs = max(run.seq_len for run in runs), plural(runs[0].config.train.epochs, "epoch")
     return [
-        "How much a model recalls in the end. Runs are short: a model that has not begun to learn after "
-        f"{plural(last_epoch(runs), 'epoch')} might begin later. This test compares how soon models learn.",
-        f"How large a difference is. With {plural(seeds, 'seed')} per model, all at one learning rate, the number of "
-        "epochs is uncertain. The paper has five seeds at each of four rates, and takes each model's best rate.",
-        f"What happens in long sequences. Here they have {longest} tokens. The paper goes up to 2,048 tokens, 512 "
-        "pairs and a vocabulary of 8,192, and its differences grow with length: there a state of constant size cannot "
-        "hold everything.",
-        "Which model is better on other tasks. Task, width and learning rate were chosen so that models differ after "
-        "minutes on two cores.",
-        "Speed. Times were measured on a CPU that trained several runs at once. They say nothing about a GPU or long "
-        "sequences.",
-        "Accuracy is the best of all epochs on the test set, as in the paper. That is too high for all models alike, "
-        "because the epoch is chosen on the same set.",
+        f"What a model recalls in the end. Training for {epochs} is short, and each rate is the better of two.",
+        f"Long sequences. Here they have {longest} tokens; the paper goes up to 2,048 tokens and 512 pairs.",
+        "Other tasks. A sum of values cannot overwrite what it holds, and this task never asks it to.",
+        "A GPU. Times are those of this CPU; the documentation has those of the GPU kernels.",
     ]
-
-
-def last_epoch(runs: Sequence[Run]) -> int:
-    """The largest number of epochs that a run was allowed."""
-    return max(run.config.train.epochs for run in runs)
-
-
-def how_to_redo(runs: Sequence[Run], command: str) -> str:
-    """The commands that repeat the demo or one of its runs, as HTML."""
-    single = f"rebased train --config {runs[0].folder}/config.yaml --out again"
-    return (
-        paragraphs("The whole demo (runs that are done are not repeated; --out NEW_FOLDER trains all of them again):")
-        + commands([command])
-        + paragraphs("One run, from the folder of this page:")
-        + commands([single])
-        + paragraphs("This page contains the records of all runs as JSON; the button at its end saves them.")
-    )

@@ -125,10 +125,6 @@ class Run:
         """The accuracy on the test split, one per epoch."""
         return [line["test"]["accuracy"] for line in self.epochs]
 
-    def epochs_until(self, mark: float) -> int | None:
-        """The number of the first epoch whose test accuracy was at least `mark`; None if there was none."""
-        return next((line["epoch"] for line in self.epochs if line["test"]["accuracy"] >= mark), None)
-
     @property
     def reported(self) -> Reported:
         """Its result by the protocol of its config."""
@@ -223,14 +219,6 @@ def read_run(folder: Path) -> Run:
     if not any(line["type"] == "epoch" for line in lines):
         raise ValueError(f"{folder} has no epoch in its record yet; train it first, or continue it with --resume")
     return Run(folder.name, lines)
-
-
-def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each model, models in the order in which they first appear."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.model, []).append(run)
-    return groups
 
 
 def no_result(runs: Sequence[Run]) -> str:

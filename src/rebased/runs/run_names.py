@@ -17,6 +17,7 @@ from rebased.tasks import task_names as registered_tasks
 MODEL_NAMES: dict[tuple[str, ...], str] = {  # the usual name of a pattern of mixers
     ("short_conv", "rebased"): "ReBased",
     ("short_conv", "based"): "Based",
+    ("short_conv", "linear_attention"): "LinearAttention",
     ("short_conv", "attention"): "ConvAttention",
     ("attention", "attention"): "Attention",
     ("attention",): "Attention",
