@@ -13,9 +13,11 @@ from rich.text import Text
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.paper_params import print_parameters
 from rebased.cli.report import check_page_name
+from rebased.cli.rich_table import TerminalTable
 from rebased.cli.terminal import Terminal
 from rebased.paper.evidence import read_evidence, shipped_evidence
 from rebased.paper.page import PaperPage
+from rebased.paper.planned import judge_plan, outcome_table, read_plan
 from rebased.report.page import write_page
 
 COLOURS = {"reproduced": "green", "partly": "yellow", "undecided": "cyan", "not reproduced": "red", "not run": "dim"}
@@ -27,6 +29,7 @@ def paper(
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     params: Annotated[bool, Parameter(negative="")] = False,
+    plan: Path | None = None,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Hold every table and figure of the paper against records, and say whether it is reproduced.
@@ -44,12 +47,19 @@ def paper(
     params
         Instead print the parameter counts of Tables 4 and 9 beside ours, and the sizes of all MQAR models at one
         length. The exit code is 1 if a count differs.
+    plan
+        Instead judge RECORDS by a plan that was committed before the runs, such as results/table1-new-seeds/plan.md.
     """
     to.check()
     if params:
         if records or output:
             raise ValueError("--params counts parameters and reads no records; leave out RECORDS and -o")
         return print_parameters(to)
+    if plan is not None:
+        outcomes = judge_plan(read_plan(plan), read_evidence(records or [plan.parent]))
+        to.result_console().print(TerminalTable(outcome_table(outcomes)))
+        to.emit({"outcomes": [found.to_record() for found in outcomes]})
+        return 0
     if output is not None:
         check_page_name(output)
     console, results = to.console(), to.result_console()

@@ -1,0 +1,97 @@
+"""Compare two groups of runs that share no seeds: a difference with its interval, equivalence, and exact tests."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from math import inf, nan, sqrt
+from statistics import fmean, variance
+from typing import NamedTuple
+
+import numpy as np
+
+from rebased.analysis.spread import LEVEL, stats
+
+ALPHA = 0.05
+SHUFFLES, SEED = 20_000, 0  # a fixed seed: the same values always give the same p
+Groups = Mapping[Hashable, Sequence[float]]
+"""Values of one model by stratum, such as its widths; within a stratum they are one per run."""
+
+
+class Effect(NamedTuple):
+    """The difference of two means, a - b, averaged over strata."""
+
+    difference: float
+    error: float  # its standard error
+    freedom: float  # degrees of freedom, by Welch and Satterthwaite
+    n_a: int
+    n_b: int
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """The two ends of Student's interval; nan if a group has one value only."""
+        half = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.error
+        return self.difference - half, self.difference + half
+
+    @property
+    def width(self) -> float:
+        """The width of the 90 % interval, which decides about equivalence."""
+        low, high = self.interval(1 - 2 * ALPHA)
+        return high - low
+
+    @property
+    def p(self) -> float:
+        """The two-sided p of Welch's t test."""
+        if self.error == 0:
+            return nan if self.difference else 1.0
+        return float(2 * stats.t.sf(abs(self.difference) / self.error, self.freedom))
+
+    def equivalence_p(self, margin: float) -> float:
+        """The greater p of two one-sided t tests: that the difference is above -margin, and below margin."""
+        room = margin - abs(self.difference)
+        if self.error == 0:
+            return 0.0 if room > 0 else 1.0
+        return float(stats.t.sf(room / self.error, self.freedom))
+
+    def is_within(self, margin: float) -> bool:
+        """True if the difference is smaller than the margin, by two one-sided tests: the 90 % interval lies inside."""
+        return self.equivalence_p(margin) < ALPHA
+
+
+def effect(a: Groups, b: Groups) -> Effect:
+    """a - b, the mean over strata of the difference of means. Both must have the same strata, none of them empty."""
+    if a.keys() != b.keys() or not a:
+        raise ValueError(f"both groups need the same strata; got {sorted(map(str, a))} and {sorted(map(str, b))}")
+    parts = [(len(values), values) for group in (a, b) for values in group.values()]
+    difference = fmean(fmean(a[key]) - fmean(b[key]) for key in a)
+    sizes = sum(map(len, a.values())), sum(map(len, b.values()))
+    if any(n < 2 for n, _ in parts):
+        return Effect(difference, nan, nan, *sizes)
+    errors = [(variance(values) / n / len(a) ** 2, n) for n, values in parts]
+    total = sum(error for error, _ in errors)
+    freedom = total**2 / sum(error**2 / (n - 1) for error, n in errors) if total else inf
+    return Effect(difference, sqrt(total), freedom, *sizes)
+
+
+def effect_of(mean: float, sd: float, n: int, other: float, other_sd: float, other_n: int) -> Effect:
+    """The difference of two means of which only means, standard deviations and sizes are known."""
+    errors = [(sd**2 / n, n), (other_sd**2 / other_n, other_n)]
+    total = sum(error for error, _ in errors)
+    parts = [error**2 / (n - 1) for error, n in errors if n > 1]
+    freedom = total**2 / sum(parts) if parts and sum(parts) else inf
+    return Effect(mean - other, sqrt(total), freedom, n, other_n)
+
+
+def permutation_p(a: Groups, b: Groups) -> float:
+    """The two-sided p of the difference `effect` computes, if runs are exchanged between a and b within each stratum.
+
+    Labels are shuffled SHUFFLES times. The observed order counts as one more, so p is never 0.
+    """
+    observed = abs(effect(a, b).difference)
+    rng, found = np.random.default_rng(SEED), np.zeros(SHUFFLES)
+    for key in a:
+        pool, n = np.array([*a[key], *b[key]]), len(a[key])
+        shuffled = rng.permuted(np.tile(pool, (SHUFFLES, 1)), axis=1)  # [SHUFFLES, runs]
+        found += (shuffled[:, :n].mean(1) - shuffled[:, n:].mean(1)) / len(a)
+    return float((1 + np.sum(np.abs(found) >= observed - 1e-12)) / (1 + SHUFFLES))
+
+
+def fisher_p(yes_a: int, n_a: int, yes_b: int, n_b: int) -> float:
+    """The two-sided p of Fisher's exact test that the shares yes_a / n_a and yes_b / n_b are equal."""
+    return float(stats.fisher_exact([[yes_a, n_a - yes_a], [yes_b, n_b - yes_b]]).pvalue)

@@ -1,0 +1,199 @@
+"""Plans: a question, its test and its margin, committed before the runs; and what the runs then say.
+
+A plan is a Markdown file with one block of YAML, beside the sweep that makes its runs (results/NAME/plan.md).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan, nan
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from rebased.analysis import holm
+from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_p
+from rebased.config import Config
+from rebased.paper.evidence import Evidence
+from rebased.report.probe.cells import run_of
+from rebased.report.synthetic.cells import COUNTED, has_learned
+from rebased.report.tables import NONE, Table
+from rebased.runs.finished import Run
+
+LIVE = 0.05  # the IoU above which a head looks at the answers at all
+LAST_STEPS = 200  # of training, over which the training loss is averaged
+Answer = Literal["holds", "contradicted", "equal", "too wide to tell", "not shown", "incomplete"]
+
+
+class PlannedTest(Config):
+    """One comparison: the runs of two groups, the number that each run counts with, the test, and the margin."""
+
+    name: str
+    value: Literal["held_out", "began", "loss.all", "loss.ar", "loss.non_ar", "gap", "iou.live", "iou.mean", "iou.best"]
+    a: dict[str, Any]  # `model` is the name of a model, or a list of names; other keys are paths of settings
+    b: dict[str, Any]
+    runs: int | tuple[int, int]  # of a and of b
+    test: Literal["welch", "permutation", "fisher"] = "welch"
+    strata: str | None = None  # the path of a setting: labels are permuted, and differences taken, within its values
+    margin: float | None = None  # a difference below it does not matter; Fisher's test has none
+
+
+class Plan(Config):
+    """What a sweep is to decide."""
+
+    correct: Literal["none", "holm"]  # over `tests`
+    tests: tuple[PlannedTest, ...]
+    shown: tuple[PlannedTest, ...] = ()  # computed in the same way, and decides nothing
+
+
+class Outcome(NamedTuple):
+    """What the runs say about one test."""
+
+    test: PlannedTest
+    counts: tuple[str, str]  # runs of a and b with a value; for Fisher's test those that began, of all
+    effect: Effect | None
+    p: float  # corrected, if the plan corrects; nan if runs are missing
+    answer: Answer
+
+    @property
+    def words(self) -> str:
+        """The difference with its 95 % interval, or the two counts."""
+        if self.effect is None:
+            return f"{self.counts[0]} against {self.counts[1]}"
+        low, high = self.effect.interval()
+        return f"{self.effect.difference:+.3f} ({low:+.3f} to {high:+.3f})"
+
+    def to_record(self) -> dict[str, Any]:
+        """The outcome as JSON data; p is None if runs are missing."""
+        p = None if isnan(self.p) else self.p
+        return {"test": self.test.name, "found": self.words, "p": p, "margin": self.test.margin, "answer": self.answer}
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a Markdown file. ValueError if it has no block of YAML, or one that is no plan."""
+    block = re.search(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    if block is None:
+        raise ValueError(f"{path} has no block of YAML; a plan states its tests in one")
+    return Plan.model_validate(yaml.safe_load(block[1]))
+
+
+def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
+    """One outcome per planned test, then one per test that is only shown."""
+    found = [examine(test, evidence) for test in plan.tests]
+    if plan.correct == "holm":
+        corrected = holm([outcome.p for outcome in found])
+        found = [outcome._replace(p=p) for outcome, p in zip(found, corrected, strict=True)]
+    return [decide(outcome) for outcome in (*found, *(examine(test, evidence) for test in plan.shown))]
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per test."""
+    rows = [
+        (
+            found.test.name,
+            " and ".join(found.counts),
+            found.words,
+            f"{found.p:.3g}",
+            f"{found.test.margin or NONE}",
+            found.answer,
+        )
+        for found in outcomes
+    ]
+    return Table(("test", "runs", "difference (95 % interval)", "p", "margin", "answer"), rows)
+
+
+def examine(test: PlannedTest, evidence: Evidence) -> Outcome:
+    """The numbers of one test, with p as yet uncorrected."""
+    all_a, all_b = (groups(test, which, evidence) for which in (test.a, test.b))
+    sizes = [sum(map(len, group.values())) for group in (all_a, all_b)]
+    wanted = (test.runs, test.runs) if isinstance(test.runs, int) else test.runs
+    a, b = (
+        {key: [value for value in values if value is not None] for key, values in group.items()}
+        for group in (all_a, all_b)
+    )
+    if tuple(sizes) != wanted or a.keys() != b.keys() or not all((*a.values(), *b.values())):
+        counts = [f"{n} of {planned} runs" for n, planned in zip(sizes, wanted, strict=True)]
+        return Outcome(test, (counts[0], counts[1]), None, nan, "incomplete")
+    if test.test == "fisher":
+        yes = [int(sum(sum(values) for values in group.values())) for group in (a, b)]
+        counts = [f"{n} of {size}" for n, size in zip(yes, sizes, strict=True)]
+        ahead = yes[0] * sizes[1] > yes[1] * sizes[0]
+        p = fisher_p(yes[0], sizes[0], yes[1], sizes[1])
+        return Outcome(test, (counts[0], counts[1]), None, p, "holds" if ahead else "contradicted")
+    found = effect(a, b)
+    p = permutation_p(a, b) if test.test == "permutation" else found.p
+    return Outcome(
+        test, (str(found.n_a), str(found.n_b)), found, p, "holds" if found.difference > 0 else "contradicted"
+    )
+
+
+def decide(outcome: Outcome) -> Outcome:
+    """The answer: the sign if p is small enough, else equal within the margin, else too wide to tell."""
+    if outcome.answer == "incomplete" or outcome.p < ALPHA:
+        return outcome
+    if outcome.effect is None or outcome.test.margin is None:
+        return outcome._replace(answer="not shown")
+    return outcome._replace(answer="equal" if outcome.effect.is_within(outcome.test.margin) else "too wide to tell")
+
+
+def groups(test: PlannedTest, which: Mapping[str, Any], evidence: Evidence) -> dict[Any, list[float | None]]:
+    """By stratum, the values of the runs that `which` describes; None for a run without a live head."""
+    found: dict[Any, list[float | None]] = {}
+    for run, value in values_of(test.value, evidence):
+        if all(fits(run, key, wanted) for key, wanted in which.items()):
+            stratum = setting(run.settings, test.strata) if test.strata else None
+            found.setdefault(stratum, []).append(value)
+    return found
+
+
+def fits(run: Run, key: str, wanted: Any) -> bool:
+    """Whether a run has a model, or a setting, of one of the wanted values."""
+    found = run.model if key == "model" else setting(run.settings, key)
+    return found in wanted if isinstance(wanted, list) else found == wanted
+
+
+def setting(settings: Any, path: str) -> Any:
+    """The setting at a path such as model.mixers.1.n_heads; None if there is none."""
+    for name in path.split("."):
+        try:
+            settings = settings[int(name) if isinstance(settings, list) else name]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return settings
+
+
+def values_of(value: str, evidence: Evidence) -> Iterator[tuple[Run, float | None]]:
+    """(run, number) of every run that has ended; None if it has no such number."""
+    kind, _, part = value.partition(".")
+    if kind == "iou":
+        for _, probe in evidence.probes:
+            yield run_of(probe), IOU[part](probe["layers"][-1]["iou"])
+    elif kind in ("loss", "gap"):
+        for run in evidence.lm_runs:
+            if run.status == "done" and "test" in run.lines[-1]:
+                loss: float = run.lines[-1]["test"][part or "all"]["loss"]
+                yield run, loss - training_loss(run) if kind == "gap" else loss
+    else:
+        for run in evidence.runs:
+            if run.status in COUNTED:
+                yield run, float(has_learned(run)) if kind == "began" else run.held_out
+
+
+def training_loss(run: Run) -> float:
+    """The mean loss of the last steps of training."""
+    steps = [line for line in run.lines if line["type"] == "step"]
+    return fmean(line["loss"] for line in steps if line["step"] > steps[-1]["step"] - LAST_STEPS)
+
+
+def live_mean(iou: Mapping[str, Any]) -> float | None:
+    """The mean IoU over the heads that look at the answers at all; None if there is none."""
+    live = [value for value in iou["by_head"] if value > LIVE]
+    return fmean(live) if live else None
+
+
+IOU: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "live": live_mean,
+    "mean": lambda iou: iou["mean"],
+    "best": lambda iou: iou["best"],
+}
