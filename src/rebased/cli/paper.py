@@ -75,8 +75,10 @@ def paper(
             progress.update(reading, description="drawing")
             words = ["rebased", "paper", *map(str, records), "-o", str(output)]
             write_page(found.page(shlex.join(words)), output)
+    for n, sentence in enumerate(found.answers, 1):
+        say(results, f"{n}. {sentence}")
     results.print(shown(found))
-    say(results, f"{found.counts}.")
+    say(results, f"{found.counts}. {found.provenance}")
     for warning in found.warnings:
         line = Text.assemble(("warning:", "yellow"), " ", warning)
         Terminal(stderr=True, quiet=to.quiet).print(line, soft_wrap=True, highlight=False)

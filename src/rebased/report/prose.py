@@ -28,9 +28,11 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
             f"The runs were made with {len(codes)} versions of the code, which may cause differences between them. "
             f"{versions}."
         )
-    dirty = sum("changes" in code for code in codes)
-    if dirty:
-        yield f"{plural(dirty, 'version')} of the code had changes that were not committed."
+    if changed := sum(count for code, count in codes.items() if "changes" in code):
+        yield (
+            f"{changed} of {plural(len(runs), 'run')} were made by code with changes that no commit holds; nobody can "
+            "run that code again."
+        )
     own: dict[str, set[str]] = {}
     for run in runs:
         for what, checksum in recorded_code(run.lines).items():
