@@ -142,7 +142,7 @@ class PaperPage:
         html = ""
         for experiment in EXPERIMENTS:
             link = f'<a href="#{experiment.key}">{escape(experiment.title)}</a>'
-            html += f'<tr><th scope="row" colspan="3">{link}</th></tr>'
+            html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
             for finding in (self.by_name[item.name] for item in experiment.items):
                 name = f"{escape(finding.item.name)}: {escape(finding.item.title)}"
                 html += f'<tr><th scope="row">{name}</th><td>{badge(finding.verdict)}</td>'
@@ -185,7 +185,7 @@ class PaperPage:
 
 def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
     """ValueError if no record is of anything that the paper shows, or of a section that the paper does not have."""
-    shown = any(finding.protocol != "none" for finding in findings if finding.unit != "count")
+    shown = any(finding.remarks or (finding.protocol != "none" and finding.unit != "count") for finding in findings)
     if not shown and not any(True for _ in sections_not_in_paper(evidence)):
         runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
         probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")

@@ -35,7 +35,7 @@ def find_recall(evidence: Evidence) -> Iterator[Finding]:
     """Figure 1, Figure 7. Of the latter, one model of a pair alone is no record."""
     for name, models in (("Figure 1", FIGURE_1_MODELS), ("Figure 7", FIGURE_7_MODELS)):
         groups = mqar.groups_of(evidence.runs, set(grid(models)).__contains__, evidence.precision)
-        found = []
+        found, remarks = [], list(own_mamba(evidence)) if name == "Figure 1" else []
         for group in [*groups, None]:
             numbers = mqar.hold_cells(FIGURE_1, group) if name == "Figure 1" else []
             contests = (
@@ -44,7 +44,7 @@ def find_recall(evidence: Evidence) -> Iterator[Finding]:
             found.append((group, numbers, hold_claims(contests)))
         for group, numbers, claims in found:
             if group is None:
-                yield Finding(BY_NAME[name], "none", numbers, claims, unit="cell", remarks=list(own_mamba(evidence)))
+                yield Finding(BY_NAME[name], "none", numbers, claims, unit="cell", remarks=remarks)
             elif any(claim.found for claim in claims) or any(number.ours for number in numbers):
                 yield Finding(
                     BY_NAME[name],
@@ -55,7 +55,7 @@ def find_recall(evidence: Evidence) -> Iterator[Finding]:
                     draw=lambda name=name, group=group: by_width(
                         group, "figure-1" if name == "Figure 1" else "figure-7"
                     ),  # type: ignore[misc]
-                    remarks=list(own_mamba(evidence)) if name == "Figure 1" else [],
+                    remarks=remarks,
                     unit="cell",
                     seeds=group.seeds,
                     sources=mqar.sources(group.runs),
