@@ -130,9 +130,9 @@ def test_the_page_in_a_browser(page: str, tmp_path: Path) -> None:
     assert seen["sort"] == "descending"
     assert seen["shown"] == 16  # rows with both words in the filter's box
     assert seen["width"] <= PHONE  # wide things scroll in boxes of their own
-    assert len(seen["figures"]) == 8 + 5  # of synthetic tasks; three of perplexity, one of training per model
+    assert len(seen["figures"]) == 6 + 5  # of synthetic tasks; three of perplexity, one of training per model
     assert all(200 < panel["width"] <= PHONE and panel["height"] > 100 for panel in seen["figures"])  # a row each
-    assert len(seen["samples"]) == 15 + 5  # two models in each of seven legends, a mean in one, chance in five
+    assert len(seen["samples"]) == 12 + 5  # two lines in each of six legends, a mean in one, chance in four
     assert all(20 < width < 50 for width in seen["samples"])
     assert seen["told"] == [seen["told"][0]] * 2 + [False]  # who points at a point is told what it is
     assert seen["told"][0].startswith("Based, D = 24: 0.6")

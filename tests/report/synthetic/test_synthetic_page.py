@@ -80,7 +80,7 @@ def test_the_page_is_whole_and_holds_its_data(report: Report, page: Page) -> Non
 
 def test_every_figure_is_sound_and_says_its_models(page: Page) -> None:
     figures = re.findall(r"<figure .*?</figure>", page.to_html(), flags=re.DOTALL)
-    assert len(figures) == 6
+    assert len(figures) == 5
     for figure in figures:
         words = {"".join(element.itertext()).strip() for element in ElementTree.fromstring(figure).iter()}
         assert {"ReBased", "Based"} <= words
