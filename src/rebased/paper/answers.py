@@ -56,7 +56,7 @@ def recall(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Outco
 
 
 def in_short(claim: Claim | None) -> str:
-    """'Undecided at T = 256: +0.098 (95 % interval +0.019 to +0.178; paper +0.060), p = 0.13.'"""
+    """'Undecided at T = 256: +0.098 (95 % interval +0.019 to +0.178; paper +0.060), corrected p = 0.13.'"""
     if claim is None or claim.found is None:
         return "No run here says so."
     spread, paper, place = claim.found.difference, claim.contest.paper, claim.what.partition(":")[0]
@@ -69,7 +69,7 @@ def in_short(claim: Claim | None) -> str:
         return f"Untested{where}, with one seed: {value}."
     chosen = "" if isnan(claim.selected) else f"; {equals(claim.selected)[2:]} if rates are chosen on the tested seeds"
     answer = READ.get(claim.answer, claim.answer).capitalize()
-    return f"{answer}{where}: {value}, p {equals(claim.found.t_holm)}{chosen}."
+    return f"{answer}{where}: {value}, corrected p {equals(claim.found.t_holm)}{chosen}."
 
 
 def undecided(findings: Mapping[str, Finding]) -> str:
