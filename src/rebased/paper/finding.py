@@ -141,3 +141,8 @@ def claim_record(claim: Claim) -> dict[str, object]:
     paper = claim.contest.paper.difference if claim.contest.paper else None
     tests = {"p": found.t_p, "holm_p": found.t_holm, "selected_p": claim.selected, "unpaired_p": claim.unpaired}
     return about | {"paper": paper, **found.difference._asdict(), "seeds": list(found.seeds), **tests}
+
+
+def words_table(table: Table) -> str:
+    """A table within the width of the text: cells may take several lines."""
+    return table.to_html().replace('class="wide"><table', 'class="wide text"><table class="words"', 1)

@@ -12,7 +12,7 @@ from rebased.paper.attention import find_attention
 from rebased.paper.contents import EXPERIMENTS, Experiment
 from rebased.paper.counts import find_counts
 from rebased.paper.evidence import PLANNED, Evidence
-from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row
+from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, words_table
 from rebased.paper.gamma import find_gamma
 from rebased.paper.kernels import find_kernels
 from rebased.paper.not_in_paper import sections_not_in_paper
@@ -21,7 +21,7 @@ from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
 from rebased.paper.verdict import RULES, VERDICTS, Verdict
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
-from rebased.report.prose import warn_about_records
+from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
 
 TITLE = "Does ReBased do what its paper says?"
@@ -79,7 +79,7 @@ class PaperPage:
     def provenance(self) -> str:
         """How many runs were made by code that no commit holds."""
         runs = [*self.evidence.runs, *self.evidence.lm_runs]
-        changed = sum("changes" in run.code for run in runs)
+        changed = sum(map(has_changes, runs))
         mark = f" ({changed} by code with changes that no commit holds)" if changed else ""
         probes = len(self.evidence.probes) + len(self.evidence.text_probes)
         whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
@@ -88,7 +88,7 @@ class PaperPage:
     def marked(self, file: str) -> str:
         """The name of a file, with the number of its runs whose code no commit holds."""
         runs = [run for run in (*self.evidence.runs, *self.evidence.lm_runs) if run.file == file]
-        changed = sum("changes" in run.code for run in runs)
+        changed = sum(map(has_changes, runs))
         return f"{file} ({changed} of {plural(len(runs), 'run')} with changes)" if changed else file
 
     def to_record(self) -> dict[str, object]:
@@ -198,8 +198,3 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
 def badge(verdict: Verdict) -> str:
     """A verdict in its colour. The word says it too."""
     return f'<span class="verdict {verdict.replace(" ", "-")}">{verdict}</span>'
-
-
-def words_table(table: Table) -> str:
-    """A table within the width of the text: cells may take several lines."""
-    return table.to_html().replace('class="wide"><table', 'class="wide text"><table class="words"', 1)

@@ -9,7 +9,7 @@ from rebased.paper import mqar
 from rebased.paper.contents import BY_NAME
 from rebased.paper.counts import TABLE_9
 from rebased.paper.evidence import Evidence
-from rebased.paper.finding import Finding
+from rebased.paper.finding import Finding, words_table
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_2, TABLE_2_TOKENS
 from rebased.paper.verdict import Contest, Number, Protocol, hold_claims
@@ -85,7 +85,7 @@ def levels(groups: Sequence[LanguageModels]) -> str:
     picture = training_curves(groups[0], styles_of(groups[:1]), "table-2-curves")
     curves = figure(picture, CURVES) if picture else ""
     words = paragraphs(f"Perplexity, mean ± sd over seeds: {groups[0].data}.")
-    return Table(head, rows).to_html() + curves + words + perplexity_table(groups[0]).to_html()
+    return Table(head, rows).to_html() + curves + words + words_table(perplexity_table(groups[0]))
 
 
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
