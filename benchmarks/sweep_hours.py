@@ -12,15 +12,15 @@ One run at a time, every epoch trained: runs side by side and early stops make i
 import argparse
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rebased.models import LMConfig, preset
 from rebased.models.presets import mqar_preset_names
-from rebased.paper.cost import EVALUATED, LM_LENGTH, LM_MODELS, Speeds
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
@@ -30,19 +30,46 @@ ROOT = Path(__file__).parents[1]
 SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")
 
 
+ROWS = 512  # sequences of a recorded step
+EVALUATED = 1 / 3  # a forward pass, of the three that a training step costs
+
+
+class Speeds(NamedTuple):
+    """Recorded speeds. `records` are the names of the files that they are from."""
+
+    shapes: Sequence[dict[str, Any]]  # ReBased in TF32: {"T", "D", "ms"} of a step of ROWS sequences
+    presets: Sequence[dict[str, Any]]  # every model at D = 64: {"preset", "T", "ms"}
+    records: Sequence[str]
+
+    def nanoseconds(self, d_model: int) -> float:
+        """Of ReBased per token of training: a line in D by least squares, each shape with the faster of its modes."""
+        best: dict[tuple[int, int], float] = {}
+        for row in self.shapes:
+            at = row["T"], row["D"]
+            best[at] = min(best.get(at, math.inf), 1e6 * row["ms"] / (ROWS * row["T"]))
+        widths, times = [D for _, D in best], list(best.values())
+        middle, level = sum(widths) / len(widths), sum(times) / len(times)
+        slope = sum((D - middle) * (t - level) for D, t in zip(widths, times, strict=True))
+        slope /= sum((D - middle) ** 2 for D in widths)
+        return level + slope * (d_model - middle)
+
+    def seconds(self, preset: str, d_model: int, seq_len: int, examples: float) -> float:
+        """To train a model on so many examples once. It costs in proportion to its step beside ReBased's at D = 64 and
+        the nearest length."""
+        steps = {(row["preset"], row["T"]): row["ms"] for row in self.presets}
+        near = min({T for _, T in steps}, key=lambda T: abs(math.log(T / seq_len)))
+        ratio = steps[preset, near] / steps["rebased", near]
+        return examples * seq_len * ratio * self.nanoseconds(d_model) * 1e-9
+
+
 def read_speeds(folder: Path) -> Speeds:
     """The speeds in the newest records of a folder such as benchmarks/results."""
     shapes = newest_rows(folder, "targets", widths=2, preset="rebased", precision="tf32")  # for a line in D
     presets = newest_rows(folder, "presets", precision="bf16", mode="captured")
-    lm: tuple[str, list[dict[str, Any]]] = ("", [])
-    for path in sorted(folder.glob("lm-*-h200.json")):
-        rows = json.loads(path.read_text())["steps"]
-        lm = (path.name, rows) if {row["model"] for row in rows if row["T"] == LM_LENGTH} >= LM_MODELS else lm
     return Speeds(
         picked(shapes[1], "T", "D", "ms"),
         picked(presets[1], "preset", "T", "ms"),
-        picked(lm[1], "model", "T", "tokens_per_second"),
-        list(dict.fromkeys(name for name, _ in (shapes, presets, lm) if name)),
+        list(dict.fromkeys(name for name, _ in (shapes, presets) if name)),
     )
 
 

@@ -1,7 +1,7 @@
 """Make the package's records from the committed ones: python -m scripts.ship_paper [ROOT]
 
-Compact copies of the bundles and probes in ROOT/results, under the same names, and the speeds and the test of TF32 in
-ROOT/benchmarks/results go to the folder `records` of rebased.paper. What the page does not read is left out.
+Compact copies of the bundles, probes and plans in ROOT/results, and the test of TF32 in ROOT/benchmarks/results, go to
+the folder `records` of rebased.paper. What the page does not read is left out.
 """
 
 import json
@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sweep_hours import read_speeds
-
 from rebased.files import replacing
-from rebased.paper.evidence import PRECISION, RECORDS, SPEEDS
+from rebased.paper.evidence import PLANNED, PRECISION, RECORDS
 from rebased.paper.precision import PrecisionTest
+from rebased.report.lm.models import LAST_STEPS
 from rebased.report.probe.cells import group_probes
 from rebased.report.probe.files import PROBES, OtherJson, Probe, read_probes
 from rebased.runs.collect import BUNDLES, distinct, gather, write_bundle
@@ -38,28 +37,35 @@ def read_precision_test(folder: Path) -> PrecisionTest:
 
 
 def ship(root: Path, folder: Path) -> list[Path]:
-    """Write the compact records of the repository in `root` into `folder`. Returns the files."""
+    """Write the compact records of the repository in `root` into `folder`; returns the files. A plan and the records
+    beside it go to a folder of their own: they are judged by themselves."""
     results, written = root / "results", []
-    folder.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()  # a run may be in two sweeps, and one that was trained twice has two records
-    for bundle in sorted(file for pattern in BUNDLES for file in results.rglob(pattern)):
-        found = gather([bundle])
-        runs = [run for run in (*found.runs, *found.lm_runs) if json.dumps(run.lines) not in seen]
-        seen |= {json.dumps(run.lines) for run in runs}
-        write_bundle(distinct([compact_run(run) for run in runs]), folder / bundle.name)
-        written.append(folder / bundle.name)
-    for file in sorted({file for pattern in PROBES for file in results.rglob(pattern)}):
-        try:
-            probes = read_probes(file)
-        except OtherJson:
-            continue
-        path = folder / f"{file.name.partition('.json')[0]}.json.xz"
-        write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(probes)})))
+    bundles = sorted(file for pattern in BUNDLES for file in results.rglob(pattern))
+    probes = sorted({file for pattern in PROBES for file in results.rglob(pattern)})
+    for file in [*bundles, *probes, *sorted(results.glob("*/plan.md"))]:
+        plan = (file.parent / "plan.md").exists()
+        place = folder / PLANNED.name / file.parent.name if plan else folder
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / file.name
+        if file in bundles:
+            found = gather([file])
+            runs = [run for run in (*found.runs, *found.lm_runs) if plan or json.dumps(run.lines) not in seen]
+            seen |= set() if plan else {json.dumps(run.lines) for run in runs}
+            write_bundle(distinct([compact_run(run) for run in runs]), path)
+        elif file in probes:
+            try:
+                records = read_probes(file)
+            except OtherJson:
+                continue
+            path = place / f"{file.name.partition('.json')[0]}.json.xz"
+            write(path, lzma.compress(as_json({"type": "probes", "records": compact_probes(records)})))
+        else:
+            write(path, file.read_bytes())
         written.append(path)
-    benchmarks, speeds, precision = root / "benchmarks" / "results", folder / SPEEDS.name, folder / PRECISION.name
-    write(speeds, as_json(read_speeds(benchmarks)._asdict()))
-    write(precision, as_json(read_precision_test(benchmarks)._asdict()))
-    return [*written, speeds, precision]
+    precision = folder / PRECISION.name
+    write(precision, as_json(read_precision_test(root / "benchmarks" / "results")._asdict()))
+    return [*written, precision]
 
 
 def compact_run(run: Run) -> Run:
@@ -73,7 +79,8 @@ def compact_run(run: Run) -> Run:
         ]
         last = kept.index(run.epochs[-1])
         kept = [line if i == last else without_histograms(line) for i, line in enumerate(kept)]
-    kept[1:1] = steps[EVERY - 1 :: EVERY] or steps[-1:]
+    last_steps = steps[-1]["step"] - LAST_STEPS if steps else 0  # the training loss is computed from them
+    kept[1:1] = [line for n, line in enumerate(steps, 1) if n % EVERY == 0 or line["step"] > last_steps]
     return Run(run.folder, kept, run.file)
 
 
@@ -126,14 +133,13 @@ def write(path: Path, content: bytes) -> None:
 def main(root: Path) -> None:
     """Replace the package's records: all new ones are whole before an old one goes."""
     with tempfile.TemporaryDirectory() as temporary:
-        made = ship(root, Path(temporary))
-        RECORDS.mkdir(exist_ok=True)
-        for path in made:
-            write(RECORDS / path.name, path.read_bytes())
-        names = {path.name for path in made}
-        for path in RECORDS.iterdir():
-            if path.name not in names:
-                path.unlink()
+        made = {path.relative_to(temporary): path.read_bytes() for path in ship(root, Path(temporary))}
+    for name, content in made.items():
+        (RECORDS / name).parent.mkdir(parents=True, exist_ok=True)
+        write(RECORDS / name, content)
+    for path in RECORDS.rglob("*"):
+        if path.is_file() and path.relative_to(RECORDS) not in made:
+            path.unlink()
 
 
 if __name__ == "__main__":

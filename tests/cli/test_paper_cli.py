@@ -34,9 +34,8 @@ def test_the_packages_records_in_the_terminal_and_as_json(capsys: pytest.Capture
     assert len(verdicts) == 14
     assert verdicts["Table 4"] == verdicts["Table 9"] == "reproduced"
     assert found["counts"] in printed.out
-    costs = {finding["name"]: finding["cost"] for finding in found["findings"]}
-    assert costs["Table 2"]["gpu_minutes"] > 1000
-    assert costs["Table 4"] is None
+    assert len(found["answers"]) == 5
+    assert printed.out.startswith("1. Does ReBased recall more than Based?")
 
 
 def test_a_page_of_a_users_own_records(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +45,7 @@ def test_a_page_of_a_users_own_records(capsys: pytest.CaptureFixture[str]) -> No
     page = Path("paper.html").read_text()
     assert "From the records that were given: 2 runs, 0 probes." in page
     assert "rebased paper my.jsonl.gz -o paper.html" in page
-    assert "my.jsonl.gz</dd>" in page
+    assert "Records: my.jsonl.gz." in page
     first = Path("paper.html").read_bytes()
     assert rebased("paper", "my.jsonl.gz", "-o", "paper.html", "--quiet") == 0  # an older page gives way
     assert Path("paper.html").read_bytes() == first
@@ -89,3 +88,20 @@ def test_a_damaged_record_among_others_is_a_warning(capsys: pytest.CaptureFixtur
     err = capsys.readouterr().err
     assert err.count("warning:") == 1
     assert "torn.json is not JSON" in err
+
+
+def test_a_plan_judges_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    test = "{name: more, value: held_out, a: {model: ReBased}, b: {model: Based}, margin: 0.1, runs: 3}"
+    Path("plan.md").write_text(f"# Plan\n\n```yaml\ncorrect: none\ntests:\n  - {test}\n```\n")
+    runs = [
+        paper_run(preset, level + seed / 1e3, pairs=32, seed=seed)
+        for preset, level in (("rebased", 0.6), ("based", 0.4))
+        for seed in (1, 2, 3)
+    ]
+    write_bundle(runs, Path("my.jsonl.gz"))
+    assert rebased("paper", "--plan", "plan.md", "my.jsonl.gz", "--json", "found.json") == 0
+    (outcome,) = json.loads(Path("found.json").read_text())["outcomes"]
+    assert (outcome["test"], outcome["answer"]) == ("more", "holds")
+    Path("none.md").write_text("no tests")
+    assert rebased("paper", "--plan", "none.md", "my.jsonl.gz") == 2
+    assert "none.md has no block of YAML" in capsys.readouterr().err

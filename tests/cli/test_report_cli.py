@@ -117,7 +117,7 @@ def test_figures_are_written_beside_tables() -> None:
 def test_values_of_a_users_own_paper(capsys: pytest.CaptureFixture[str]) -> None:
     Path("survey.json").write_text('{"name": "survey", "entries": [{"model": "Based", "values": {"accuracy": 0.5}}]}')
     assert rebased("report", "sweep", "--reference-values", "survey.json") == 0
-    assert "The survey has a value for 2 of these 4 cells." in capsys.readouterr().out
+    assert "The survey has a value for 2 of these 4 cells: 2 agree within 0.1" in capsys.readouterr().out
     assert "--reference-values survey.json" in Path("report.html").read_text()
     assert rebased("report", "sweep", "--reference-values", "nowhere.json") == 2
     assert capsys.readouterr().err == "error: nowhere.json: No such file or directory\n"

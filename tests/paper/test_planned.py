@@ -7,7 +7,8 @@ import pytest
 
 from fake_records import fake_run
 from rebased.paper.evidence import read_evidence
-from rebased.paper.planned import Plan, judge_plan, live_mean, read_plan
+from rebased.paper.planned import Plan, judge_plan, read_plan
+from rebased.report.probe.cells import live_mean
 from rebased.runs.collect import write_bundle
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -53,8 +54,8 @@ def test_runs_that_begin(tmp_path: Path) -> None:
 
 
 def test_dead_heads_do_not_count() -> None:
-    assert live_mean({"by_head": [0.17, 0.19, 0.01, 0.0]}) == pytest.approx(0.18)
-    assert live_mean({"by_head": [0.01, 0.0]}) is None
+    assert live_mean([0.17, 0.19, 0.01, 0.0]) == pytest.approx(0.18)
+    assert live_mean([0.01, 0.0]) is None
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.parent.name)

@@ -8,7 +8,7 @@ from fake_records import fake_run
 from rebased.analysis import describe
 from rebased.paper.reference import PAPER, deviations
 from rebased.paper.values import FIGURE_1, READINGS, TABLE_1, Place, printed, read_off
-from rebased.report.reference_values import ReferenceValue, agrees
+from rebased.report.reference_values import ReferenceValue, agreement
 from rebased.runs.finished import Run
 
 MEANS = {  # the two columns "Mean" of Table 1
@@ -58,12 +58,12 @@ def test_deviations() -> None:
 
 def test_agreement() -> None:
     ours = describe([0.50, 0.52, 0.48, 0.51, 0.49])  # a standard error of 0.007
-    assert agrees(ours, printed(0.53, 0.03))
-    assert not agrees(ours, printed(0.60, 0.03))
-    assert agrees(describe([0.50]), printed(0.60, 0.06))  # one seed: as uncertain as one of the paper's
-    assert not agrees(describe([0.45]), printed(0.60, 0.06))
-    assert agrees(describe([0.96]), read_off(0.97, at_least=True))
-    assert not agrees(describe([0.94]), read_off(0.97, at_least=True))
+    assert agreement(ours, printed(0.53, 0.03)) == "agrees"
+    assert agreement(ours, printed(0.70, 0.03)) == "differs"
+    assert agreement(ours, printed(0.53, 0.30)) == "too wide to tell"
+    assert agreement(describe([0.50]), printed(0.50, 0.06)) == "too wide to tell"  # one seed
+    assert agreement(describe([0.96, 0.96]), read_off(0.97, at_least=True)) == "agrees"
+    assert agreement(describe([0.94, 0.94]), read_off(0.97, at_least=True)) == "differs"
 
 
 def test_readings_in_words() -> None:

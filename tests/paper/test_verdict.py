@@ -1,85 +1,96 @@
-"""When a table or figure counts as reproduced."""
+"""When a claim holds, a number agrees, and a table or figure counts as reproduced."""
 
 from math import nan
 
 import pytest
 
-from rebased.analysis import compare, describe
-from rebased.paper.values import printed, read_off
-from rebased.paper.verdict import (
-    RULES,
-    VERDICTS,
-    Claim,
-    Number,
-    Outcome,
-    Protocol,
-    hold_claim,
-    hold_number,
-    judge,
-)
+from rebased.analysis import describe
+from rebased.paper.values import IOU_MARGIN, TABLE_3, printed, read_off
+from rebased.paper.verdict import Answer, Claim, Contest, Number, Outcome, Protocol, hold_claims, hold_number, judge
 
 SEEDS = range(42, 47)
 
 
 def number(outcome: Outcome) -> Number:
-    return Number("cell", "0.5", None if outcome == "not run" else "0.5", 0.0, 5, outcome)
+    return Number("cell", "0.5", None if outcome == "not run" else "0.5", 0.0, 0.1, 5, outcome)
 
 
-def claim(outcome: Outcome) -> Claim:
-    return Claim("a is more than b", None, outcome)
+def claim(answer: Answer) -> Claim:
+    return Claim(Contest("a is more than b", None, None), None, nan, nan, answer)
 
 
 @pytest.mark.parametrize(
     ("numbers", "claims", "protocol", "verdict"),
     [
-        (["agrees", "agrees"], ["agrees"], "paper", "reproduced"),
+        (["agrees", "agrees"], ["holds"], "paper", "reproduced"),
         (["agrees"], [], "paper", "reproduced"),
-        (["agrees", "agrees"], ["agrees"], "departs", "partly"),  # departures allow no better verdict
-        (["agrees", "not run"], ["agrees"], "paper", "partly"),  # not all was run
-        (["agrees"], ["undecided"], "paper", "partly"),
-        (["differs"] * 9, ["agrees", "differs"], "paper", "partly"),  # one claim holds
-        (["agrees", "differs", "not run"], [], "departs", "partly"),  # half of what was measured
-        (["agrees", "differs", "differs"], ["undecided"], "paper", "not reproduced"),
-        (["not run"], ["differs"], "departs", "not reproduced"),
-        (["not run"], ["undecided", "differs"], "departs", "not reproduced"),
-        (["not run"], ["undecided"], "departs", "undecided"),  # nothing speaks against the paper
-        ([], ["undecided", "untested", "not run"], "paper", "undecided"),
+        (["agrees", "agrees"], ["holds"], "departs", "partly"),  # departures allow no better verdict
+        (["differs"], ["holds"], "paper", "partly"),
+        (["differs"] * 9, ["holds", "contradicted"], "paper", "partly"),  # one claim holds
+        (["agrees"] * 11, ["undecided"] * 11, "paper", "undecided"),  # no claim holds, whatever numbers say
+        (["agrees"] * 11, ["contradicted"], "paper", "not reproduced"),
+        ([], ["equal", "undecided", "not run"], "paper", "undecided"),
+        ([], ["one seed", "not run"], "departs", "not run"),
+        (["agrees"], ["not run"], "paper", "not run"),  # its claims are what counts, and none was tested
+        (["by construction"] * 8, [], "paper", "not run"),  # an identity, or an initial value
+        (["by construction"] * 8 + ["differs"] * 6 + ["agrees"] * 2, [], "departs", "not reproduced"),
+        (["agrees", "differs", "not run"], [], "departs", "partly"),
+        (["too wide to tell"] * 3, [], "paper", "undecided"),
         (["not run"], ["not run"], "paper", "not run"),
-        ([], ["untested", "not run"], "departs", "not run"),  # one seed
-        (["untested"], ["untested"], "paper", "not run"),
-        (["agrees", "differs", "untested", "untested"], [], "paper", "partly"),  # half of what was tested
-        (["agrees"], ["agrees"], "stand-in", "not run"),  # another experiment is not judged
+        (["agrees"], ["holds"], "stand-in", "not run"),  # another experiment is not judged
         ([], [], "none", "not run"),
     ],
 )
-def test_the_rule(numbers: list[Outcome], claims: list[Outcome], protocol: Protocol, verdict: str) -> None:
+def test_the_rule(numbers: list[Outcome], claims: list[Answer], protocol: Protocol, verdict: str) -> None:
     assert judge([number(one) for one in numbers], [claim(one) for one in claims], protocol) == verdict
 
 
-def test_every_verdict_has_its_rule_in_words() -> None:
-    assert tuple(RULES) == VERDICTS
-
-
-def test_a_number_agrees_within_two_standard_errors_and_the_error_of_reading() -> None:
+def test_a_number_agrees_only_if_its_interval_lies_within_the_margin() -> None:
     ours = describe([0.50, 0.52, 0.54, 0.56, 0.58])
     near = hold_number("cell", printed(0.56, 0.03), ours)
     assert (near.paper, near.ours, near.seeds, near.outcome) == ("0.56 ± 0.03", "0.540 ± 0.032", 5, "agrees")
     assert near.difference == pytest.approx(-0.02)
-    assert hold_number("cell", printed(0.62, 0.03), ours).outcome == "differs"
+    assert near.width == pytest.approx(2 * 1.86 * (0.0316**2 / 5 + 0.03**2 / 5) ** 0.5, rel=0.01)
+    assert hold_number("cell", printed(0.70, 0.03), ours).outcome == "differs"
+    wide = describe([0.1, 0.9, 0.5, 0.3, 0.7])  # its mean is the paper's
+    assert hold_number("cell", printed(0.5, 0.03), wide).outcome == "too wide to tell"
+    assert hold_number("cell", printed(0.54, 0.42), ours).outcome == "too wide to tell"  # the paper's spread counts
+    assert hold_number("cell", printed(0.5), ours, given=True).outcome == "by construction"
+    iou = describe([0.17, 0.175, 0.18])
+    assert hold_number("cell", TABLE_3["Based"].iou, iou).outcome == "differs"
+    assert TABLE_3["Based"].iou.margin == IOU_MARGIN
+
+
+def test_a_bound_needs_the_whole_interval_above_it() -> None:
     bound = read_off(0.97, at_least=True)
-    assert hold_number("cell", bound, describe([0.99, 1.0])).outcome == "agrees"
+    assert hold_number("cell", bound, describe([0.99, 0.99, 1.0])).outcome == "agrees"
     assert hold_number("cell", bound, describe([0.9, 0.9])).outcome == "differs"
-    assert hold_number("cell", bound, describe([0.99])).outcome == "untested"
-    assert hold_number("cell", bound, None) == Number("cell", "≥ 0.97", None, None, 0, "not run")
+    assert hold_number("cell", bound, describe([0.90, 0.99, 1.0])).outcome == "too wide to tell"
+    assert hold_number("cell", bound, describe([0.99])).outcome == "one seed"
+    assert hold_number("cell", bound, None).outcome == "not run"
+
+
+def answer(ours: list[float], others: list[float], margin: float = 0.1) -> Answer:
+    contest = Contest("a", dict(zip(SEEDS, ours, strict=False)), dict(zip(SEEDS, others, strict=False)), margin=margin)
+    return hold_claims([contest])[0].answer
 
 
 def test_a_claim_needs_significance_in_the_papers_direction() -> None:
-    small = {seed: 0.001 * (seed % 3) for seed in SEEDS}
-    ahead = compare({seed: 0.5 + small[seed] for seed in SEEDS}, dict.fromkeys(SEEDS, 0.4))
-    assert hold_claim("a", ahead).outcome == "agrees"
-    behind = compare(dict.fromkeys(SEEDS, 0.4), {seed: 0.5 + small[seed] for seed in SEEDS})
-    assert hold_claim("a", behind).outcome == "differs"
-    assert hold_claim("a", ahead._replace(t_holm=0.05)).outcome == "undecided"
-    assert hold_claim("a", ahead._replace(t_holm=nan)).outcome == "undecided"  # all differences are equal
-    assert hold_claim("a", compare({42: 0.5}, {42: 0.4})).outcome == "untested"
-    assert hold_claim("a", None).outcome == "not run"
+    high, low = [0.50, 0.51, 0.52, 0.50, 0.51], [0.4] * 5
+    assert answer(high, low) == "holds"
+    assert answer(low, high) == "contradicted"
+    assert answer(high, [0.51, 0.50, 0.51, 0.52, 0.50]) == "equal"
+    assert answer(high, [0.1, 0.9, 0.5, 0.2, 0.8]) == "undecided"
+    assert answer([0.5], [0.4]) == "one seed"
+    assert hold_claims([Contest("a", None, None)])[0].answer == "not run"
+
+
+def test_holm_is_over_the_claims_of_one_table() -> None:
+    contest = Contest("a", dict(zip(SEEDS, [0.5, 0.6, 0.5, 0.7, 0.6], strict=True)), dict.fromkeys(SEEDS, 0.45))
+    alone, *_ = hold_claims([contest])
+    together = hold_claims([contest] * 10)
+    assert alone.answer == "holds"
+    assert alone.found
+    assert together[0].found
+    assert together[0].found.t_holm == pytest.approx(10 * alone.found.t_p)
+    assert together[0].answer == "undecided"

@@ -25,10 +25,13 @@ def test_the_papers_values_stand_beside_ours_with_a_verdict() -> None:
     table = iou_table(report.cells)
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert rows["ReBased"]["IoU"] == "0.170 ± 0.002"
-    assert (rows["ReBased"]["paper: IoU"], rows["ReBased"]["IoU agrees"]) == ("0.173", "yes")
-    assert (rows["Based"]["paper: IoU"], rows["Based"]["IoU agrees"]) == ("0.157", "no")
+    assert (rows["ReBased"]["paper: IoU"], rows["ReBased"]["IoU agrees"]) == ("0.173", "agrees")
+    assert (rows["Based"]["paper: IoU"], rows["Based"]["IoU agrees"]) == ("0.157", "differs")
     assert any(sentence.startswith("ReBased has a higher IoU than Based by 0.070") for sentence in report.summary)
-    assert any("has an IoU for 2 of these cells; 1 of them agree" in sentence for sentence in report.summary)
+    assert any(
+        "has an IoU for 2 of these cells: 1 agree with it within 0.016, 1 differ" in sentence
+        for sentence in report.summary
+    )
     html = report.page("rebased probe runs").to_html()
     reader = assert_self_contained(html)
     assert "arXiv 2402.10644, Table 3, as printed" in html

@@ -34,7 +34,7 @@ def test_a_file_of_values(tmp_path: Path) -> None:
     (row,) = report.tables()["lm_perplexity"].to_records()
     assert (row["survey all"], row["survey AR"], row["survey non-AR"]) == (20.0, 3.0, 60.0)
     page = report.page(None, "rebased report").to_html()
-    assert "The survey has a value for 2 of these 3 cells." in page
+    assert "The survey has a value for 2 of these 3 cells: " in page
     assert "The survey&#x27;s values are from its Table 2, as printed." in page
 
 

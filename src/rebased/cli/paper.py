@@ -74,8 +74,10 @@ def paper(
             progress.update(reading, description="drawing")
             words = ["rebased", "paper", *map(str, records), "-o", str(out)]
             write_page(found.page(shlex.join(words)), out)
+    for n, sentence in enumerate(found.answers, 1):
+        say(results, f"{n}. {sentence}")
     results.print(shown(found))
-    say(results, f"{found.counts}.")
+    say(results, f"{found.counts}. {found.provenance}")
     to.warn(found.warnings)
     if out is not None:
         say(console, f"wrote {out}")

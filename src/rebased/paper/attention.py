@@ -1,26 +1,24 @@
 """Table 3 and Figures 2, 5, 8 and 9: where trained models look, from records of probes."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rebased.config import plural
+from rebased.analysis import describe
+from rebased.analysis.unpaired import Effect
 from rebased.paper import mqar
 from rebased.paper.contents import BY_NAME
-from rebased.paper.cost import Cost, mqar_minutes
 from rebased.paper.evidence import Evidence, Probe
 from rebased.paper.finding import Finding
-from rebased.paper.mqar import Pair
-from rebased.paper.precision import STATED
-from rebased.paper.printed_figures import similarity_functions
-from rebased.paper.reference import PAPER, PROBED_EXAMPLES, SEQ_LEN, deviations, is_of_table_3
-from rebased.paper.values import KERNEL_ORDER, RATES, SEEDS, TABLE_3
-from rebased.paper.verdict import Number, Protocol, hold_number
+from rebased.paper.precision import TF32
+from rebased.paper.reference import PAPER, PROBED_EXAMPLES, deviations, is_of_table_3
+from rebased.paper.values import IOU_MARGIN, KERNEL_ORDER, SEEDS, TABLE_3
+from rebased.paper.verdict import Contest, Number, Protocol, hold_claims, hold_number
 from rebased.report.page import details, figure
-from rebased.report.probe import figures, tables
+from rebased.report.probe import figures
 from rebased.report.probe.cells import ProbeCell, group_probes, run_of
-from rebased.report.tables import plus_minus
+from rebased.report.probe.tables import similarities
+from rebased.report.tables import NONE, Table, plus_minus
 
 WIDTHS = (64, 128)  # of the sweep table3; the paper does not state its own
 SMALL = "0.01"  # the share of the uniform weight below which a token counts as ignored
@@ -33,53 +31,54 @@ class Probes(NamedTuple):
 
     cells: Sequence[ProbeCell]
     departures: Sequence[str]
-    stated: Sequence[str]  # differences from the paper that are no departures
     protocol: Protocol
     files: Sequence[str]
-    remarks: Sequence[str]
 
     @property
-    def seeds(self) -> str:
-        """'5', or '3 to 5'"""
-        return mqar.span([len(cell.records) for cell in self.cells if cell.model.kind in TABLE_3])
+    def main(self) -> list[ProbeCell]:
+        """The cells of the three models of Table 3."""
+        return [cell for cell in self.cells if cell.model.kind in TABLE_3]
+
+    def find(self, model: str, d_model: int) -> ProbeCell | None:
+        """The cell of a model and width."""
+        return next((cell for cell in self.cells if (cell.model.kind, cell.d_model) == (model, d_model)), None)
 
 
 def find_attention(evidence: Evidence) -> Iterator[Finding]:
     """Table 3, Figure 2, Figure 5, Figure 8, Figure 9."""
     probes = choose(evidence)
-    cost = cost_of(evidence) if probes is None or probes.protocol != "paper" else None
-    iou = ahead(probes, lambda cell: cell.values("iou"), "has a higher IoU than")
-    mass = ahead(probes, lambda cell: cell.values("mass"), "has more attention on the answers than")
+    iou = ahead(probes, lambda cell: cell.values("iou"), "has a higher IoU (mean over heads) than", "IoU", IOU_MARGIN)
+    mass = ahead(probes, lambda cell: cell.values("mass"), "has more attention on the answers than", "share")
     noisy = ahead(
-        probes, lambda cell: {seed: -n for seed, n in cell.values("noisy").items()}, "has fewer noisy tokens than"
+        probes,
+        lambda cell: {seed: -n for seed, n in cell.values("noisy").items()},
+        "has fewer noisy tokens than",
+        "tokens",
     )
     first = [("Attention", "ReBased"), ("Attention", "Based")]
-    everything = [*first, ("ReBased", "Based")]
-    shares = ahead(probes, ignored, f"gives more tokens less than {SMALL} of their share than")
-    for name, numbers, claims, draw in (
-        ("Table 3", table_3(probes), iou(everything), partial(table_html, probes)),
-        ("Figure 2", minima(probes), shares([("ReBased", "Based")]), partial(similarity_pictures, probes)),
+    everything = [("ReBased", "Based"), *first]
+    shares = ahead(probes, ignored, f"gives more tokens less than {SMALL} of their share than", "share")
+    for name, numbers, contests, draw in (
+        ("Table 3", table_3(probes), iou(everything), partial(heads_table, probes)),
+        ("Figure 2", minima(probes), shares([("ReBased", "Based")]), partial(similarity_picture, probes)),
         ("Figure 5", [], iou(first), partial(maps, probes)),
-        ("Figure 8", [], mass(first), partial(maps, probes, "mean")),
-        ("Figure 9", [], noisy(everything), partial(rows, probes)),
+        ("Figure 8", [], mass(first), str),
+        ("Figure 9", [], noisy(everything), str),
     ):
-        held = mqar.hold_claims(claims)
+        claims = hold_claims(contests)
         if probes is None:
-            only = similarity_functions if name == "Figure 2" else str
-            yield Finding(BY_NAME[name], "none", numbers, held, cost=cost, draw=only)
+            yield Finding(BY_NAME[name], "none", numbers, claims)
             continue
         yield Finding(
             BY_NAME[name],
             probes.protocol,
             numbers,
-            held,
+            claims,
             departures=probes.departures,
-            stated=probes.stated,
             draw=draw,
-            remarks=probes.remarks,
-            seeds=probes.seeds,
+            headline=live_heads(probes) if name == "Table 3" else "",
+            seeds=mqar.span([len(cell.records) for cell in probes.main]),
             sources=probes.files,
-            cost=cost,
         )
 
 
@@ -96,25 +95,16 @@ def choose(evidence: Evidence) -> Probes | None:
         cells = group_probes([probe for _, probe in others], PAPER) if others else []
         kept = [cell for cell in cells if cell.task == cells[0].task]
         files = sorted({file for file, _ in others})
-        return Probes(kept, [f"another task ({cells[0].task})"], [], "stand-in", files, []) if kept else None
-    settings, *weaker = sorted(own, key=lambda settings: rank(settings, own[settings]))
-    cells = group_probes([probe for _, probe in own[settings]], PAPER)
-    main = [cell for cell in cells if cell.model.kind in TABLE_3]
-    stated = [words for words in settings if words == STATED]
-    departures = [*(words for words in settings if words != STATED), *rates_words(evidence, main)]
-    seeds = [len(cell.records) for cell in main]
+        return Probes(kept, [f"another task ({cells[0].task})"], "stand-in", files) if kept else None
+    settings = min(own, key=lambda settings: rank(settings, own[settings]))
+    found = Probes(group_probes([probe for _, probe in own[settings]], PAPER), (), "paper", ())
+    departures = [words for words in settings if not (words == TF32 and evidence.precision.is_equivalent)]
+    departures += unequal(evidence, found.main)
+    seeds = [len(cell.records) for cell in found.main]
     if min(seeds) < SEEDS:
-        departures.append(f"{mqar.seeds_words(seeds)} instead of {SEEDS}")
-    unused = [unused_words(more, own[more]) for more in weaker]
+        departures.append(f"{mqar.span(seeds)} seeds instead of {SEEDS}")
     files = sorted({file for file, _ in own[settings]})
-    return Probes(cells, departures, stated, "departs" if departures else "paper", files, unused)
-
-
-def unused_words(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> str:
-    """What probes that depart more from the paper's protocol found, in one sentence."""
-    cells = [cell for cell in group_probes([probe for _, probe in pairs]) if cell.model.kind in TABLE_3]
-    values = "; ".join(f"{cell.name}: {plus_minus(cell.spread('iou'))}" for cell in cells)
-    return f"Not used: {plural(len(pairs), 'probe')} that depart more ({'; '.join(settings)}). Their IoU: {values}."
+    return found._replace(departures=departures, protocol="departs" if departures else "paper", files=files)
 
 
 def is_main(pair: tuple[str, Probe]) -> bool:
@@ -130,45 +120,50 @@ def rank(settings: Sequence[str], pairs: Sequence[tuple[str, Probe]]) -> tuple[b
 
 
 def departures_of(probe: Probe) -> list[str]:
-    """The settings in which a probe differs from the paper's experiment, in words; all but STATED are departures."""
+    """The settings in which a probe differs from the paper's experiment, in words."""
     found = deviations(run_of(probe))
     if probe["examples"] < PROBED_EXAMPLES:
         found.append(f"{probe['examples']:,} probed examples instead of {PROBED_EXAMPLES:,}")
     return found
 
 
-def rates_words(evidence: Evidence, cells: Sequence[ProbeCell]) -> list[str]:
-    """A departure if the records do not show that the paper's learning rates were tried for every probed model."""
-    tried: dict[str, set[float]] = {}
-    for run in evidence.runs:
-        tried.setdefault(model_and_task(run.settings), set()).add(run.lr)
-    counts = [len(tried.get(model_and_task(cell.first["config"]), set()) & set(RATES)) for cell in cells]
-    if min(counts) == len(RATES):
-        return []
-    if max(counts) == 0:
-        return ["how many learning rates were tried is in no record here"]
-    return [f"{mqar.span(counts)} of the paper's {len(RATES)} learning rates"]
+def unequal(evidence: Evidence, cells: Sequence[ProbeCell]) -> Iterator[str]:
+    """In what the compared models were trained differently: learning rates, and epochs where runs stop early."""
+    ended = {run.digest: run.epochs[-1]["epoch"] for run in evidence.runs if run.epochs}
+    rates: dict[int, list[str]] = {}
+    epochs: dict[int, list[str]] = {}
+    for cell in cells:
+        rate = ", ".join(sorted({f"{record['config']['train']['lr']:g}" for record in cell.records.values()}))
+        rates.setdefault(cell.d_model, []).append(f"{cell.model.kind} {rate}")
+        known = [ended[record["digest"]] for record in cell.records.values() if record["digest"] in ended]
+        if known:
+            epochs.setdefault(cell.d_model, []).append(f"{cell.model.kind} {mqar.span(known)}")
+    for what, found in (("learning rates", rates), ("epochs until runs stopped", epochs)):
+        apart = {d: values for d, values in found.items() if len({value.partition(" ")[2] for value in values}) > 1}
+        if apart:
+            listed = "; ".join(f"D = {d}: {', '.join(values)}" for d, values in apart.items())
+            yield f"{what} differ between the compared models ({listed})"
 
 
-def model_and_task(settings: Mapping[str, object]) -> str:
-    """A key: the model and the task of a run's settings."""
-    return json.dumps([settings["model"], settings["task"]], sort_keys=True)
-
-
-def ahead(probes: Probes | None, measure: Measure, words: str) -> Callable[[Sequence[tuple[str, str]]], list[Pair]]:
+def ahead(
+    probes: Probes | None, measure: Measure, words: str, unit: str, margin: float = 0.0
+) -> Callable[[Sequence[tuple[str, str]]], list[Contest]]:
     """A function from pairs of models to claims that the first is ahead in a measure, at each width."""
 
-    def claims(contests: Sequence[tuple[str, str]]) -> list[Pair]:
-        found: list[Pair] = []
+    def contests(pairs: Sequence[tuple[str, str]]) -> list[Contest]:
+        found = []
         for d_model in widths(probes) or WIDTHS:
-            cells = {cell.model.kind: cell for cell in probes.cells if cell.d_model == d_model} if probes else {}
-            for one, other in contests:
-                both = (cells[one], cells[other]) if one in cells and other in cells else None
-                values = tuple(measure(cell) for cell in both) if both else (None, None)
-                found.append((f"D = {d_model}: {one} {words} {other}", values[0], values[1]))
+            for one, other in pairs:
+                cells = [probes.find(name, d_model) if probes else None for name in (one, other)]
+                ours, theirs = (measure(cell) if cell else None for cell in cells)
+                both = ours is not None and theirs is not None
+                paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1) if unit == "IoU" else None
+                what = f"D = {d_model}: {one} {words} {other}"
+                pair = (ours, theirs) if both else (None, None)
+                found.append(Contest(what, *pair, paper=paper, margin=margin, unit=unit))
         return found
 
-    return claims
+    return contests
 
 
 def widths(probes: Probes | None) -> list[int]:
@@ -184,106 +179,73 @@ def ignored(cell: ProbeCell) -> dict[int, float]:
 
 def table_3(probes: Probes | None) -> list[Number]:
     """IoU and accuracy of the paper's three models beside ours, at each width; none of a stand-in's."""
-    own = probes is not None and probes.protocol != "stand-in"
+    own = probes if probes and probes.protocol != "stand-in" else None
     numbers = []
-    for d_model in (widths(probes) if own else None) or WIDTHS:
+    for d_model in widths(own) or WIDTHS:
         for model, row in TABLE_3.items():
-            cells = (
-                [cell for cell in probes.cells if (cell.model.kind, cell.d_model) == (model, d_model)]
-                if probes and own
-                else []
-            )
-            name = f"{model}, D = {d_model}"
-            numbers.append(hold_number(f"{name}, IoU", row.iou, cells[0].spread("iou") if cells else None))
-            numbers.append(hold_number(f"{name}, accuracy", row.accuracy, cells[0].accuracy if cells else None))
+            cell, name = own.find(model, d_model) if own else None, f"{model}, D = {d_model}"
+            numbers.append(hold_number(f"{name}, IoU", row.iou, cell.spread("iou") if cell else None))
+            numbers.append(hold_number(f"{name}, accuracy", row.accuracy, cell.accuracy if cell else None))
     return numbers
 
 
 def minima(probes: Probes | None) -> list[Number]:
-    """The smallest similarity of Based, and of ReBased beside its mean, over all seeds of a width."""
+    """The smallest similarity of Based, which is at least 0.5 by definition, and of ReBased beside its mean."""
     numbers = []
     for d_model in widths(probes) or WIDTHS:
         for model, paper in (("Based", "≥ 0.50"), ("ReBased", "0")):
             what = f"{model}, D = {d_model}, smallest similarity{'' if model == 'Based' else ' / mean'}"
-            cells = (
-                [cell for cell in probes.cells if (cell.model.kind, cell.d_model) == (model, d_model)] if probes else []
-            )
-            parts = tables.similarities(cells[0]) if cells else []
+            cell = probes.find(model, d_model) if probes else None
+            parts = similarities(cell) if cell else []
             if not parts:
-                numbers.append(Number(what, paper, None, None, 0, "not run"))
+                numbers.append(Number(what, paper, None, None, float("nan"), 0, "not run"))
                 continue
-            relative = [part["least"] / (part["mean"] if model == "ReBased" else 1.0) for part in parts]
-            least = min(relative)
-            good = least >= 0.5 * (1 - 1e-6) if model == "Based" else least < IGNORED
-            numbers.append(Number(what, paper, f"{least:.3g}", None, len(parts), "agrees" if good else "differs"))
+            least = min(part["least"] / (part["mean"] if model == "ReBased" else 1.0) for part in parts)
+            outcome = "by construction" if model == "Based" else "agrees" if least < IGNORED else "differs"
+            numbers.append(Number(what, paper, f"{least:.3g}", None, float("nan"), len(parts), outcome))  # type: ignore[arg-type]
     return numbers
 
 
-def at_width(probes: Probes | None) -> Iterator[tuple[int, list[ProbeCell]]]:
-    """The cells of each width."""
+def heads_table(probes: Probes | None) -> str:
+    """IoU as a mean over all heads, over live heads, and of the best head."""
+    rows = []
+    for cell in probes.main if probes else ():
+        live = plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE
+        row = (cell.name, plus_minus(cell.spread("iou")), live, plus_minus(cell.spread("iou", "best")))
+        rows.append((*row, f"{TABLE_3[cell.model.kind].iou.mean:.3f}"))
+    head = ("IoU, mean ± sd over seeds", "all heads", "live heads (IoU > 0.05)", "best head", "paper")
+    return Table(head, rows).to_html() if rows else ""
+
+
+def live_heads(probes: Probes) -> str:
+    """What live heads show, and whether the compared models were trained differently; empty if there are none."""
+    said = []
     for d_model in widths(probes):
-        yield d_model, [cell for cell in probes.cells if cell.d_model == d_model] if probes else []
-
-
-def table_html(probes: Probes | None) -> str:
-    """All measures of all models."""
-    if probes is None:
+        ours, theirs = (probes.find(name, d_model) for name in ("ReBased", "Based"))
+        if ours and theirs and ours.live_iou and theirs.live_iou:
+            means = [describe(list(cell.live_iou.values())).mean for cell in (ours, theirs)]
+            said.append(f"{means[0]:.3f} and {means[1]:.3f} at D = {d_model}")
+    if not said:
         return ""
-    more = tables.look_table(probes.cells).to_html()
-    return details(
-        "Show IoU of the best head and of the mean matrix, mass, entropy and noisy tokens",
-        tables.iou_table(probes.cells).to_html() + more,
+    unfair = any("differ between" in words for words in probes.departures)
+    weak = ", and rates and stopping differ between the two" if unfair else ""
+    return (
+        "The mean counts dead heads; over live heads (IoU > 0.05), looked at after the fact, ReBased and Based have "
+        f"{'; '.join(said)}{weak}."
     )
 
 
-def maps(probes: Probes | None, which: str = "best") -> str:
-    """Attention matrices of one example, one figure per width."""
-    words = {"best": "each model's best head", "mean": "the mean over heads"}[which]
-    html = ""
-    for d_model, cells in at_width(probes):
-        drawn = figures.attention_maps(cells, 0, which)
-        if drawn:
-            caption = (
-                f"D = {d_model}, one example, first seed, {words}. Rows: questions; columns: positions of the pairs."
-            )
-            html += figure(drawn, caption)
-    return html
+def maps(probes: Probes | None) -> str:
+    """Attention matrices of one example at the narrowest width: each model's best head."""
+    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))] if probes else []
+    drawn = figures.attention_maps(cells, 0, "best") if cells else None
+    caption = "One example, first seed, each model's best head. Rows: questions; columns: positions of the pairs."
+    return details("Show attention matrices", figure(drawn, caption)) if drawn else ""
 
 
-def rows(probes: Probes | None) -> str:
-    """The attention of the last question, one figure per width."""
-    html = ""
-    for d_model, cells in at_width(probes):
-        panels = figures.last_rows(cells)
-        if panels:
-            caption = f"D = {d_model}, one example, best head of the first seed: attention of the last question."
-            html += figure(panels._replace(name=f"figure-9-{d_model}"), caption)
-    return html
-
-
-def similarity_pictures(probes: Probes | None) -> str:
-    """Similarities over the density of scores, and against q . k before gamma and beta."""
-    html = similarity_functions()
-    for d_model, cells in at_width(probes):
-        panels = figures.similarity_panels(cells)
-        if panels:
-            caption = (
-                f"D = {d_model}. Line: similarity divided by its mean. Grey: how often a score occurs, first seed."
-            )
-            html += figure(panels._replace(name=f"figure-2-{d_model}"), caption)
-        parabolas = figures.parabola_panels(cells)
-        if parabolas:
-            caption = (
-                f"D = {d_model}, against q · k before γ and β, as in the paper's drawing. It is no function of q · k "
-                "alone: the band holds 80 % of the pairs, the line is the parabola that fits best."
-            )
-            html += figure(parabolas._replace(name=f"figure-2-parabola-{d_model}"), caption)
-    return html
-
-
-def cost_of(evidence: Evidence) -> Cost:
-    """What the paper's three models would cost, at both widths of the sweep table3."""
-    cells = [(model, SEQ_LEN, d_model) for model in ("ConvAttention", "Based", "ReBased") for d_model in WIDTHS]
-    runs = len(cells) * len(RATES) * SEEDS
-    what = f"The three models at D = 64 and 128 by the paper's protocol: {runs} runs"
-    return Cost(mqar_minutes(evidence.speeds, cells), what, evidence.speeds.records[:2])
+def similarity_picture(probes: Probes | None) -> str:
+    """Similarities over the density of scores, at the narrowest width."""
+    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))] if probes else []
+    panels = figures.similarity_panels(cells) if cells else None
+    caption = "Similarity divided by its mean, over the density of the model's own scores (grey); first seed."
+    return details("Show similarities", figure(panels._replace(name="figure-2"), caption)) if panels else ""

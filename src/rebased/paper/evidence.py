@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebased.paper.cost import Speeds, load_speeds
 from rebased.paper.precision import PrecisionTest, load_precision_test
 from rebased.report.probe.files import PROBES, OtherJson, Probe, is_probe_file, read_probes
 from rebased.runs.collect import Collection, gather, nothing_found
@@ -12,17 +11,16 @@ from rebased.runs.finished import Run
 
 RECORDS = Path(__file__).parent / "records"
 """The package's records: compact copies of those in the repository's results/ (scripts/ship_paper.py makes them)."""
-SPEEDS = RECORDS / "speeds.json"
+PLANNED = RECORDS / "planned"  # one folder per plan that was committed before its runs, with their records
 PRECISION = RECORDS / "precision.json"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Records of runs and probes, the speeds that costs are computed from, and the test of TF32 against fp32."""
+    """Records of runs and probes, and the test of TF32 against fp32."""
 
     found: Collection
     probes: Sequence[tuple[str, Probe]]  # (name of the file, record of a probe on a synthetic task)
-    speeds: Speeds
     precision: PrecisionTest
     text_probes: Sequence[tuple[str, Probe]] = ()  # of language models
     shipped: bool = True  # the package's own records
@@ -40,8 +38,10 @@ class Evidence:
 
 
 def shipped_evidence() -> Evidence:
-    """The records in the package."""
-    return read_evidence([RECORDS], shipped=True)
+    """The records in the package, without those of plans, which are judged by themselves."""
+    return read_evidence(
+        [file for file in sorted(RECORDS.iterdir()) if file.is_file() and file != PRECISION], shipped=True
+    )
 
 
 def read_evidence(
@@ -68,4 +68,4 @@ def read_evidence(
     if not found.runs and not found.lm_runs and not probes:
         raise ValueError(nothing_found(paths, found, "a run or a probe"))
     tasks, texts = ([pair for pair in probes if pair[1]["kind"] == kind] for kind in ("task", "text"))
-    return Evidence(found, tasks, load_speeds(SPEEDS), load_precision_test(PRECISION), texts, shipped, left_out)
+    return Evidence(found, tasks, load_precision_test(PRECISION), texts, shipped, left_out)

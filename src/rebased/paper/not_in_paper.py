@@ -1,50 +1,47 @@
 """What the records show and the paper does not: numbers of heads, other kernels, longer and fuller sequences."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from rebased.config import plural
 from rebased.paper.evidence import Evidence, Probe
 from rebased.paper.mqar import departures_of, sources
 from rebased.paper.reference import PAPER, PAPER_TASK, place_of
 from rebased.paper.values import KERNEL_ORDER, TABLE_1
-from rebased.report.page import Section, commands, details, figure, paragraphs
+from rebased.report.page import Section, details, figure, paragraphs
 from rebased.report.probe.figures import mass_by_distance
 from rebased.report.probe.page import TEXT
-from rebased.report.probe.tables import text_table
-from rebased.report.synthetic import figures, narrative, tables
+from rebased.report.synthetic import narrative, tables
 from rebased.report.synthetic.cells import COUNTED, build_results
 from rebased.report.synthetic.comparisons import compare_models
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.runs.finished import Run
-from rebased.runs.run_names import model_names, task_names, text_name
-
-SLICES: tuple[Literal["by_pairs", "by_length"], ...] = ("by_pairs", "by_length")
+from rebased.runs.run_names import model_names, task_names
 
 
 def sections_not_in_paper(evidence: Evidence) -> Iterator[Section]:
-    """A section each, where there are records."""
-    runs = counted(evidence.runs)
+    """One section, with a part for each question that there are records of."""
+    parts = "".join(details(f"Show {title}", body) for title, body in parts_of(evidence) if body)
+    if parts:
+        yield Section("Not in the paper", parts, "not-in-the-paper")
+
+
+def parts_of(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """(what, HTML) of each question."""
+    runs = [run for run in evidence.runs if run.status in COUNTED and run.task == PAPER_TASK]
     for alike in nearest(in_table_1(runs), lambda run: run.model in KERNEL_ORDER):
         body = heads_body([run for run in alike if run.model in KERNEL_ORDER])
         if body:
-            yield Section("Not in the paper: how many heads?", body, "heads")
+            yield "how many heads the paper may have had", body
             break
-    every = [*runs, *counted(evidence.found.others)]  # also records of runs that were trained once more
-    for alike in nearest(in_table_1(every), lambda run: run.model not in KERNEL_ORDER):
-        yield Section("Not in the paper: other norms and kernels", kernels_body(alike), "kernels")
+    again = [run for run in evidence.found.others if run.status in COUNTED and run.task == PAPER_TASK]
+    for alike in nearest(in_table_1([*runs, *again]), lambda run: run.model not in KERNEL_ORDER):
+        yield "other norms and kernels", kernels_body(alike)
         break
     mixed = [run for run in runs if len(run.settings["task"]["test"]) > 1]
     if mixed:
-        yield Section("Not in the paper: longer and fuller sequences", slices_body(mixed), "extrapolation")
+        yield "sequences longer and fuller than in training", slices_body(mixed)
     if evidence.text_probes:
-        body = text_body([probe for _, probe in evidence.text_probes])
-        yield Section("Not in the paper: where language models look", body, "text-attention")
-
-
-def counted(runs: Sequence[Run]) -> list[Run]:
-    """The runs on MQAR that have a result."""
-    return [run for run in runs if run.status in COUNTED and run.task == PAPER_TASK]
+        yield "where language models look", text_body([probe for _, probe in evidence.text_probes])
 
 
 def in_table_1(runs: Sequence[Run]) -> list[Run]:
@@ -65,13 +62,11 @@ def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run
 def heads_body(runs: Sequence[Run]) -> str:
     """Accuracy by number of heads beside the paper's values; empty if all runs have one number."""
     places = cells_by_heads(build_results(runs, PAPER))
-    if not places:
-        return ""
-    caption = "Dotted: the paper's value, for which it gives no number of heads."
-    picture = figure(figures.accuracy_by_heads(places)._replace(name="heads"), caption)
-    lead = paragraphs(narrative.heads_verdict(places), protocol_words(runs))
-    table = details("Show the numbers", tables.heads_table(places).to_html())
-    return lead + picture + table + commands(["rebased sweep heads", "rebased sweep heads-small"])
+    return (
+        paragraphs(narrative.heads_verdict(places), protocol_words(runs)) + tables.heads_table(places).to_html()
+        if places
+        else ""
+    )
 
 
 def kernels_body(runs: Sequence[Run]) -> str:
@@ -87,47 +82,28 @@ def kernels_body(runs: Sequence[Run]) -> str:
     results = build_results(compared, PAPER)
     html = paragraphs(protocol_words(compared))
     for family in compare_models(results, "ReBased" if "ReBased" in {m.kind for m in results.models} else None)[-1:]:
-        html += paragraphs(narrative.verdict(family)) + tables.comparison_table(family.contrasts).to_html()
-    for task in results.tasks:
-        html += tables.width_table(results, task).to_html()
-    return html + commands(["rebased sweep kernels", "rebased sweep kernels-small"])
+        html += paragraphs(narrative.verdict(family))
+    return html + "".join(tables.width_table(results, task).to_html() for task in results.tasks)
 
 
 def slices_body(runs: Sequence[Run]) -> str:
-    """Accuracy by number of pairs and by length, also of sequences unlike those of training."""
+    """Accuracy by number of pairs, also of sequences unlike those of training; and what one rate can decide."""
     results = build_results(runs, PAPER)
     html = paragraphs(protocol_words(runs))
-    for kind in SLICES:
-        if any(len(cell.slices(kind)) > 1 for cell in results.cells):
-            panels = figures.accuracy_by_slice(results, kind)
-            caption = "Mean over seeds in each run's best epoch, on the held-out split if there is one."
-            html += figure(panels._replace(name=f"beyond-{panels.name}"), caption)
-            html += details("Show the numbers", tables.slice_table(results, kind).to_html())
-    return html + commands(["rebased sweep extrapolation", "rebased sweep results/extrapolation-d64/sweep.yaml"])
+    rates = sorted({run.lr for run in runs})
+    if len(rates) == 1:
+        html += paragraphs(
+            f"All models have one rate, {rates[0]:g}, which suits some of them better than others. Differences between "
+            "them are differences at that rate; which model recalls more is not decided."
+        )
+    return html + tables.slice_table(results, "by_pairs").to_html()
 
 
 def text_body(records: Sequence[Probe]) -> str:
     """Attention on the token to be recalled, by distance and by layer."""
     settings = [record["config"] for record in records]
     names = [str(name) for name in model_names(settings, task_names(settings))]
-    picture = figure(mass_by_distance(records, names), TEXT)
-    table = details("Show every layer", text_table(records, names).to_html())
-    again = commands(["rebased probe runs/campaign-enwik8 --json text.json"])
-    return paragraphs(text_words(records)) + picture + table + again
-
-
-def text_words(records: Sequence[Probe]) -> str:
-    """Which models were probed, and on how much text."""
-    texts = sorted({text_name(record["config"]["data"]) for record in records})
-    steps = sorted({record["config"]["train"]["steps"] for record in records})
-    low, high = (round(pick(record["parameters"] for record in records) / 1e6) for pick in (min, max))
-    size = f"{low} million" if low == high else f"{low} to {high} million"
-    seeds = plural(len({record["config"]["train"]["seed"] for record in records}), "seed")
-    tokens = ", ".join(sorted({f"{record['ar_tokens']:,}" for record in records}))
-    return (
-        f"{plural(len(records), 'model')} of {size} parameters, {seeds}, trained for "
-        f"{' or '.join(f'{n:,}' for n in steps)} steps on {', '.join(texts)}. {tokens} AR tokens."
-    )
+    return figure(mass_by_distance(records, names), TEXT)
 
 
 def protocol_words(runs: Sequence[Run]) -> str:

@@ -1,4 +1,4 @@
-"""The page: a summary with one row per table and figure of the paper, the rules, and one section each."""
+"""The page: five sentences, one plot, the claims, then one section per experiment."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,27 +7,33 @@ from html import escape
 
 from rebased.config import plural
 from rebased.files import without_nan
+from rebased.paper.answers import forest, main_claims, sentences
 from rebased.paper.attention import find_attention
-from rebased.paper.contents import ITEMS, NOT_HELD
+from rebased.paper.contents import EXPERIMENTS, Experiment
 from rebased.paper.counts import find_counts
-from rebased.paper.evidence import Evidence
-from rebased.paper.finding import PROTOCOLS, Finding
+from rebased.paper.evidence import PLANNED, Evidence
+from rebased.paper.finding import CLAIM_HEAD, Finding, claim_row, words_table
 from rebased.paper.gamma import find_gamma
 from rebased.paper.kernels import find_kernels
 from rebased.paper.not_in_paper import sections_not_in_paper
+from rebased.paper.planned import judge_folders, outcome_table
 from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
-from rebased.paper.verdict import MEANINGS, RULES, VERDICTS, Verdict
-from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, paragraphs
-from rebased.report.prose import warn_about_records
+from rebased.paper.verdict import RULES, VERDICTS, Verdict
+from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
+from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
 
-TITLE = "The paper's tables and figures, and ours beside them"
+TITLE = "Does ReBased do what its paper says?"
 PAPER = (
-    "Aksenov et al., Linear Transformers with Learnable Kernel Functions are Better In-Context Models, ACL 2024 (arXiv "
-    "2402.10644)."
+    "The paper: Aksenov et al., Linear Transformers with Learnable Kernel Functions are Better In-Context Models, ACL "
+    "2024 (arXiv 2402.10644)."
 )
-MANY = 16  # more rows than this are hidden until the reader opens them
+PLOT = (
+    "Each row is a claim of the paper. Dots: our mean difference with its 95 % interval over seeds. Crosses: the "
+    "paper's, with an interval where it prints a spread. To the right of the dotted line the paper's claim is right."
+)
+BRIEF = (0, 1, 2, 3, 6)  # columns of CLAIM_HEAD in the table that every reader sees
 
 
 class PaperPage:
@@ -41,60 +47,145 @@ class PaperPage:
             find_gamma(evidence),
             *find_attention(evidence),
             *find_counts(),
+            find_perplexity(evidence),
         ]
-        found.append(find_perplexity(evidence))
         by_name = {finding.item.name: finding for finding in found}
-        self.findings = [by_name[item.name] for item in ITEMS]
+        self.by_name = {item.name: by_name[item.name] for experiment in EXPERIMENTS for item in experiment.items}
         if not evidence.shipped:
             check_relevant(self.findings, evidence)
+        self.planned = judge_folders(PLANNED) if evidence.shipped else {}
         ended = [run for run in (*evidence.runs, *evidence.lm_runs) if run.status != "unfinished"]
         found_once = replace(evidence.found, repeated=0) if evidence.shipped else evidence.found  # it is known of those
         self.warnings = [*warn_about_records(found_once, ended), *evidence.left_out]
 
     @property
-    def probes(self) -> int:
-        """How many probes there are."""
-        return len(self.evidence.probes) + len(self.evidence.text_probes)
+    def findings(self) -> list[Finding]:
+        """One per table and figure."""
+        return list(self.by_name.values())
+
+    @property
+    def answers(self) -> list[str]:
+        """The five sentences at the top."""
+        return list(sentences(self.by_name, self.planned))
 
     @property
     def counts(self) -> str:
-        """'14 tables and figures: 2 reproduced, 2 partly, 10 not run'"""
+        """'14 tables and figures of 5 experiments: 2 reproduced, 2 partly, 10 not run'"""
         counted = Counter(finding.verdict for finding in self.findings)
         said = ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICTS if counted[verdict])
-        return f"{len(self.findings)} tables and figures: {said}"
+        return f"{len(self.findings)} tables and figures of {len(EXPERIMENTS)} experiments: {said}"
+
+    @property
+    def provenance(self) -> str:
+        """How many runs were made by code that no commit holds."""
+        runs = [*self.evidence.runs, *self.evidence.lm_runs]
+        changed = sum(map(has_changes, runs))
+        mark = f" ({changed} by code with changes that no commit holds)" if changed else ""
+        probes = len(self.evidence.probes) + len(self.evidence.text_probes)
+        whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
+        return f"From {whose}: {plural(len(runs), 'run')}{mark}, {plural(probes, 'probe')}."
+
+    def marked(self, file: str) -> str:
+        """The name of a file, with the number of its runs whose code no commit holds."""
+        runs = [run for run in (*self.evidence.runs, *self.evidence.lm_runs) if run.file == file]
+        changed = sum(map(has_changes, runs))
+        return f"{file} ({changed} of {plural(len(runs), 'run')} with changes)" if changed else file
 
     def to_record(self) -> dict[str, object]:
         """Everything as JSON data."""
+        planned = {name: [found.to_record() for found in outcomes] for name, outcomes in self.planned.items()}
         record: dict[str, object] = without_nan(
-            {"counts": self.counts, "findings": [finding.to_record() for finding in self.findings]}
+            {
+                "answers": self.answers,
+                "counts": self.counts,
+                "findings": [finding.to_record() for finding in self.findings],
+                "planned": planned,
+            }
         )
         return record
 
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""
         runs = [*self.evidence.runs, *self.evidence.lm_runs]
-        whose = "the records that come with rebased" if self.evidence.shipped else "the records that were given"
-        lead = f"{self.counts}. From {whose}: {plural(len(runs), 'run')}, {plural(self.probes, 'probe')}."
         origin = describe_origin(runs) if runs else ""
-        return Page(TITLE, lead, list(self._sections(command)), f"{PAPER} {origin}", self.to_record())
+        footer = f"{PAPER} {origin}"
+        return Page(TITLE, f"{self.counts}. {self.provenance}", list(self._sections(command)), footer, self.to_record())
 
     def _sections(self, command: str) -> Iterator[Section]:
-        items = "".join(f"<li>{badge(verdict)} {escape(words)}</li>" for verdict, words in RULES.items())
-        rules = f"<ul>{items}</ul>" + paragraphs(*MEANINGS, str(self.evidence.precision), NOT_HELD)
-        yield Section("Summary", summary(self.findings))
-        yield Section("How the verdicts are made", rules)
+        yield Section(
+            "In five sentences", "<ol>" + "".join(f"<li>{escape(text)}</li>" for text in self.answers) + "</ol>"
+        )
+        claims = main_claims(self.by_name)
+        if (panels := forest(claims)) is not None:
+            yield Section("Effects", figure(panels, PLOT))
+        if claims:
+            rows = [claim_row(claim) for _, claim in claims]
+            brief = [
+                (f"{name}. {row[0]}", *(row[i] for i in BRIEF[1:])) for (name, _), row in zip(claims, rows, strict=True)
+            ]
+            table = words_table(Table(tuple(CLAIM_HEAD[i] for i in BRIEF), brief))
+            more = details("Show p values with other choices", words_table(Table(CLAIM_HEAD, rows)))
+            yield Section("Claims, the most important first", table + more)
+        yield Section("Verdicts", self._verdicts())
+        if self.planned:
+            yield Section("Planned tests", self._planned())
+        for experiment in EXPERIMENTS:
+            yield Section(experiment.title, self._experiment(experiment), experiment.key)
+        yield from sections_not_in_paper(self.evidence)
         if self.warnings:
             yield Section("Warnings", bullets(self.warnings))
-        for finding in self.findings:
-            heading = f"{finding.item.name}: {finding.item.title}"
-            yield Section(heading, body(finding), finding.item.key)
-        yield from sections_not_in_paper(self.evidence)
+        yield Section("How verdicts are made", bullets([*RULES, str(self.evidence.precision)]))
         yield Section("How to make this page again", commands([command]))
+
+    def _verdicts(self) -> str:
+        """One row per table and figure, together with those of the same experiment."""
+        html = ""
+        for experiment in EXPERIMENTS:
+            link = f'<a href="#{experiment.key}">{escape(experiment.title)}</a>'
+            html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
+            for finding in (self.by_name[item.name] for item in experiment.items):
+                name = f"{escape(finding.item.name)}: {escape(finding.item.title)}"
+                html += f'<tr><th scope="row">{name}</th><td>{badge(finding.verdict)}</td>'
+                html += f"<td>{escape(finding.sentence)}</td></tr>"
+        head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
+        table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
+        lead = "Tables and figures of one experiment are computed from the same runs: they are one result, not several."
+        return f'{paragraphs(lead)}<div class="wide text">{table}</div>'
+
+    def _planned(self) -> str:
+        """The outcome of each plan."""
+        html = paragraphs("Question, test and margin were committed before these runs (results/NAME/plan.md).")
+        for name, outcomes in self.planned.items():
+            html += f"<h3>{escape(name)}</h3>{words_table(outcome_table(outcomes))}" if outcomes else ""
+        waiting = [name for name, outcomes in self.planned.items() if not outcomes]
+        return html + (paragraphs(f"Not run yet: {', '.join(waiting)}.") if waiting else "")
+
+    def _experiment(self, experiment: Experiment) -> str:
+        """What the paper says, departures once, tables and pictures, and the commands."""
+        findings = [self.by_name[item.name] for item in experiment.items]
+        html = bullets(f"{item.name}: {item.says}" for item in experiment.items)
+        departures = dict.fromkeys(words for finding in findings for words in finding.departures)
+        kind = "A stand-in" if any(finding.protocol == "stand-in" for finding in findings) else "Departures"
+        facts = [f"{kind}: {'; '.join(departures)}."] if departures else []
+        facts += [f"The paper leaves open: {experiment.left_open}"] if experiment.left_open else []
+        facts += dict.fromkeys(remark for finding in findings for remark in finding.remarks)
+        sources = dict.fromkeys(source for finding in findings for source in finding.sources)
+        facts += [f"Records: {', '.join(map(self.marked, sources))}."] if sources else []
+        html += paragraphs(*facts) + "".join(finding.draw() for finding in findings)
+        for finding in findings:
+            numbers, claims = finding.number_table(), finding.claim_table()
+            if numbers:
+                html += details(
+                    f"Show {finding.item.name}: {plural(len(numbers.rows), finding.unit)}", words_table(numbers)
+                )
+            if claims and finding.item.name not in ("Table 1", "Figure 1"):
+                html += details(f"Show {finding.item.name}: {plural(len(claims.rows), 'claim')}", words_table(claims))
+        return html + commands(experiment.redo)
 
 
 def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
     """ValueError if no record is of anything that the paper shows, or of a section that the paper does not have."""
-    shown = any(finding.protocol != "none" for finding in findings if finding.settings_matter)
+    shown = any(finding.remarks or (finding.protocol != "none" and finding.unit != "count") for finding in findings)
     if not shown and not any(True for _ in sections_not_in_paper(evidence)):
         runs = plural(len(evidence.runs) + len(evidence.lm_runs), "run")
         probes = plural(len(evidence.probes) + len(evidence.text_probes), "probe")
@@ -104,63 +195,6 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
         )
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    """The table at the top: one row per table and figure with a link, its verdict and the reason."""
-    head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "in one sentence"))
-    rows = "".join(
-        f'<tr><th scope="row"><a href="#{finding.item.key}">{escape(finding.item.name)}</a>: '
-        f"{escape(finding.item.title)}</th><td>{badge(finding.verdict)}</td><td>{escape(finding.sentence)}</td></tr>"
-        for finding in findings
-    )
-    table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<div class="wide text">{table}</div>'
-
-
 def badge(verdict: Verdict) -> str:
     """A verdict in its colour. The word says it too."""
     return f'<span class="verdict {verdict.replace(" ", "-")}">{verdict}</span>'
-
-
-def body(finding: Finding) -> str:
-    """The section of one table or figure."""
-    item = finding.item
-    html = f"<p>{badge(finding.verdict)} {escape(finding.sentence)}</p>"
-    facts = [("The paper says", item.says), ("Source", f"{item.source}.")]
-    facts += [("Left open by the paper", item.left_open)] if item.left_open else []
-    if finding.protocol != "none" and finding.settings_matter:
-        facts.append(("Protocol of our records", f"{PROTOCOLS[finding.protocol]}; seeds per model: {finding.seeds}."))
-    if finding.sources:
-        facts.append(("Records", ", ".join(finding.sources)))
-    facts += [("Remark", remark) for remark in finding.remarks]
-    if finding.cost:
-        facts.append(("What is missing would cost", str(finding.cost)))
-    html += "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts) + "</dl>"
-    html += finding.draw()
-    html += checks(finding)
-    for other in finding.others:
-        names = f"{', '.join(other.sources)}: " if other.sources else ""
-        html += details(f"Show records that were not used. {names}{other.sentence}", checks(other))
-    missing, claimed = finding.missing_numbers(), finding.missing_claims()
-    if missing or claimed:
-        shown = (missing.to_html() if missing else "") + (bullets(claimed) if claimed else "")
-        html += details("Show what was not run, with the paper's values", shown)
-    if finding.settings:
-        html += details("Show the paper's protocol beside that of our records", words_table(finding.settings))
-    return html + "<p>To do it again, or more of it:</p>" + commands(item.redo)
-
-
-def checks(finding: Finding) -> str:
-    """The tables of numbers and of claims."""
-    html, numbers, claims = "", finding.number_table(), finding.claim_table()
-    if numbers:
-        shown = numbers.to_html()
-        html += f"<h3>{escape(finding.unit.capitalize())}s, ours beside the paper's</h3>"
-        many = len(numbers.rows) > MANY
-        html += details(f"Show {plural(len(numbers.rows), finding.unit)}", shown) if many else shown
-    tested = claims.to_html().replace("<table", '<table class="claims"', 1) if claims else ""
-    return html + (f"<h3>Claims, tested</h3>{tested}" if tested else "")
-
-
-def words_table(table: Table) -> str:
-    """A table whose cells are words: they stand to the left and may take several lines."""
-    return table.to_html().replace('class="wide"><table', 'class="wide text"><table class="words"', 1)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -15,14 +14,13 @@ import yaml
 from rebased.analysis import holm
 from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_p
 from rebased.config import Config
-from rebased.paper.evidence import Evidence
-from rebased.report.probe.cells import run_of
+from rebased.paper.evidence import Evidence, read_evidence
+from rebased.report.lm.models import is_finished, training_loss
+from rebased.report.probe.cells import live_mean, run_of
 from rebased.report.synthetic.cells import COUNTED, has_learned
 from rebased.report.tables import NONE, Table
 from rebased.runs.finished import Run
 
-LIVE = 0.05  # the IoU above which a head looks at the answers at all
-LAST_STEPS = 200  # of training, over which the training loss is averaged
 Answer = Literal["holds", "contradicted", "equal", "too wide to tell", "not shown", "incomplete"]
 
 
@@ -76,6 +74,15 @@ def read_plan(path: Path) -> Plan:
     if block is None:
         raise ValueError(f"{path} has no block of YAML; a plan states its tests in one")
     return Plan.model_validate(yaml.safe_load(block[1]))
+
+
+def judge_folders(folder: Path) -> dict[str, list[Outcome]]:
+    """By the name of a plan, what the records beside it say; empty if there is none yet."""
+    found: dict[str, list[Outcome]] = {}
+    for path in sorted(folder.glob("*/plan.md")):
+        others = [file for file in path.parent.iterdir() if file.suffix in (".gz", ".xz")]
+        found[path.parent.name] = judge_plan(read_plan(path), read_evidence(others)) if others else []
+    return found
 
 
 def judge_plan(plan: Plan, evidence: Evidence) -> list[Outcome]:
@@ -171,29 +178,18 @@ def values_of(value: str, evidence: Evidence) -> Iterator[tuple[Run, float | Non
             yield run_of(probe), IOU[part](probe["layers"][-1]["iou"])
     elif kind in ("loss", "gap"):
         for run in evidence.lm_runs:
-            if run.status == "done" and "test" in run.lines[-1]:
+            if is_finished(run) and "test" in run.lines[-1]:
                 loss: float = run.lines[-1]["test"][part or "all"]["loss"]
-                yield run, loss - training_loss(run) if kind == "gap" else loss
+                trained = training_loss(run) if kind == "gap" else 0.0
+                yield run, None if trained is None else loss - trained
     else:
         for run in evidence.runs:
             if run.status in COUNTED:
                 yield run, float(has_learned(run)) if kind == "began" else run.held_out
 
 
-def training_loss(run: Run) -> float:
-    """The mean loss of the last steps of training."""
-    steps = [line for line in run.lines if line["type"] == "step"]
-    return fmean(line["loss"] for line in steps if line["step"] > steps[-1]["step"] - LAST_STEPS)
-
-
-def live_mean(iou: Mapping[str, Any]) -> float | None:
-    """The mean IoU over the heads that look at the answers at all; None if there is none."""
-    live = [value for value in iou["by_head"] if value > LIVE]
-    return fmean(live) if live else None
-
-
 IOU: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
-    "live": live_mean,
+    "live": lambda iou: live_mean(iou["by_head"]),
     "mean": lambda iou: iou["mean"],
     "best": lambda iou: iou["best"],
 }

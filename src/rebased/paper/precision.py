@@ -1,15 +1,15 @@
-"""TF32 beside fp32: the paired test that is the reason why the page states TF32 and counts it as no departure."""
+"""TF32 beside fp32: a test of equivalence. Unless it passes, TF32 is a departure from the paper's protocol."""
 
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis.intervals import Interval, t_interval
+from rebased.analysis import Spread, describe
+from rebased.analysis.unpaired import Effect
 from rebased.files import read_json
+from rebased.report.reference_values import MARGIN
 
-STATED = "precision tf32 instead of fp32"
-"""A difference from the paper, in the words of `deviations`, that lowers no verdict."""
-DOCUMENT = "docs/measurements/training_step.md"
+TF32 = "precision tf32 instead of fp32"  # in the words of `deviations`
 
 
 class PrecisionTest(NamedTuple):
@@ -22,22 +22,23 @@ class PrecisionTest(NamedTuple):
     record: str  # the name of the file
 
     @property
-    def differences(self) -> list[float]:
-        """The accuracy in TF32 less that in fp32, seed by seed."""
-        return [self.tf32[seed] - self.fp32[seed] for seed in self.fp32]
+    def difference(self) -> Spread:
+        """The accuracy in TF32 less that in fp32, over seeds."""
+        return describe([self.tf32[seed] - self.fp32[seed] for seed in self.fp32])
 
     @property
-    def interval(self) -> Interval:
-        """Student's 95 % interval of the mean difference."""
-        return t_interval(self.differences)
+    def is_equivalent(self) -> bool:
+        """Whether the two precisions differ by less than the margin, by two one-sided tests."""
+        found = self.difference
+        return Effect(found.mean, found.sd / sqrt(found.n), found.n - 1, found.n, found.n).is_within(MARGIN)
 
     def __str__(self) -> str:
+        found = self.difference
+        so = f"{'within' if self.is_equivalent else 'not shown to be within'} the margin of {MARGIN:g}"
         return (
-            "TF32 products instead of fp32 are stated and are no departure: they are how a run is computed, not what "
-            f"it computes. With {len(self.fp32)} paired seeds of ReBased (T = 256, D = {self.d_model}, {self.epochs} "
-            f"epochs) the accuracy in TF32 less that in fp32 was {fmean(self.differences):+.3f} (95 % interval "
-            f"{self.interval.low:.3f} to {self.interval.high:.3f}; {DOCUMENT}, {self.record}). That is one "
-            "cell: smaller differences are possible, and the page never mixes runs of both. bf16 is a departure."
+            f"Runs in TF32 instead of fp32 {'are no' if self.is_equivalent else 'are a'} departure: {found.mean:+.3f} "
+            f"({found.low:+.3f} to {found.high:+.3f}) over {found.n} paired seeds is {so} (ReBased, T = 256, "
+            f"D = {self.d_model}, {self.epochs} epochs; {self.record})."
         )
 
 

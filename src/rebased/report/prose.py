@@ -19,6 +19,11 @@ def tested_of(found: Sequence[Comparison]) -> str:
     return f"{'' if tested == len(found) else f'{tested} tested ones of '}{plural(len(found), 'comparison')}"
 
 
+def has_changes(run: Run) -> bool:
+    """Whether some of its code was in no commit: of its beginning, or of a time when it was resumed."""
+    return any(line["code"]["dirty"] for line in run.lines if line["type"] in ("run", "resume"))
+
+
 def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
     """Warnings if the runs were made with several versions of the code, or with code that no commit holds."""
     codes = Counter(run.code for run in runs)
@@ -28,9 +33,11 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
             f"The runs were made with {len(codes)} versions of the code, which may cause differences between them. "
             f"{versions}."
         )
-    dirty = sum("changes" in code for code in codes)
-    if dirty:
-        yield f"{plural(dirty, 'version')} of the code had changes that were not committed."
+    if changed := sum(map(has_changes, runs)):
+        yield (
+            f"{changed} of {plural(len(runs), 'run')} were made by code with changes that no commit holds; nobody can "
+            "run that code again."
+        )
     own: dict[str, set[str]] = {}
     for run in runs:
         for what, checksum in recorded_code(run.lines).items():

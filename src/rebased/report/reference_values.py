@@ -25,13 +25,14 @@ The measures are those of `Measure`. If several entries fit a run, the last one 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan, sqrt
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from rebased.analysis import Spread
+from rebased.analysis.unpaired import Effect, effect_of
 from rebased.config import Config, load_config
 from rebased.runs.finished import Run
 from rebased.runs.run_names import task_names
@@ -39,6 +40,11 @@ from rebased.runs.run_names import task_names
 Measure = Literal["accuracy", "all", "ar", "non_ar", "iou", "probed_accuracy", "gamma", "beta"]
 """What a value is of: test accuracy on a synthetic task; perplexity of all, AR and non-AR tokens; soft IoU of attention
 and answers, and accuracy on the probed examples; the means of gamma and beta after training."""
+
+
+MARGIN = 0.1
+"""Of accuracies and other means between 0 and 1: the smallest difference that matters."""
+Agreement = Literal["agrees", "differs", "too wide to tell"]
 
 
 class ReferenceValue(NamedTuple):
@@ -49,6 +55,7 @@ class ReferenceValue(NamedTuple):
     at_least: bool = False  # the mean is a lower bound
     error: float = 0.0  # of reading or rounding the value: half a unit of its last digit
     seeds: int = 1  # that the mean is over
+    margin: float = MARGIN  # a difference below it does not matter
 
     def __str__(self) -> str:
         return f"{'≥ ' if self.at_least else ''}{self.mean:.2f}" + (f" ± {self.sd:.2f}" if self.sd is not None else "")
@@ -80,14 +87,28 @@ class ReferenceValues:
 NO_VALUES = ReferenceValues()
 
 
-def agrees(ours: Spread, theirs: ReferenceValue) -> bool:
-    """Whether the means differ by at most two standard errors plus the error of reading the reference value. If one of
-    the two has no spread, that of the other is taken for both."""
+def agreement(ours: Spread, theirs: ReferenceValue) -> Agreement:
+    """Whether two means are equal for practical purposes, by two one-sided tests with the value's margin.
+
+    They agree if the 90 % interval of their difference, widened by the error of reading the value, lies within the
+    margin. They differ if the 95 % interval, widened alike, excludes 0. Otherwise the interval is too wide to tell.
+    """
+    if ours.n < 2:
+        return "too wide to tell"
+    found = difference_from(ours, theirs)
+    (low, high), (least, most) = found.interval(0.9), found.interval()
     if theirs.at_least:
-        return ours.mean >= theirs.mean - theirs.error
-    sd = (theirs.sd or 0.0) if isnan(ours.sd) else ours.sd
-    error = sqrt(sd**2 / ours.n + (sd if theirs.sd is None else theirs.sd) ** 2 / theirs.seeds)
-    return abs(ours.mean - theirs.mean) <= 2 * error + theirs.error
+        return "agrees" if low >= -theirs.error else "differs" if high < -theirs.error else "too wide to tell"
+    if max(-low, high) + theirs.error < theirs.margin:
+        return "agrees"
+    return "differs" if least > theirs.error or most < -theirs.error else "too wide to tell"
+
+
+def difference_from(ours: Spread, theirs: ReferenceValue) -> Effect:
+    """Our mean less the reference value. Where that has no spread, ours stands for both; a bound has none."""
+    sd = 0.0 if isnan(ours.sd) else ours.sd
+    their_sd = 0.0 if theirs.at_least else sd if theirs.sd is None else theirs.sd
+    return effect_of(ours.mean, sd, ours.n, theirs.mean, their_sd, theirs.seeds)
 
 
 Finite = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]

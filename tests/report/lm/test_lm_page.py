@@ -183,11 +183,21 @@ def test_runs_in_no_result_are_named() -> None:
 
 def test_curves_are_drawn_from_the_records() -> None:
     text = body(Report(Collection(lm_runs=nine())), "Training curves")
-    assert text.count('<svg role="img"') == 2
+    assert text.count('<svg role="img"') == 3  # training and validation of each model in one panel
+    assert text.count("validation</li>") == 1
     short = nine()
     for run in short:
         run.lines[:] = [line for line in run.lines if line["type"] != "eval"]
-    assert body(Report(Collection(lm_runs=short)), "Training curves").count('<svg role="img"') == 1
+    assert body(Report(Collection(lm_runs=short)), "Training curves").count('<svg role="img"') == 3
+
+
+def test_a_gap_between_training_and_test_is_a_warning() -> None:
+    runs = nine()
+    assert not any("Overfitting" in text for text in Report(Collection(lm_runs=runs)).warnings)
+    for line in (line for run in runs for line in run.lines if line["type"] == "step"):
+        line["loss"] = 2.0
+    (said,) = (text for text in Report(Collection(lm_runs=runs)).warnings if text.startswith("Overfitting"))
+    assert "ReBased 2.00 and " in said
 
 
 def test_a_step_without_numbers_is_left_out() -> None:

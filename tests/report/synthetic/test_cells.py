@@ -69,3 +69,25 @@ def test_order() -> None:
     results = build_results([fake_run("mamba"), *heads, fake_run("based", seq_len=64), fake_run("based")])
     assert results.tasks == ["T = 32, 4 pairs", "T = 64, 4 pairs"]
     assert list(map(str, results.models)) == ["Based", "ReBased (n_heads 2)", "ReBased (n_heads 12)", "Mamba"]
+
+
+def test_no_seed_has_a_say_in_its_own_rate() -> None:
+    """Seed 42 is lucky at 1e-2. The mean over all seeds picks that rate; for seed 42 the others pick 1e-3."""
+    levels = {1e-2: (0.9, 0.3, 0.3), 1e-3: (0.4, 0.4, 0.4)}
+    runs = [
+        fake_run(accuracies=[level], seed=seed, lr=lr)
+        for lr, values in levels.items()
+        for seed, level in zip((42, 43, 44), values, strict=True)
+    ]
+    (cell,) = build_results(runs).cells
+    assert cell.accuracies(held_out=False) == {42: 0.9, 43: 0.3, 44: 0.3}
+    assert cell.unselected(held_out=False) == {42: 0.4, 43: 0.3, 44: 0.3}
+
+
+def test_of_a_search_in_stages_the_seeds_count_on_which_nothing_was_chosen() -> None:
+    runs = [fake_run(accuracies=[0.1], seed=42, lr=1e-3)]
+    runs += [fake_run(accuracies=[level], seed=seed, lr=1e-2) for seed, level in ((42, 0.9), (43, 0.5), (44, 0.6))]
+    (cell,) = build_results(runs).cells
+    assert cell.unselected(held_out=False) == {43: 0.5, 44: 0.6}
+    (two,) = build_results(runs[:3]).cells
+    assert two.unselected(held_out=False) == {42: 0.9, 43: 0.5}  # one seed alone could be put to no test

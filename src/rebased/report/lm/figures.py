@@ -21,7 +21,7 @@ from rebased.report.drawing import (
 )
 from rebased.report.lm.models import PARTS, LanguageModels, curve
 
-PLACES = 16  # of a training curve that a reader can point at
+PLACES = 48  # of a training curve
 
 
 def perplexity_by_model(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels:
@@ -66,29 +66,40 @@ def perplexity_by_distance(found: LanguageModels, styles: dict[str, dict[str, An
 
 
 def training_curves(found: LanguageModels, styles: dict[str, dict[str, Any]], name: str) -> Panels | None:
-    """Training loss and validation perplexity by step, one line per run; None if no record has such lines."""
+    """Training loss (a line) and validation loss (dots) by step, one panel per model; None if no record has them.
 
-    def panel(kind: str, key: str, label: str) -> Draw:
+    Of one model the lines of all seeds, so that a reader sees where the two part. The panels share their axes.
+    """
+    known = [curve(run, "step", "loss") for run in found.runs]
+    later = [value for at, values in known for step, value in zip(at, values, strict=True) if step > at[-1] / 10]
+    if not later:
+        return None
+    heard = [value for run in found.runs for value in curve(run, "eval", "loss")[1]]
+    bottom, top = 0.97 * min([*later, *heard]), 1.03 * max(later)
+
+    def panel(model: str) -> Draw:
         def draw(axes: Axes) -> None:
-            for model, runs in found.models.items():
-                for n, run in enumerate(runs.values()):
-                    marker = "o" if kind == "eval" else None
-                    look = styles[model] | {"lw": 1.2, "ms": 4, "marker": marker, "label": None if n else model}
-                    at, values = curve(run, kind, key)
-                    axes.plot(at, values, **look)
-                    shown = range(len(at) - 1, -1, -max(1, ceil(len(at) / PLACES)))  # from the last step back
-                    texts = [f"{model}, seed {run.seed}, step {at[i]:,}: {values[i]:.4g}" for i in shown]
-                    hover(axes, [at[i] for i in shown], [values[i] for i in shown], texts)
-            axes.set(xlabel="step", ylabel=label, xscale="log" if kind == "step" else "linear", yscale="log")
-            label_log_axes(axes)
+            for n, run in enumerate(found.models[model].values()):
+                at, values = smoothed(*curve(run, "step", "loss"))
+                axes.plot(at, values, **styles[model] | {"lw": 1.2, "ls": "-"}, label=None if n else "training")
+                at, values = curve(run, "eval", "loss")
+                dots: dict[str, Any] = {"color": INK, "marker": "o", "ms": 4, "ls": ":", "lw": 1}
+                axes.plot(at, values, **dots, label=None if n else "validation")
+                texts = [f"{model}, seed {run.seed}, step {s:,}: {v:.3f}" for s, v in zip(at, values, strict=True)]
+                hover(axes, at, values, texts)
+            axes.set(xlabel="step", ylabel="nats per token", ylim=(bottom, top))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
 
         return draw
 
-    wanted = {"Training loss": ("step", "loss", "nats per token"), "Validation": ("eval", "perplexity", "perplexity")}
-    panels = {
-        heading: panel(*what) for heading, what in wanted.items() if any(curve(run, *what[:2])[0] for run in found.runs)
-    }
-    return draw_panels(panels, name, "Training curves, one line per run") if panels else None
+    return draw_panels({model: panel(model) for model in found.models}, name, "Training and validation loss by step")
+
+
+def smoothed(at: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """At most PLACES means of consecutive values, each at its last step."""
+    size = max(1, ceil(len(at) / PLACES))
+    ends = range(len(at), 0, -size)
+    return [at[end - 1] for end in ends][::-1], [fmean(values[max(0, end - size) : end]) for end in ends][::-1]
 
 
 def label_log_axes(axes: Axes) -> None:

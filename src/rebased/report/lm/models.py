@@ -3,8 +3,9 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
+from math import isfinite, log
 from pathlib import PurePath
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
@@ -16,6 +17,9 @@ from rebased.runs.run_names import ModelName, differences, flatten, kind_of
 PARTS = {"all": "all", "ar": "AR", "non_ar": "non-AR"}  # the key in a record: the heading of a column
 SPLITS = ("test", "valid")  # the first that all runs were measured on is reported
 MODEL_ORDER = ("Attention", "Based", "ReBased")  # the models that tables list first
+
+LAST_STEPS = 200  # of training, over which the training loss is averaged
+PARTED = 0.1  # nats by which the loss on unseen text is above that of training where the two have parted
 
 # Settings that name no model: the seed, execution settings, and how often something is recorded.
 NAMELESS = (
@@ -71,6 +75,29 @@ class LanguageModels:
     def values(self, model: str, part: str) -> dict[int, float]:
         """Perplexity by seed; `part` is a key of PARTS."""
         return {seed: measured(run, self.split)[part]["perplexity"] for seed, run in self.models[model].items()}
+
+    def losses(self, model: str) -> tuple[float, float] | None:
+        """(training loss, loss on the measured split), means over seeds; None if a record has no training loss."""
+        trained = [training_loss(run) for run in self.models[model].values()]
+        known = [loss for loss in trained if loss is not None]
+        tested = [log(value) for value in self.values(model, "all").values()]
+        return (fmean(known), fmean(tested)) if len(known) == len(trained) else None
+
+    @property
+    def overfitting(self) -> str:
+        """Which models have learned the training text by heart, with numbers; empty if none has."""
+        found = {model: losses for model in self.models if (losses := self.losses(model))}
+        parted = {model: losses for model, losses in found.items() if losses[1] - losses[0] > PARTED}
+        if not parted:
+            return ""
+        times = {f"{count:.1f}" for run in self.runs if (count := passes(run))}
+        read = f" after {' or '.join(sorted(times))} passes over the text" if times else ""
+        listed = "; ".join(f"{model} {trained:.2f} and {tested:.2f}" for model, (trained, tested) in found.items())
+        return (
+            f"Overfitting: the loss on the {self.split} split is above that of training{read}. Nats per token in the "
+            f"last {LAST_STEPS} steps of training and on the {self.split} split: {listed}. Differences between models "
+            "on this split show how they overfit, not only what they can learn."
+        )
 
     def reference(self, model: str) -> Reference:
         """What others report for a model. For one of several that differ in settings nothing is known."""
@@ -211,6 +238,18 @@ def curve(run: Run, kind: str, key: str) -> tuple[list[int], list[float]]:
     lines = [line for line in run.lines if line["type"] == kind]
     points = [(line["step"], line[key]) for line in lines if is_number(line.get("step")) and is_number(line.get(key))]
     return [step for step, _ in points], [value for _, value in points]
+
+
+def training_loss(run: Run) -> float | None:
+    """The mean loss of the last steps of training; None if the record has none."""
+    at, losses = curve(run, "step", "loss")
+    return fmean(loss for step, loss in zip(at, losses, strict=True) if step > at[-1] - LAST_STEPS) if at else None
+
+
+def passes(run: Run) -> float | None:
+    """How often the training text was read; None if the record does not say how long it is."""
+    known = run.lines[0]["corpus"].get("tokens", {}).get("train")
+    return steps(run)[-1]["tokens"] / known if known and steps(run) else None
 
 
 def is_number(value: object) -> bool:

@@ -50,6 +50,8 @@ def remarks(found: LanguageModels) -> list[str]:
     ]
     if remark := found.known.of(found.runs[0]).remark:
         said.append(remark)
+    if found.overfitting:
+        said.append(found.overfitting)
     if found.by_distance:
         said.append(BY_DISTANCE)
     said += missing_distances(found)
@@ -114,6 +116,8 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
         differ = [f"{key} {' and '.join(values)}" for key, values in training_differences(group.runs).items()]
         if differ:
             yield f"Language models side by side were not trained alike: {', '.join(differ)} ({group.data})."
+        if group.overfitting:
+            yield group.overfitting
         if group.left_out:
             yield f"Left out, the same model and seed as another run: {', '.join(group.left_out)}."
         yield from missing_distances(group)

@@ -26,7 +26,8 @@ BY_DISTANCE = (
     "tokens whose bigram was last seen 4 to 7 tokens ago."
 )
 CURVES = (
-    "One line per run. The validation perplexity during training is measured on the first windows of the valid split."
+    "One line per run, of means over consecutive steps. Dots: the loss on the first windows of the valid split. Where "
+    "the dots rise above the line, the model learns the training text by heart."
 )
 
 

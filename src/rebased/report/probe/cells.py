@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from rebased.analysis import Spread, describe
@@ -12,6 +13,7 @@ from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, model_names, task_names
 
 Record = dict[str, Any]
+LIVE = 0.05  # the IoU above which a head looks at the answers at all
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class ProbeCell:
         return describe(list(self.values(name, which).values()))
 
     @cached_property
+    def live_iou(self) -> dict[int, float]:
+        """The mean IoU over live heads, by seed; without seeds that have none."""
+        found = {seed: live_mean(record["layers"][-1]["iou"]["by_head"]) for seed, record in self.records.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    @cached_property
     def matrix_iou(self) -> Spread:
         """The soft IoU of the heads' mean matrix, over seeds."""
         return describe([record["layers"][-1]["matrix_iou"] for record in self.records.values()])
@@ -62,6 +70,12 @@ class ProbeCell:
     def name(self) -> str:
         """'ReBased, D = 64'"""
         return f"{self.model}, D = {self.d_model}"
+
+
+def live_mean(by_head: Sequence[float]) -> float | None:
+    """The mean over the heads that look at the answers at all; None if there is none."""
+    live = [value for value in by_head if value > LIVE]
+    return fmean(live) if live else None
 
 
 def run_of(record: Record) -> Run:

@@ -1,5 +1,6 @@
 """The page on probes: a pure function of their records."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
@@ -10,15 +11,15 @@ from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, Record, group_probes, run_of
-from rebased.report.reference_values import NO_VALUES, ReferenceValues, agrees
+from rebased.report.reference_values import NO_VALUES, ReferenceValues, agreement
 from rebased.report.tables import Table
 from rebased.runs.run_names import model_names, task_names
 
 IOU = (
     "Rows of a matrix are the questions, columns the positions of the pairs. Soft IoU is 1 if all attention is on the "
-    "answers. IoU: mean over heads. best head: the head with the highest IoU, chosen on the same examples. mean "
-    "matrix: the IoU of the heads' mean. ± is the sample standard deviation over seeds. The layer is the last with a "
-    "matrix."
+    "answers. IoU: mean over heads. live heads: over those with an IoU above 0.05. best head: the head with the "
+    "highest IoU, chosen on the same examples. mean matrix: the IoU of the heads' mean. ± is the sample standard "
+    "deviation over seeds. The layer is the last with a matrix."
 )
 LOOK = (
     "mass: attention on the answer, as a mean over questions. entropy: of a question's attention over all tokens it "
@@ -162,10 +163,11 @@ class ProbeReport:
         compared = [(cell, cell.reference.values["iou"]) for cell in self.cells if "iou" in cell.reference.values]
         if compared:
             name = compared[0][0].known.name
-            near = sum(agrees(cell.spread("iou"), value) for cell, value in compared)
+            outcomes = Counter(agreement(cell.spread("iou"), value) for cell, value in compared)
             yield (
-                f"The {name} has an IoU for {len(compared)} of these cells; {near} of them agree with it, by "
-                f"at most two standard errors plus the rounding of the {name}'s value."
+                f"The {name} has an IoU for {len(compared)} of these cells: {outcomes['agrees']} agree with it within "
+                f"{compared[0][1].margin:g}, {outcomes['differs']} differ, {outcomes['too wide to tell']} are too wide "
+                "to tell."
             )
 
     def _text_findings(self) -> Iterator[str]:

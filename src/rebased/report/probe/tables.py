@@ -4,20 +4,22 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from rebased.analysis import describe
 from rebased.report.probe.cells import ProbeCell, Record
-from rebased.report.reference_values import agrees
+from rebased.report.reference_values import agreement
 from rebased.report.tables import NONE, Table, plus_minus
 
 
 def iou_table(cells: Sequence[ProbeCell]) -> Table:
     """Soft IoU over heads, of the best head and of the mean matrix, accuracy, and reference values with a verdict."""
-    head = ["model", "D", "seeds", "IoU", "IoU, best head", "IoU, mean matrix", "accuracy"]
+    head = ["model", "D", "seeds", "IoU", "IoU, live heads", "IoU, best head", "IoU, mean matrix", "accuracy"]
     names = [cell.known.name for cell in cells if "iou" in cell.reference.values]
     head += [f"{names[0]}: IoU", f"{names[0]}: accuracy", "IoU agrees"] if names else []
     rows = []
     for cell in cells:
         row = [str(cell.model), str(cell.d_model), str(len(cell.records))]
-        row += [plus_minus(cell.spread("iou")), plus_minus(cell.spread("iou", "best"))]
+        live = plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE
+        row += [plus_minus(cell.spread("iou")), live, plus_minus(cell.spread("iou", "best"))]
         row += [plus_minus(cell.matrix_iou), plus_minus(cell.accuracy)]
         if names:
             row += verdict(cell)
@@ -28,7 +30,7 @@ def iou_table(cells: Sequence[ProbeCell]) -> Table:
 def verdict(cell: ProbeCell) -> list[str]:
     """The reported IoU and accuracy, and whether the IoU agrees with ours."""
     iou, accuracy = cell.reference.values.get("iou"), cell.reference.values.get("probed_accuracy")
-    near = NONE if iou is None else "yes" if agrees(cell.spread("iou"), iou) else "no"
+    near = NONE if iou is None else agreement(cell.spread("iou"), iou)
     return [*(f"{value.mean:.3f}" if value else NONE for value in (iou, accuracy)), near]
 
 

@@ -67,8 +67,27 @@ class Cell:
 
     def accuracies(self, held_out: bool) -> dict[int, float]:
         """By seed: accuracy on the test split, or with `held_out` on the held-out split where a run has one."""
-        both = {seed: (run.best.accuracy, run.held_out) for seed, run in self.chosen.items()}
-        return {seed: other if held_out and other is not None else test for seed, (test, other) in both.items()}
+        return {seed: accuracy_of(run, held_out) for seed, run in self.chosen.items()}
+
+    def unselected(self, held_out: bool) -> dict[int, float]:
+        """As `accuracies`, but each seed at the rate that is best on the other seeds: no seed has a say in its own
+        rate. Of a search in stages only the seeds count on which no rate was chosen, if there are two or more."""
+        if len(self.runs) == 1:
+            return self.accuracies(held_out)
+        later = {seed: run for seed, run in self.chosen.items() if seed not in self.choice.staged}
+        if self.choice.staged:
+            return {
+                seed: accuracy_of(run, held_out) for seed, run in (later if len(later) > 1 else self.chosen).items()
+            }
+        found = {}
+        for seed in self.chosen:
+            tests = {
+                lr: {s: run.best.accuracy for s, run in runs.items() if s != seed} for lr, runs in self.runs.items()
+            }
+            run = self.runs[choose_lr(tests).lr].get(seed) if any(tests.values()) else self.chosen[seed]
+            if run is not None:
+                found[seed] = accuracy_of(run, held_out)
+        return found
 
     @cached_property
     def lr_means(self) -> list[float]:
@@ -148,6 +167,11 @@ class Results:
     @cached_property
     def _at(self) -> dict[tuple[str, ModelName, int], Cell]:
         return {(cell.task, cell.model, cell.d_model): cell for cell in self.cells}
+
+
+def accuracy_of(run: Run, held_out: bool) -> float:
+    """The accuracy on the test split, or with `held_out` on the held-out split if the run has one."""
+    return run.held_out if held_out and run.held_out is not None else run.best.accuracy
 
 
 def has_learned(run: Run) -> bool:

@@ -21,6 +21,7 @@ class Contrast(NamedTuple):
     split: str  # of the accuracies: "test" or "held out"
     same_code: bool  # otherwise the code may cause the difference
     found: Comparison  # of reference - other
+    selected_p: float  # Holm p if rates are chosen on the tested seeds themselves
 
     @property
     def at(self) -> str:
@@ -82,7 +83,7 @@ def compare_models(results: Results, reference: str | None = None) -> list[Famil
 
 
 def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
-    about, pairs, runs = [], [], []
+    about, pairs, selected, runs = [], [], [], []
     for group in groups:
         held_out = all(cell.held_out for pair in group for cell in pair)
         ours, theirs = (mean_by_seed([pair[side] for pair in group], held_out) for side in (0, 1))
@@ -93,15 +94,18 @@ def _contrasts(groups: Sequence[Sequence[tuple[Cell, Cell]]]) -> list[Contrast]:
             split = "held out" if held_out else "test"
             about.append((first.task, widths, str(first.model), str(second.model), split, len(codes) == 1))
             pairs.append((ours, theirs))
+            selected.append([mean_by_seed([pair[side] for pair in group], held_out, selected=True) for side in (0, 1)])
             runs.append([run for pair in group for cell in pair for run in cell.chosen.values()])
+    leaky = compare_all([(ours, theirs) for ours, theirs in selected])
     return [
-        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)))
-        for what, some, found in zip(about, runs, compare_all(pairs), strict=True)
+        Contrast(*what, found._replace(unpaired=sum(run.seed not in found.seeds for run in some)), other.t_holm)
+        for what, some, found, other in zip(about, runs, compare_all(pairs), leaky, strict=True)
     ]
 
 
-def mean_by_seed(cells: Sequence[Cell], held_out: bool) -> Mapping[int, float]:
-    """The mean accuracy over cells, by seed, for the seeds that all cells have."""
-    accuracies = [cell.accuracies(held_out) for cell in cells]
+def mean_by_seed(cells: Sequence[Cell], held_out: bool, selected: bool = False) -> Mapping[int, float]:
+    """The mean accuracy over cells, by seed, for the seeds that all cells have. The rate of a seed is chosen on other
+    seeds; with `selected` on all of them, the seed itself among them."""
+    accuracies = [cell.accuracies(held_out) if selected else cell.unselected(held_out) for cell in cells]
     seeds = set.intersection(*(set(one) for one in accuracies))
     return {seed: fmean(one[seed] for one in accuracies) for seed in sorted(seeds)}

@@ -28,7 +28,7 @@ from rebased.report.synthetic.heads import HeadsByPlace
 from rebased.report.tables import plus_minus
 
 ACCURACY = (-0.03, 1.03)
-PLACES = 16  # epochs of a curve that a reader can point at
+PLACES = 16  # of a learning curve
 
 
 def accuracy_by_width(results: Results) -> Panels:
@@ -82,14 +82,14 @@ def accuracy_by_state(results: Results) -> Panels:
     return draw_panels(panels, "by-state", "Test accuracy by bytes of state", columns(results, panels))
 
 
-def budgets(results: Results, replacement: bool) -> Panels:
+def budgets(results: Results) -> Panels:
     """Expected best accuracy by number of learning rates tried, one panel per task and width."""
     styles = line_looks(results)
 
     def panel(cells: Sequence[Cell]) -> Draw:
         def draw(axes: Axes) -> None:
             for cell in (cell for cell in cells if len(cell.lr_means) > 1):
-                best = expected_validation_performance(cell.lr_means, replacement)
+                best = expected_validation_performance(cell.lr_means, replacement=True)
                 name = line_name(results, cell)
                 axes.plot(range(1, len(best) + 1), best, **styles[name], marker=".", label=name)
                 rates = range(1, len(best) + 1)
@@ -101,8 +101,9 @@ def budgets(results: Results, replacement: bool) -> Panels:
         return draw
 
     panels = {where: panel(cells) for where, cells in by_place(results).items() if tunable(cells)}
-    name = "budget" if replacement else "budget-without"
-    return draw_panels(panels, name, "Expected accuracy by number of learning rates tried", columns(results, panels))
+    return draw_panels(
+        panels, "budget", "Expected accuracy by number of learning rates tried", columns(results, panels)
+    )
 
 
 def tunable(cells: Sequence[Cell]) -> bool:
@@ -120,11 +121,12 @@ def mean_curves(results: Results) -> Panels:
                 curves = [run.accuracies for run in cell.chosen.values() if run.epochs]
                 if curves:
                     columns = list(zip(*extended(curves), strict=True))
-                    epochs, name = range(1, len(columns) + 1), line_name(results, cell)
-                    texts = draw_band(axes, epochs, columns, **styles[name] | {"lw": 1.5, "label": name})
-                    shown = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))  # from the last epoch back
-                    texts = [f"{name}, epoch {i + 1}: {texts[i]}" for i in shown]
-                    hover(axes, [i + 1 for i in shown], [fmean(columns[i]) for i in shown], texts)
+                    kept = range(len(columns) - 1, -1, -ceil(len(columns) / PLACES))[::-1]  # from the last epoch back
+                    at, columns = [i + 1 for i in kept], [columns[i] for i in kept]
+                    name = line_name(results, cell)
+                    texts = draw_band(axes, at, columns, **styles[name] | {"lw": 1.5, "label": name})
+                    texts = [f"{name}, epoch {epoch}: {text}" for epoch, text in zip(at, texts, strict=True)]
+                    hover(axes, at, [fmean(column) for column in columns], texts)
             draw_chance(axes, chance_of(cells))
             axes.set(xlabel="epoch", ylabel="test accuracy", ylim=ACCURACY)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rebased.analysis import Spread
-from rebased.report.reference_values import ReferenceValue, agrees
+from rebased.report.reference_values import ReferenceValue, agreement
 from rebased.report.synthetic.cells import Cell, Results, order_of
 
 HeadsByPlace = Mapping[str, Sequence[tuple[int, Cell]]]
@@ -68,7 +68,10 @@ def nearness(places: HeadsByPlace) -> dict[int, Nearness]:
                 for heads, pair in known.items():
                     compared[heads].append(pair)
     return {
-        heads: Nearness([abs(ours.mean - theirs.mean) for ours, theirs in pairs], sum(agrees(*pair) for pair in pairs))
+        heads: Nearness(
+            [abs(ours.mean - theirs.mean) for ours, theirs in pairs],
+            sum(agreement(*pair) == "agrees" for pair in pairs),
+        )
         for heads, pairs in compared.items()
         if pairs
     }

@@ -1,5 +1,6 @@
 """Sentences about runs on synthetic tasks: results, and what to know before believing them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
@@ -8,7 +9,7 @@ from rebased.analysis.paired import SIGNIFICANT, equals
 from rebased.config import plural
 from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
-from rebased.report.reference_values import agrees
+from rebased.report.reference_values import MARGIN, agreement
 from rebased.report.short_training import find_short, warn_about_short_training
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
@@ -54,16 +55,16 @@ def summary(results: Results, families: Sequence[Family]) -> Iterator[str]:
     compared = [(cell, value) for cell, value in known if not cell.reference.limit] or known
     if compared:
         name = results.known.name
-        near = sum(agrees(cell.test, value) for cell, value in compared)
+        outcomes = Counter(agreement(cell.test, value) for cell, value in compared)
         left = len(known) - len(compared)
         limits = dict.fromkeys(cell.reference.limit for cell, _ in known if cell.reference.limit)
         others = f", not counting {left} with {' or '.join(limits)}" if left else ""
         apart = any(cell.reference.differences for cell, _ in compared)
         settings = f" Settings differ from the {name}'s; see the notes beside its values." if apart else ""
         yield (
-            f"The {name} has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}. {near} "
-            "of them agree with it: the means differ by at most two standard errors, plus the error of rounding the "
-            f"{name}'s value or reading it off a figure. Where the spread is wide, this is a weak test.{settings}"
+            f"The {name} has a value for {len(compared)} of these {plural(len(results.cells), 'cell')}{others}: "
+            f"{outcomes['agrees']} agree within {MARGIN:g} by two one-sided tests, {outcomes['differs']} differ, "
+            f"{outcomes['too wide to tell']} are too wide to tell.{settings}"
         )
 
 
@@ -185,11 +186,21 @@ def notes_on_tests(family: Family) -> Iterator[str]:
         "standard deviation; it is biased upwards for few seeds. rank-biserial is 1 if every seed favours the first "
         "model."
     )
+    changed = [
+        f"{difference_of(contrast.reference, contrast.other)} ({contrast.at}) {equals(contrast.selected_p)} there"
+        for contrast in family.contrasts
+        if (contrast.selected_p < SIGNIFICANT) != (contrast.found.t_holm < SIGNIFICANT)
+    ]
+    changes = f"That changes an answer: Holm p of {'; '.join(changed)}." if changed else "That changes no answer."
+    yield (
+        "The rate of a seed is the one that is best on the other seeds, so that no seed has a say in its own rate. The "
+        f"tables of accuracies have the rate that is best over all seeds, as in the paper. {changes}"
+    )
     splits = {contrast.split for contrast in family.contrasts}
     if "test" in splits:
         yield (
-            "Learning rate and epoch were chosen on the test split itself, as in the paper, so these accuracies are "
-            "selected for being high. Runs with task.held_out are compared on the held-out split instead."
+            "The epoch was chosen on the test split itself, as in the paper, so these accuracies are selected for "
+            "being high. Runs with task.held_out are compared on the held-out split instead."
         )
     yield from wilcoxon_limits(family.contrasts)
 

@@ -1,7 +1,7 @@
 """Gamma and beta of queries and keys along training, by length of the sequences."""
 
 from collections.abc import Mapping, Sequence
-from math import nan, prod
+from math import ceil, nan, prod
 from typing import Any, NamedTuple
 
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
@@ -17,6 +17,7 @@ CAPTION = (
     "standard deviation over features. {}The fine lines of dots, in the colours of the others, are what weight decay "
     "alone leaves of γ."
 )
+POINTS = 24  # of a line
 BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
 
 
@@ -71,14 +72,16 @@ def norm_curves(cells: Sequence[Cell], name: str) -> Panels:
 
 def draw_curves(axes: Axes, found: Sequence[Curve], look: Mapping[str, Any], task: str, decays: bool) -> None:
     """The lines of one task, and what weight decay alone leaves in the longest run if the parameter `decays`."""
-    for n, (_, epochs, means, sds) in enumerate(found):
+    for n, curve in enumerate(found):
+        kept = sorted(range(len(curve.epochs) - 1, -1, -ceil(len(curve.epochs) / POINTS)))  # from the last epoch back
+        epochs, means, sds = ([values[i] for i in kept] for values in curve[1:])
         axes.plot(epochs, means, **{**look, "lw": 1.5}, label="" if n else task)
         low, high = ([mean + sign * sd for mean, sd in zip(means, sds, strict=True)] for sign in (-1, 1))
         axes.fill_between(epochs, low, high, color=look["color"], alpha=0.12 / len(found), lw=0)
     if decays:
         longest = max(found, key=lambda curve: curve.epochs[-1])
-        alone = [decayed(longest.run, epoch) for epoch in longest.epochs]
-        axes.plot(longest.epochs, alone, color=look["color"], lw=1.5, ls=(0, (1, 2)))
+        at = longest.epochs[:: ceil(len(longest.epochs) / POINTS)]
+        axes.plot(at, [decayed(longest.run, epoch) for epoch in at], color=look["color"], lw=1.5, ls=(0, (1, 2)))
 
 
 def curves(cell: Cell) -> dict[str, list[Curve]]:
@@ -118,34 +121,3 @@ def decay_alone(lr: float, weight_decay: float, steps: float, epochs: int, epoch
     """What AdamW's weight decay alone leaves of a parameter that began at 1, after `epoch` of so many epochs of so many
     steps."""
     return prod((1 - epoch_lr(lr, before, epochs) * weight_decay) ** steps for before in range(epoch))
-
-
-def _has_histogram(entry: Mapping[str, Any]) -> bool:
-    """Whether a histogram was recorded: not in compact records, and not of numbers that are not finite."""
-    return bool(entry.get("counts")) and None not in (entry.get("low"), entry.get("high"))
-
-
-def final_histograms(cells: Sequence[Cell], name: str) -> Panels | None:
-    """The histogram of each parameter after the last epoch, of the first seed: one panel per parameter. None if no
-    histogram was recorded."""
-    layers = {cell.task: found for cell in cells if (found := last_layer(cell.any_run.epochs[-1]))}
-    layers = {task: {key: entry for key, entry in e.items() if _has_histogram(entry)} for task, e in layers.items()}
-    keys = dict.fromkeys(key for entries in layers.values() for key in entries)
-
-    def panel(key: str) -> Draw:
-        def draw(axes: Axes) -> None:
-            for look, (task, entries) in zip(looks(), layers.items(), strict=False):
-                if key in entries:
-                    entry = entries[key]
-                    step = (entry["high"] - entry["low"]) / len(entry["counts"])
-                    edges = [entry["low"] + i * step for i in range(len(entry["counts"]) + 1)]
-                    axes.stairs(entry["counts"], edges, color=look["color"], lw=1.5)
-                    axes.plot([], [], **look, label=task)
-            axes.set(xlabel=NAMES.get(key, key), ylabel="features")
-
-        return draw
-
-    panels = {NAMES.get(key, key): panel(key) for key in keys}
-    if not panels:
-        return None
-    return draw_panels(panels, name, "Histograms of gamma and beta after training", columns=2)

@@ -79,7 +79,7 @@ class SyntheticReport:
         results = self.results
         drawn = [figures.accuracy_by_width(results)] if len(results.widths) > 1 else []
         if figures.tunable(results.cells):
-            drawn += [figures.budgets(results, replacement) for replacement in (True, False)]
+            drawn.append(figures.budgets(results))
         if any(cell.state_bytes for cell in results.cells):
             drawn.append(figures.accuracy_by_state(results))
         if any(run.epochs for cell in results.cells for run in cell.chosen.values()):
@@ -152,17 +152,14 @@ class SyntheticReport:
             self.figures["budget"],
             "Drawn with replacement; probably the estimator of the paper's Figure 4.",
         )
-        anew = figure(self.figures["budget-without"], "Drawn without replacement: every try is a new learning rate.")
         numbers = tables.budget_table(self.results).to_html()
-        return lead + again + details("Show the figure without replacement, and the numbers of both", anew + numbers)
+        return lead + again + details("Show the numbers, with and without replacement", numbers)
 
     def norms(self) -> str:
         """The body of the section on gamma and beta: one figure per model and width, all but the first hidden."""
         html = ""
         for n, (name, cells) in enumerate(norms.cells_with_norms(self.results).items()):
             picture = figure(norms.norm_curves(cells, f"norms-{n}"), norms.caption(cells))
-            if (histograms := norms.final_histograms(cells, f"histograms-{n}")) is not None:
-                picture += figure(histograms, "After the last epoch, first seed.")
             html += f"<h3>{escape(name)}</h3>{picture}" if n == 0 else details(f"Show {name}", picture)
         return html
 
