@@ -1,5 +1,7 @@
 """Mixers of the delta rule: DeltaReBased (squares), DeltaNet, Gated DeltaNet and KDA."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +19,10 @@ class _Delta(RecurrentMixer):
 
     overwrites = True
 
-    def __init__(self, d_model: int, n_heads: int, *widths: int, negative: bool = False, **options: object) -> None:
-        super().__init__(d_model, n_heads, *widths, **options)  # type: ignore[arg-type]
+    def __init__(self, d_model: int, n_heads: int, *widths: int, negative: bool = False, **options: Any) -> None:
+        super().__init__(d_model, n_heads, *widths, **options)
         self.negative = negative
-        self.proj_beta = nn.Linear(d_model, n_heads, bias=False, device=options["device"], dtype=options["dtype"])  # type: ignore[arg-type]
+        self.proj_beta = nn.Linear(d_model, n_heads, bias=False, device=options["device"], dtype=options["dtype"])
 
     def beta(self, x: Tensor) -> Tensor:
         """Return beta [B,T,H] of x [B,T,D], from 0 to 1, or to 2 with `negative`."""
@@ -185,7 +187,7 @@ class KDA(_Delta):
             d_model, n_heads, K, K, negative=negative, conv_width=conv_width, output_gate="none",
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.proj_decay = low_rank(d_model, K, n_heads * K, bias=False, **factory)
         self.time_step = TimeStep(n_heads, K, (1.0, 16.0), device=device, dtype=dtype)
         self.output_gate = "sigmoid"

@@ -44,7 +44,7 @@ class _Gated(PolynomialAttention):
         """Set the gate's bias. The model calls it after its own init."""
         self.forget.init_weights()
 
-    def gates(self, x: Tensor) -> dict[str, Tensor]:
+    def gates(self, x: Tensor) -> dict[str, Any]:
         """Return the log decays of x [B,T,D]: [B,T,H]."""
         return {"log_decay": self.forget(x)}
 

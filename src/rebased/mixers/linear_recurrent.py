@@ -1,6 +1,7 @@
 """Recurrent mixers that add and fade, and overwrite nothing: GLA and Mamba-2."""
 
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,9 +118,9 @@ class Mamba2(RecurrentMixer):
         """The widths of q and k, which all heads share, and of v."""
         return self.key_width, self.key_width, self.n_heads * self.value_width
 
-    def make_conv(self, channels: int, width: int, **factory: object) -> nn.Conv1d:
+    def make_conv(self, channels: int, width: int, **factory: Any) -> nn.Conv1d:
         """Return the short convolution, with a bias."""
-        return nn.Conv1d(channels, channels, width, groups=channels, **factory)  # type: ignore[arg-type]
+        return nn.Conv1d(channels, channels, width, groups=channels, **factory)
 
     def init_weights(self) -> None:
         """Draw the decays. The model calls it after its own init."""

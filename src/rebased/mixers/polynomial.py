@@ -117,11 +117,11 @@ class PolynomialAttention(nn.Module):
         """Return the arguments of the operator that define the similarity."""
         return {"coefficients": self.operator_coefficients(), "scale": self.scale, "eps": self.eps}
 
-    def gates(self, x: Tensor) -> dict[str, Tensor]:
+    def gates(self, x: Tensor) -> dict[str, Any]:
         """Return the operator's arguments that depend on x [B,T,D], each [B,T,H]. Here there are none (gated.py)."""
         return {}
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Any) -> Tensor:
         """Return o [B,T,H,V] of what `project` and `gates` return."""
         return poly_attention(q, k, v, **self._kernel(), **gates, cu_seqlens=cu_seqlens, backend=self.backend)
 

@@ -131,7 +131,7 @@ class ReBased(PolynomialAttention):
         c0, c2 = nn.functional.softplus(logits[0]), nn.functional.softplus(logits[2])
         return torch.stack([c0, 2 * (c0 * c2).sqrt() * logits[1].sigmoid(), c2])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, **gates: Any) -> Tensor:
         """Return o [B,T,H,V] of what `project` returns; on a GPU by its kernels, also if coefficients are learnt."""
         coefficients = self.operator_coefficients()
         if not (isinstance(coefficients, Tensor) and q.is_cuda and self.backend in ("auto", "triton")):

@@ -8,7 +8,7 @@ A mixer is this class with its gates. docs/mixers.md has the equations.
 
 import inspect
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ class RecurrentMixer(nn.Module):
             raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
         self.d_model, self.n_heads, self.key_width, self.value_width = d_model, n_heads, key_width, value_width
         self.conv_width, self.backend = conv_width, backend
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         values = n_heads * value_width
         self.proj_qkv = nn.Linear(d_model, sum(self.widths), bias=False, **factory)
         # It holds the taps; short_conv applies them.
@@ -83,9 +83,9 @@ class RecurrentMixer(nn.Module):
         """The widths of q, k and v of all heads, as proj_qkv makes them."""
         return self.n_heads * self.key_width, self.n_heads * self.key_width, self.n_heads * self.value_width
 
-    def make_conv(self, channels: int, width: int, **factory: object) -> nn.Conv1d:
+    def make_conv(self, channels: int, width: int, **factory: Any) -> nn.Conv1d:
         """Return the short convolution over q, k and v. Here it has no bias."""
-        return nn.Conv1d(channels, channels, width, groups=channels, bias=False, **factory)  # type: ignore[arg-type]
+        return nn.Conv1d(channels, channels, width, groups=channels, bias=False, **factory)
 
     def gates(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return beta [B,T,H] and the log decay [B,T,H] or [B,T,H,K] of x [B,T,D]; None where there is none."""

@@ -54,11 +54,12 @@ def recur(
     sums, dtype = [], state.dtype
     state = state.to(rule.wide)
     for start in range(0, T, tokens):
-        group = [None if x is None else x[:, start : start + tokens] for x in given]
+        group: list[Any] = [None if x is None else x[:, start : start + tokens] for x in given]
+        group += [state, rule]
         if tokens < T and torch.is_grad_enabled():
-            part, state = checkpoint(_recur_group, *group, state, rule, use_reentrant=False)
+            part, state = checkpoint(_recur_group, *group, use_reentrant=False)
         else:
-            part, state = _recur_group(*group, state, rule)
+            part, state = _recur_group(*group)
         sums.append(part)
     return torch.cat(sums, dim=1), state.to(dtype)
 
