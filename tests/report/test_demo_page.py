@@ -20,10 +20,10 @@ TIMINGS = [
     Timing(T, poly=T, softmax=T * T / 1000, poly_both=3 * T, softmax_both=T * T / 500) for T in (512, 2048, 8192)
 ]
 CLEAR = {
-    "linear_attention": (0.20, 0.24, 0.22),
-    "based": (1.22, 1.3, 1.26),
-    "rebased": (1.8, 1.9, 1.84),
-    "conv_attention": (2.0, 2.0, 2.0),
+    "linear_attention": (0.20, 0.24, 0.22) * 2,
+    "based": (1.22, 1.3, 1.26) * 2,
+    "rebased": (1.8, 1.9, 1.84) * 2,
+    "conv_attention": (2.0, 2.0, 2.0) * 2,
 }
 
 
@@ -51,40 +51,39 @@ MAPS = {
 
 def test_what_is_decided_is_said() -> None:
     assert recall_sentence(planted(CLEAR)) == (
-        "Recall: at 16 pairs ReBased answers 92% over 3 seeds, more than LinearAttention, keys of 16 (11%) and Based, "
+        "Recall: at 16 pairs ReBased answers 92% over 6 seeds, more than LinearAttention, keys of 16 (11%) and Based, "
         "keys of 16 (63%), less than ConvAttention (100%)."
     )
 
 
 def test_what_is_not_decided_is_said() -> None:
-    close = CLEAR | {"based": (1.5, 1.95, 1.7), "conv_attention": (1.7, 1.95, 1.9)}
+    close = CLEAR | {"based": (1.5, 1.95, 1.7) * 2, "conv_attention": (1.7, 1.95, 1.9) * 2}
     assert recall_sentence(planted(close)) == (
-        "Recall: at 16 pairs ReBased answers 92% over 3 seeds, more than LinearAttention, keys of 16 (11%), undecided "
+        "Recall: at 16 pairs ReBased answers 92% over 6 seeds, more than LinearAttention, keys of 16 (11%), undecided "
         "against Based, keys of 16 (86%) and ConvAttention (92%)."
     )
     assert "undecided" in recall_sentence(planted({model: values[:1] for model, values in CLEAR.items()}))  # one seed
 
 
-def test_shipped_seeds_count_and_are_named() -> None:
+def test_the_shipped_seeds_decide() -> None:
     few = planted({model: values[:2] for model, values in CLEAR.items()})
     assert "undecided against" in recall_sentence(few)
-    sentence = recall_sentence(few, planted(CLEAR, first_seed=100))
-    assert sentence.startswith("Recall: at 16 pairs ReBased answers 92% over 5 seeds (2 trained now, 3 shipped), more")
-    assert "undecided" not in sentence
+    assert recall_sentence(few, planted(CLEAR, first_seed=100)) == (
+        recall_sentence(planted(CLEAR)).replace("6 seeds", "6 shipped seeds") + " Your 2 seeds: 92%."
+    )
 
 
 def test_a_reversed_result_is_said() -> None:
     reversed_ = CLEAR | {"rebased": CLEAR["linear_attention"], "linear_attention": CLEAR["rebased"]}
     assert recall_sentence(planted(reversed_)) == (
-        "Recall: at 16 pairs ReBased answers 11% over 3 seeds, less than LinearAttention, keys of 16 (92%), Based, "
+        "Recall: at 16 pairs ReBased answers 11% over 6 seeds, less than LinearAttention, keys of 16 (92%), Based, "
         "keys of 16 (63%) and ConvAttention (100%)."
     )
 
 
-def test_comparisons_are_paired_and_corrected() -> None:
-    found = verdicts(planted(CLEAR))
-    assert [one.found.seeds for one in found] == [(42, 43, 44)] * 3
-    assert any(one.found.t_holm > one.found.t_p for one in found)
+def test_comparisons_are_corrected() -> None:
+    """Six runs against six that all differ: 2 of 924 orders are as extreme; three such comparisons."""
+    assert [one.p for one in verdicts(planted(CLEAR))] == [pytest.approx(3 * 2 / 924, rel=0.5)] * 3
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_the_page_is_whole() -> None:
     answers = " ".join(reader.texts["li"])
     for sentence in (recall_sentence(runs, shipped), cost_sentence(TIMINGS), state_sentence(runs, MAPS)):
         assert sentence in answers
-    assert "3 seeds trained on your machine, now. Bands: 3 shipped seeds" in " ".join(reader.texts["figcaption"])
+    assert "6 seeds trained on your machine, now. Bands: 6 shipped seeds" in " ".join(reader.texts["figcaption"])
     data = json.loads(reader.texts["script"][0])
     assert data["runs"] == {run.folder: run.lines for run in runs}
     assert data["timings"] == [one._asdict() for one in TIMINGS]
