@@ -36,11 +36,15 @@ def sentences(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Ou
     based, softmax = (claims.get(f"ReBased has a lower loss than {other}") for other in ("Based", "Attention"))
     where = f" ({text.departures[0]})" if text.protocol == "stand-in" else ""
     yield f"Does ReBased recall more than Based? {recall(findings, planned)}"
-    yield f"Does it model text better than Based{where}? {in_short(based)}"
-    yield f"Better than attention? {in_short(softmax)} {text.headline}".rstrip()
+    attention, kernel = planned.get("enwik8-one-pass", [])[:2] or (None, None)
+    once = "where no token is read twice"
+    yield f"Does it model text better than Based{where}? {after(by_plan(kernel, once), in_short(based))}"
+    yield f"Better than attention? {after(by_plan(attention, once), in_short(softmax))} {text.headline}".rstrip()
     table = findings["Table 3"]
     looks = [claim for claim in table.claims if claim.found and claim.what.partition(": ")[2].startswith("ReBased")]
     said = " ".join(map(in_short, looks)) or "No probe here says so."
+    fair = [by_plan(outcome, outcome.test.name.partition(":")[0]) for outcome in planned.get("table3-fair", [])[:2]]
+    said = after(" ".join(filter(None, fair)), said)
     yield f"Does it look at the answers more than Based? {said} {table.headline}".rstrip()
     yield undecided(findings)
 
@@ -48,11 +52,23 @@ def sentences(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Ou
 def recall(findings: Mapping[str, Finding], planned: Mapping[str, Sequence[Outcome]]) -> str:
     """The answer of the plan on new seeds if its runs are there, else that of Table 1."""
     for outcome in planned.get("table1-new-seeds", ())[:1]:
-        if outcome.answer != "incomplete":
-            answer = READ.get(outcome.answer, outcome.answer).capitalize()
-            return f"{answer}, by the planned test on ten new seeds: {outcome.words}, p {equals(outcome.p)}."
+        if found := by_plan(outcome, "on ten new seeds"):
+            return found
     claims = [claim for claim in findings["Table 1"].claims if claim.found and "than Based" in claim.what]
     return " ".join(map(in_short, claims)) or "No run here says so."
+
+
+def by_plan(outcome: Outcome | None, where: str) -> str:
+    """'Yes by a planned test, on ten new seeds: +0.098 (+0.019 to +0.178), p = 0.01.'; empty if runs are missing."""
+    if outcome is None or outcome.answer == "incomplete":
+        return ""
+    answer = READ.get(outcome.answer, outcome.answer).capitalize()
+    return f"{answer} by a planned test, {where}: {outcome.words}, p {equals(outcome.p)}."
+
+
+def after(planned: str, others: str) -> str:
+    """What a planned test says, then what the runs before it say."""
+    return f"{planned} In the runs of the table: {others[0].lower()}{others[1:]}" if planned else others
 
 
 def in_short(claim: Claim | None) -> str:

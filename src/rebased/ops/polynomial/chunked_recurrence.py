@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from rebased.ops.polynomial.features import Weights, contract, expand, state_order
-from rebased.ops.polynomial.similarity import Kernel
-from rebased.ops.polynomial.state import Coefficients
+from rebased.ops.polynomial.features import contract, expand, state_order
+from rebased.ops.polynomial.state import Coefficients, query_weights
 
 CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens; few if each channel has its decay: E is then [C, C, K]
 FEATURES = 2**25  # numbers that are in memory at once; longer sequences are computed again in the backward pass
@@ -69,63 +68,66 @@ def _recur_group(
 ) -> tuple[Tensor, Tensor]:
     """`recur` of tokens whose features fit into memory."""
     B, T, H, K = q.shape
-    C = min(CHUNK if g.shape[-1] == 1 else CHUNK_OF_CHANNELS, T)
+    by_channel = g.shape[-1] > 1
+    C = min(CHUNK_OF_CHANNELS if by_channel else CHUNK, T)
     q, k, u, g = (_chunks(x, C) for x in (q, k, u, g))  # [N, m, C, .], m = B H
     a = g.cumsum(2)
-    a_end = a[:, :, -1:]
+    since, until, kept = (x.exp() for x in (a, a[:, :, -1:] - a, a[:, :, -1:]))
     decay = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(_later(C, q.device).unsqueeze(-1), -torch.inf).exp()
-    order = state_order(K, rule.coefficients, q.device)
-    since, until = (x.exp().transpose(2, 3).to(rule.wide) for x in (a, a_end - a))  # [N, m, 1 or K, C]
-    read = _features(q, rule, asks=True) * since  # [N, m, F, C]
-    write = _features(k, rule, asks=False) * until
-    kept = a_end.exp().transpose(2, 3).to(rule.wide)  # [N, m, 1 or K, 1]
     P = _similarity(q, k, decay, rule)
+    read, known = _features(q, rule).transpose(2, 3), _features(k, rule)  # [N, m, C, F], [N, m, F, C]
+    write, known = known, known.transpose(2, 3)
+    if by_channel:  # the decays are factors of features; else of values and sums, which are fewer numbers
+        read, known, write = read * since, known * since, write * until.transpose(2, 3)
+        since = until = since.new_ones(1)
+    kept = kept.transpose(2, 3).to(rule.wide)  # [N, m, 1 or K, 1]
+    order = state_order(K, rule.coefficients, q.device)
+    weights = query_weights(K, rule.coefficients, rule.scale, device=q.device, dtype=rule.wide).unsqueeze(1)  # [F, 1]
+    weights = torch.empty_like(weights).index_copy_(0, order, weights)
     S = state.flatten(0, 1)[:, torch.argsort(order)]
+    before = []
     if beta is None:
-        added = write @ u.to(rule.wide)
-        before = []
-        for more, part in zip(added.unbind(), kept.unbind(), strict=True):
+        for more, part in zip((write @ (until * u).to(rule.wide)).unbind(), kept.unbind(), strict=True):
             before.append(S)
             S = torch.addcmul(more, part, S)
-        sums = P @ u + (read.transpose(2, 3) @ torch.stack(before)).to(u.dtype)
+        x = u
     else:
         beta = _chunks(beta, C)
         A = (beta * _similarity(k, k, decay, rule)).tril(-1)
         eye = torch.eye(C, device=q.device, dtype=A.dtype)
         solve = torch.linalg.solve_triangular(eye + A, eye.expand_as(A), upper=False, unitriangular=True)
         solve = solve * beta.transpose(2, 3)
-        known = _features(k, rule, asks=True) * since
-        both = torch.cat([known, read], dim=3).transpose(2, 3)  # [N, m, 2 C, F]
-        chunks = zip(*(x.unbind() for x in (u, solve, both, write, kept)), strict=True)
-        news, seen = [], []
-        for u_n, solve_n, both_n, write_n, kept_n in chunks:
-            old = (both_n @ S).to(u.dtype)
-            news.append(solve_n @ (u_n - old[:, :C]))
-            seen.append(old[:, C:])
-            S = torch.baddbmm(kept_n * S, write_n, news[-1].to(rule.wide))
-        sums = P @ torch.stack(news) + torch.stack(seen)
+        fade = (torch.broadcast_to(each, (*u.shape[:3], 1)) for each in (since, until))
+        chunks = zip(*(each.unbind() for each in (u, solve, known, write, kept, *fade)), strict=True)
+        news = []
+        for u_n, solve_n, known_n, write_n, kept_n, since_n, until_n in chunks:
+            before.append(S)
+            old = (known_n @ (weights * S)).to(u.dtype)
+            news.append(solve_n @ (u_n - since_n * old))
+            S = torch.baddbmm(kept_n * S, write_n, (until_n * news[-1]).to(rule.wide))
+        x = torch.stack(news)
+    sums = P @ x + since * (read @ (weights * torch.stack(before))).to(u.dtype)
     found = sums.unflatten(1, (B, H)).permute(1, 0, 3, 2, 4).flatten(1, 2)  # [B, N C, H, W]
     return found[:, :T], S[:, order].unflatten(0, (B, H))
 
 
-def _features(x: Tensor, rule: Rule, asks: bool) -> Tensor:
-    """The features of x [N, m, C, K], of queries if it asks: [N, m, F, C]."""
-    weights = Kernel(rule.coefficients, rule.scale).weights if asks else None
+def _features(x: Tensor, rule: Rule) -> Tensor:
+    """The features of x [N, m, C, K]: [N, m, F, C]."""
     flat = x.flatten(0, 1).transpose(1, 2).to(rule.wide)
-    found: Tensor = _Features.apply(flat, rule.coefficients, weights)
+    found: Tensor = _Features.apply(flat, rule.coefficients)
     return found.unflatten(0, x.shape[:2])
 
 
 class _Features(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, coefficients: Coefficients, weights: Weights | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, coefficients: Coefficients) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.numbers = coefficients, weights
-        return expand(x, coefficients, x.dtype, weights)
+        ctx.coefficients = coefficients
+        return expand(x, coefficients, x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None, None]:
-        return contract(d_phi, *ctx.saved_tensors, *ctx.numbers), None, None
+    def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
+        return contract(d_phi, *ctx.saved_tensors, ctx.coefficients), None
 
 
 def _chunks(x: Tensor, C: int) -> Tensor:
