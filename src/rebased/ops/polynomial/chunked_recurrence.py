@@ -127,7 +127,8 @@ class _Features(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
-        return contract(d_phi, *ctx.saved_tensors, ctx.coefficients), None
+        (x,) = ctx.saved_tensors
+        return contract(d_phi, x, ctx.coefficients), None
 
 
 def _chunks(x: Tensor, C: int) -> Tensor:
