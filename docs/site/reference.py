@@ -136,9 +136,9 @@ def escaped(text: str) -> str:
 
 
 def argument_meanings(cls: type) -> dict[str, str]:
-    """What the section "Args" of a docstring says about each argument."""
+    """What the section "Args" of a docstring says about each argument; one line may be about several."""
     parsed = docstring_parser.parse(cls.__doc__ or "", style=docstring_parser.DocstringStyle.GOOGLE)
-    return {each.arg_name: escaped(each.description or "") for each in parsed.params}
+    return {name: escaped(each.description or "") for each in parsed.params for name in each.arg_name.split(", ")}
 
 
 def shipped() -> str:

@@ -141,7 +141,7 @@ DEEP = b"[" * 100_000
 def test_a_manifest_nested_too_deep_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     Path("text").mkdir()
     Path("text/manifest.json").write_bytes(DEEP)
-    assert "nested deeper than 64 levels" in refused(capsys, "data", "check", "text")
+    assert "nested deeper than 64 levels" in refused(capsys, "data", "verify", "text")
 
 
 def test_json_lines_nested_too_deep_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_text_of_files_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> N
     Path("text/manifest.json").write_text(json.dumps(seal({k: v for k, v in manifest.items() if k != "sha256"})))
     capsys.readouterr()
     with pytest.raises(SystemExit) as left:
-        main(["data", "check", "text"])
+        main(["data", "verify", "text"])
     shown = "".join(capsys.readouterr().out.split())
     assert left.value.code == 0
     assert r"[bold]x[/nope]:smile:\x1b]0;owned\x07\x9b31m\u202e" in shown

@@ -1,5 +1,6 @@
 """The table of commands: verbs of one word and of two, imported when called, near misses named."""
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -226,6 +227,8 @@ def test_what_is_written_is_named_by_one_option() -> None:
     for verb, (function, _) in COMMANDS.items():
         module, _, attribute = function.partition(":")
         hints = get_type_hints(getattr(importlib.import_module(module), attribute), include_extras=True)
+        for options in [hint for hint in hints.values() if dataclasses.is_dataclass(hint)]:
+            hints |= get_type_hints(options, include_extras=True)
         for hint in hints.values():
             for parameter in getattr(hint, "__metadata__", ()):
                 names = set(getattr(parameter, "name", None) or ())

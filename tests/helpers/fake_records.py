@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rebased.config import load_config, merge
+from rebased.paper.reference import NEOX_VOCABULARY
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
@@ -108,7 +109,7 @@ def fake_lm_run(
             "type": "run",
             "digest": config.digest(),
             "parameters": 34_000_000,
-            "corpus": {"sha256": sha256, "tokenizer": "neox", "vocab_size": 50277},
+            "corpus": {"sha256": sha256, "tokenizer": "neox", "vocab_size": 50277, "vocabulary": NEOX_VOCABULARY},
             "config": config.model_dump(mode="json"),
             "code": CODE,
             "machine": MACHINE,

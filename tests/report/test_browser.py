@@ -13,6 +13,7 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run
 from rebased.report import Report
+from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -161,7 +162,8 @@ def test_a_page_that_fetches_is_found_out(page: str, tmp_path: Path) -> None:
 def test_the_page_about_the_paper_on_a_phone_and_on_a_desk(tmp_path: Path) -> None:
     """The committed page, which another test holds against the records."""
     committed = (Path(__file__).parents[2] / "results" / "paper.html").read_text()
-    seen, console = browse(committed, tmp_path, PAPER)
+    planted = Table([f"column {n} of a wide table" for n in range(30)], [["0.5"] * 30]).to_html()
+    seen, console = browse(committed.replace("<footer", f"{planted}<footer", 1), tmp_path, PAPER)
     assert console == []
     assert seen["resources"] == []
     assert len(seen["links"]) == 5
@@ -170,5 +172,5 @@ def test_the_page_about_the_paper_on_a_phone_and_on_a_desk(tmp_path: Path) -> No
     assert seen["stacked"] == "block"  # a row of the summary is one below the other there
     assert seen["desk"] <= 1280
     assert seen["cut"] == 0  # tables wider than the window scroll within it
-    assert seen["scrolling"] > 0
+    assert seen["scrolling"] == 1
     assert seen["cell"] == "table-cell"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fake_records import fake_lm_run, fake_run
+from fake_records import fake_run
 from page_reader import assert_self_contained
 from rebased.cli import main
 from rebased.report import Report
@@ -52,16 +52,6 @@ def test_equal_results_agree_and_different_ones_are_listed(tmp_path: Path) -> No
     assert "Runs with different results" in headings
     again = collect([bundle(tmp_path, "all.jsonl.gz", *found.runs, *found.others)])  # a bundle keeps the disagreement
     assert [len(repeat.differing) for repeat in find_repeats(again) if repeat.counted.seed == 2] == [1]
-
-
-def test_a_record_that_has_distances_agrees_with_an_older_one_without(tmp_path: Path) -> None:
-    old = bundle(tmp_path, "old.jsonl.gz", fake_lm_run("rebased"))
-    new = bundle(tmp_path, "new.jsonl.gz", fake_lm_run("rebased", distances=(2.0, 4.0)))
-    (repeat,) = find_repeats(collect([old, new]))
-    assert repeat.differing == []
-    other = bundle(tmp_path, "other.jsonl.gz", fake_lm_run("rebased", (21.0, 4.0, 60.0), distances=(2.0, 4.0)))
-    (repeat,) = find_repeats(collect([old, other]))
-    assert len(repeat.differing) == 1
 
 
 def test_settings_that_are_not_those_of_the_digest_are_named() -> None:

@@ -57,7 +57,7 @@ class Clock:
     workers, gpus, where = 1, 0, "nowhere"
 
     def call(self, function: object, *arguments: object) -> object:
-        return 1e-9 if function is timed else None
+        return [1e-9] if function is timed else None
 
     def close(self) -> None: ...
 

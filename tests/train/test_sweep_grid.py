@@ -194,7 +194,7 @@ def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
 def test_shipped_sweeps_are_all_named_here() -> None:
     names = {path.stem for path in (CONFIGS / "sweeps").iterdir()}
     sizes = {f"{name}{size}" for name in RUNS for size in ("", "-small", "-cpu")}
-    assert names == sizes | {"enwik8", "table3-quick"}
+    assert names == sizes | {"demo", "enwik8", "table3-quick"}
 
 
 def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
@@ -214,6 +214,11 @@ EVIDENCE = {
     "figure1-rwkv-rates": 12,
     "figure10-weight-decay": 5,
     "enwik8-six-passes": 9,
+    "enwik8-one-pass": 9,
+    "enwik8-dropout": 9,
+    "table1-new-seeds": 40,
+    "table3-fair": 40,
+    "runs-that-begin": 100,
     "enwik8-wide-keys": 6,
 }
 

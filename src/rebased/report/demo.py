@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rebased.analysis import holm
 from rebased.analysis.paired import SIGNIFICANT, equals
-from rebased.analysis.unpaired import effect, permutation_p
+from rebased.analysis.unpaired import Groups, effect, permutation_p
 from rebased.config import plural
 from rebased.evaluate.attention_speed import HEADS, KEY_WIDTH, VALUE_WIDTH, Timing
 from rebased.evaluate.readout import Readout
@@ -145,7 +145,7 @@ def verdicts(runs: Sequence[Run]) -> list[Verdict]:
     values = {name: {run.seed: recalled(run)[pairs] for run in group} for name, group in labelled(runs).items()}
     reference = next(name for name in values if name.startswith(REFERENCE))
     others = [name for name in values if name != reference]
-    groups = {name: {pairs: list(by_seed.values())} for name, by_seed in values.items()}
+    groups: dict[str, Groups] = {name: {pairs: list(by_seed.values())} for name, by_seed in values.items()}
     corrected = holm([permutation_p(groups[reference], groups[name]) for name in others])
     return [
         Verdict(name, fmean(values[name].values()), effect(groups[reference], groups[name]).difference, p)

@@ -25,16 +25,6 @@ def test_in_one_place_precision_and_epochs_make_names() -> None:
         assert report.warnings == []
 
 
-def test_a_record_from_before_there_was_precision_is_fp32() -> None:
-    old = runs()
-    for run in old:
-        del run.settings["train"]["precision"]
-    report = SyntheticReport(Collection(runs=[*old, *runs(precision="bf16")]))
-    assert cells(report) == {("ReBased (precision fp32)", 24): 2, ("ReBased (precision bf16)", 24): 2}
-    same = [fake_run(seed=44), *old]
-    assert cells(SyntheticReport(Collection(runs=same))) == {("ReBased", 24): 3}
-
-
 def test_models_that_were_trained_differently() -> None:
     report = SyntheticReport(Collection(runs=[*runs(), *runs("based", precision="tf32", epochs=9)]))
     assert report.warnings == [
