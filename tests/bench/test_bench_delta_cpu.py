@@ -10,6 +10,6 @@ def test_writes_a_record(tmp_path: Path) -> None:
     succeed("delta_cpu", "-T", "64", "--turns", "1", "--out", str(tmp_path))
     (path,) = tmp_path.iterdir()
     rows = json.loads(path.read_text())["rows"]
-    assert [row["what"] for row in rows][0] == "poly_attention"
+    assert rows[0]["what"] == "poly_attention"
     assert all(row["ms"] > 0 for row in rows)
     assert rows[0]["ratio"] == 1

@@ -1,0 +1,91 @@
+"""Overwriting: keys are written one to four times, in random order, and the last value of each is asked for."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Generator
+
+from rebased.tasks.contract import Examples, Split, register_task
+from rebased.tasks.draws import draw_distinct, draw_slots
+from rebased.tasks.mqar import MQAR, blank_rows
+
+MOST_UPDATES = 3  # of one key
+
+
+@register_task("overwriting")
+class Overwriting(MQAR):
+    """A sequence writes values to keys, in random order and some keys several times. Later every key is asked for, and
+    the model must say its last value. In forgetting MQAR new values come after all others, so a position tells them
+    apart; here an old value of one key may come after the last value of another. Take `positions: none`.
+
+    One example of T tokens: n keys and w = n + updates writes of two tokens, each key once and up to three times more;
+    then the query area of MQAR with (T - 2w) / 2 slots. The w values are distinct. The slices are "updated", the keys
+    that were written more than once, and "kept", the others. With T = 12, n = 2, one update and 16 tokens:
+
+        inputs  3 9 3 12 5 8 3  0 0 0 5 0
+        labels  . . .  . . . 12 . . . 8 .
+    """
+
+    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
+    segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
+
+    kv_pairs: int = Field(16, description="keys n")
+    updates: int = Field(16, description="further writes, at most three of one key")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Overwriting":
+        n, u = self.kv_pairs, self.updates
+        if not 0 <= u <= MOST_UPDATES * n:
+            raise ValueError(f"updates must lie between 0 and {MOST_UPDATES} kv_pairs = {MOST_UPDATES * n}; got {u}")
+        if 4 * n + 2 * u > self.seq_len:
+            raise ValueError(
+                f"kv_pairs={n} and updates={u} need {4 * n + 2 * u} tokens (4 per key, 2 per update), but seq_len is "
+                f"{self.seq_len}: use seq_len >= {4 * n + 2 * u}, or fewer keys or updates"
+            )
+        self._check_sizes()
+        return self
+
+    @property
+    def n_slots(self) -> int:
+        """The number of positions at which a key can be asked for."""
+        return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
+
+    def count(self) -> int:
+        """How many different examples there are, fillers apart."""
+        n, writes = self.kv_pairs, self.kv_pairs + self.updates
+        orders = [1] + [0] * writes  # by length: orders of writes of so many keys, each one to four times
+        for _ in range(n):
+            orders = [
+                sum(math.comb(length, m) * orders[length - m] for m in range(1, min(MOST_UPDATES + 1, length) + 1))
+                for length in range(writes + 1)
+            ]
+        keys = math.comb(self.first_value - 1, n) * orders[writes]
+        values = math.perm(self.vocab_size - self.first_value, writes)
+        return keys * values * math.perm(self.n_slots, n)
+
+    def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
+        """Rows [rows,T], their labels and the two slices [rows,T], fillers still FILLER."""
+        n, u = self.kv_pairs, self.updates
+        writes = n + u
+        keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
+        values = self.first_value + draw_distinct(rows, writes, self.vocab_size - self.first_value, generator)
+        first = torch.arange(n, device=keys.device).expand(rows, n)
+        again = draw_distinct(rows, u, MOST_UPDATES * n, generator) // MOST_UPDATES  # each key has three lots
+        order = draw_distinct(rows, writes, writes, generator)
+        which = torch.cat([first, again], dim=1).gather(1, order)  # [rows,writes]: the key of each write
+        times = torch.zeros_like(keys).scatter_add_(1, which, torch.ones_like(which))
+        last = torch.zeros_like(keys).scatter_reduce_(
+            1, which, torch.arange(writes, device=keys.device).expand(rows, writes), "amax", include_self=False
+        )
+        queries = 2 * writes + 2 * draw_slots(rows, n, self.n_slots, self.alpha, generator)  # positions
+        inputs, labels = blank_rows(rows, self.seq_len, generator)
+        inputs[:, 0 : 2 * writes : 2] = keys.gather(1, which)
+        inputs[:, 1 : 2 * writes : 2] = values
+        inputs.scatter_(1, queries, keys)
+        labels.scatter_(1, queries, values.gather(1, last))
+        updated = inputs.new_zeros(inputs.shape).bool().scatter(1, queries, times > 1)
+        kept = inputs.new_zeros(inputs.shape).bool().scatter(1, queries, times == 1)
+        return Examples(inputs, labels, {"updated": updated, "kept": kept})
