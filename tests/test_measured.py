@@ -58,7 +58,7 @@ def heads_of(run: Run) -> int:
 
 
 def test_table_1() -> None:
-    group = nearest(evidence("campaign.jsonl.gz").runs, TABLE_1)
+    group = nearest(evidence("table1-t256/table1-t256.jsonl.gz").runs, TABLE_1)
     rows = table_of("| | D = 24 | paper | D = 32 | paper | D = 48")
     assert list(rows) == ["Based", *(name for name in KERNEL_ORDER if name != "Based")]
     for name, cells in rows.items():
@@ -74,14 +74,14 @@ def test_runs_of_table_1_that_did_not_learn() -> None:
     for name, count in zip(heads.strip("| ").split(" | "), counts, strict=True):
         runs = [
             run
-            for run in evidence("campaign.jsonl.gz").runs
+            for run in evidence("table1-t256/table1-t256.jsonl.gz").runs
             if run.model == name and run.d_model in (24, 32) and run.lr in (3e-3, 1e-2) and heads_of(run) == 12
         ]
         assert count == f"{sum(not has_learned(run) for run in runs)} of {len(runs)}"
 
 
 def test_rates_and_heads_of_table_1() -> None:
-    runs = [run for run in evidence("campaign.jsonl.gz").runs if run.d_model == 32]
+    runs = [run for run in evidence("table1-t256/table1-t256.jsonl.gz").runs if run.d_model == 32]
     rates, heads = table_of("| | 5e-4 | 1e-3"), table_of("| | 1 head | 2 heads")
     for name in ("ReBased", "Based"):
         own = [run for run in runs if run.model == name]
@@ -102,7 +102,7 @@ def test_twelve_epochs() -> None:
 
 def test_extrapolation() -> None:
     rows = table_of("| | 16 pairs | 32 pairs")
-    cells = build_results(evidence("campaign-extrapolation.jsonl.gz").runs).cells
+    cells = build_results(evidence("extrapolation-d64/extrapolation-d64.jsonl.gz").runs).cells
     assert len(cells) == len(rows)
     for cell in cells:
         by_pairs = cell.slices("by_pairs")
@@ -112,7 +112,7 @@ def test_extrapolation() -> None:
 
 
 def test_figure_1_and_the_rates_of_rwkv() -> None:
-    runs = evidence("campaign-figures.jsonl.gz", "campaign-rwkv.jsonl.gz").runs
+    runs = evidence("figure1-t256/figure1-t256.jsonl.gz", "figure1-rwkv-rates/figure1-rwkv-rates.jsonl.gz").runs
     group = nearest(runs, set(grid(FIGURE_1_MODELS)))
     mambas = build_results([run for run in runs if has_own_start(run)]).cells
     own = {place: cell for cell in mambas if (place := place_of(cell.any_run))}
@@ -133,7 +133,7 @@ def test_figure_1_and_the_rates_of_rwkv() -> None:
 def test_gamma_beside_weight_decay() -> None:
     found = {
         (decay.place.d_model, decay.place.pairs, decay.lr): decay
-        for decay in decays_of(evidence("campaign.jsonl.gz", "campaign-figures.jsonl.gz"))
+        for decay in decays_of(evidence("table1-t256/table1-t256.jsonl.gz", "figure1-t256/figure1-t256.jsonl.gz"))
         if decay.place.seq_len == 256
     }
     for where, rate, epochs, gamma, alone in rows_of("| D, pairs | rate"):
@@ -150,7 +150,7 @@ def name_of(model: str, keys: str) -> str:
 
 
 def test_six_passes_over_enwik8() -> None:
-    found = compare_language_models(evidence("campaign-enwik8.jsonl.gz").lm_runs)
+    found = compare_language_models(evidence("enwik8-six-passes/enwik8-six-passes.jsonl.gz").lm_runs)
     for model, keys, parameters, seeds, *cells in rows_of("| | keys | parameters", ENWIK8):
         name = name_of(model, keys)
         runs = found.models[name]

@@ -1,6 +1,6 @@
 """Draw the pictures of pages: python docs/images/make_report.py [FOLDER]. Needs Chromium.
 
-The pages are those of the committed records: `rebased report results/campaign.jsonl.gz` and `rebased paper`. One
+The pages are those of the committed records: `rebased report results/table1-t256/table1-t256.jsonl.gz` and `rebased paper`. One
 figure of another page is drawn by itself.
 """
 
@@ -14,10 +14,10 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # by file name: the words of the command, and the size of what is shown
-    "report.png": (["report", str(ROOT / "results" / "campaign.jsonl.gz")], (1000, 1250)),
+    "report.png": (["report", str(ROOT / "results" / "table1-t256.jsonl.gz")], (1000, 1250)),
     "paper.png": (["paper"], (1000, 1000)),
 }
-FIGURES = {"extrapolation.svg": ("campaign-extrapolation.jsonl.gz", "figure-by-pairs.svg")}  # records, name in --tables
+FIGURES = {"extrapolation.svg": ("extrapolation-d64.jsonl.gz", "figure-by-pairs.svg")}  # records, name in --tables
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
