@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,10 @@ def test_mistakes(tmp_path: Path) -> None:
         read_squad(write_lines(tmp_path / "facts.jsonl", LINES[:1]))
     with pytest.raises(ValueError, match="'Farhaven' is not at character 3"):
         read_squad(squad(tmp_path / "dev.json", [("Farhaven", 3)]))
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Nobody may ever write into it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="give a regular file"):
+        read_facts(tmp_path / "pipe")

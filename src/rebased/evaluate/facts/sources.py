@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rebased.data.sources import open_text
-from rebased.files import parse_json
+from rebased.files import parse_json, refuse_pipe
 
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 SHORTEST_CUE = 3  # words; fewer do not identify a sentence
@@ -96,6 +96,7 @@ def _cloze(text: str, start: int, answer: str, group: int) -> list[Fact]:
 
 
 def _read_text(path: Path) -> str:
+    refuse_pipe(path)
     with open_text(path) as (stream, _):
         content = stream.read(FACT_BYTES + 1)
     if len(content) > FACT_BYTES:
