@@ -1,7 +1,7 @@
 """Draw the pictures of pages: python docs/images/make_report.py [FOLDER]. Needs Chromium.
 
-The pages are those of the committed records: `rebased report results/table1-t256/table1-t256.jsonl.gz` and `rebased paper`. One
-figure of another page is drawn by itself.
+The pages are those of the committed records: `rebased report results/table1-t256/table1-t256.jsonl.gz` and `rebased
+paper`. One figure of another page is drawn by itself.
 """
 
 import shutil

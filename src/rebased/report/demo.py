@@ -227,8 +227,8 @@ def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
     """One row per model: its state, size and training time, its recall of the most pairs, and the difference."""
     pairs, judged = most_pairs(runs), shipped or runs
     found = {one.other: one for one in verdicts(judged)}
-    rows = []
-    for (name, now), group in zip(labelled(runs).items(), labelled(judged).values(), strict=True):
+    groups, rows = labelled(judged), []
+    for name, now in labelled(runs).items():
         one = found.get(name)
         rows.append(
             (
@@ -236,7 +236,7 @@ def verdict_table(runs: Sequence[Run], shipped: Sequence[Run]) -> Table:
                 state_words(now[0]),
                 f"{now[0].parameters:,}",
                 f"{fmean(run.seconds for run in now):.0f} s",
-                *(f"{fmean(recalled(run)[pairs] for run in some):.1%}" for some in (now, group)),
+                *(f"{fmean(recalled(run)[pairs] for run in some):.1%}" for some in (now, groups[name])),
                 f"{-one.difference:+.1%}" if one else NONE,
                 equals(one.p).removeprefix("= ") if one else NONE,
             )
