@@ -14,10 +14,11 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # by file name: the words of the command, and the size of what is shown
-    "report.png": (["report", str(ROOT / "results" / "table1-t256.jsonl.gz")], (1000, 1250)),
+    "report.png": (["report", str(ROOT / "results" / "table1-t256/table1-t256.jsonl.gz")], (1000, 1250)),
     "paper.png": (["paper"], (1000, 1000)),
 }
-FIGURES = {"extrapolation.svg": ("extrapolation-d64.jsonl.gz", "figure-by-pairs.svg")}  # records, name in --tables
+# By picture: records, and the figure's name in --tables.
+FIGURES = {"extrapolation.svg": ("extrapolation-d64/extrapolation-d64.jsonl.gz", "figure-by-pairs.svg")}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

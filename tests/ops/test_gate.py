@@ -61,7 +61,7 @@ def test_the_reference_is_the_sum_over_all_pairs() -> None:
 
 @pytest.mark.parametrize("backend", ["chunked", "recurrent"])
 @pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
-@pytest.mark.parametrize("T", [1, 63, 65, 200])
+@pytest.mark.parametrize("T", [1, 63, 65, 130])
 def test_every_path_is_the_reference(T: int, coefficients: Coefficients, backend: Backend) -> None:
     shape = Shape(B=2, T=T, H=3, K=8, V=5)
     for strength in (0.01, 3.0):
