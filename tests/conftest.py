@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from multiprocessing import forkserver
@@ -56,6 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("release"):
                 item.add_marker(pytest.mark.skip(reason="takes long: `make test-all` runs it"))
+        _skip_recorded(items)
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu:
         import torch
@@ -63,6 +65,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in needs_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _skip_recorded(items: list[pytest.Item]) -> None:
+    """Skip all cases but `keep` (1) of each test marked `recorded`, as long as its kernels are those of the records."""
+    marked = [(item, marker) for item in items if (marker := item.get_closest_marker("recorded"))]
+    if not marked or find_spec("triton") is None:
+        return
+    from kernels.records import unchanged_operators
+
+    unchanged, kept = unchanged_operators(), Counter[str]()
+    for item, marker in marked:
+        name = item.nodeid.partition("[")[0]
+        if marker.args[0] in unchanged and kept[name] >= marker.kwargs.get("keep", 1):
+            reason = "a GPU has computed these kernels (tests/kernels/computed.json): `make test-all` runs it"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        kept[name] += 1
 
 
 def _slow_first(items: list[pytest.Item]) -> list[pytest.Item]:

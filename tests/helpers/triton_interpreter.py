@@ -29,7 +29,7 @@ def why_not_interpreted() -> str | None:
     return None
 
 
-def run_interpreted(*files: Path) -> subprocess.CompletedProcess[str]:
+def run_interpreted(*files: Path, all_cases: bool = False) -> subprocess.CompletedProcess[str]:
     """Run these files of tests in a process of their own; its exit status and output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *["--all"] * all_cases, *map(str, files)]
     return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)

@@ -36,9 +36,10 @@ from torch import Tensor
 
 from kernels import classes, operator_calls
 from kernels.classes import Launched, source_hashes
+from kernels.records import COMPILED
 from rebased.kernels.machine_code import compile_launch, read_cubin
 
-RECORD = Path(__file__).parent / "compiled.json"
+RECORD = COMPILED
 KB = 1024
 SHARED_MEMORY = {80: 163 * KB, 86: 99 * KB, 89: 99 * KB, 90: 227 * KB, 100: 227 * KB, 120: 99 * KB}
 """Bytes of shared memory that a program may have, by compute capability."""

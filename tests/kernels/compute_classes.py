@@ -33,6 +33,7 @@ from torch import Tensor
 
 from kernels import classes, operator_calls
 from kernels.classes import DTYPES, Call, Launched, classes_of, cut, folder_of, recorded_launches, source_hashes
+from kernels.records import COMPUTED
 from rebased.kernels.machine_code import read_cubin
 from rebased.ops import (
     PolyState,
@@ -46,7 +47,7 @@ from rebased.ops.polynomial.gpu import launch as gpu
 from tolerances import KERNEL_ERRORS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # with Triton's interpreter, in tests
-RECORD = Path(__file__).parent / "computed.json"
+RECORD = COMPUTED
 TF32_ERROR = 2e-3  # as test_fp32_is_exact_until_torch_allows_tf32 has it
 ROW = 8.0
 """How much larger than that of a tensor the relative error of one of its rows may be: the largest of thousands of

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import classes, compile_classes, compute_classes, operator_calls
+from kernels import classes, compile_classes, compute_classes, operator_calls, records
 from kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
 from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, still_valid, write_record
 from rebased.kernels.machine_code import compile_launch
@@ -208,3 +208,17 @@ def test_some_classes_compile() -> None:
         for each, found in built.items():
             assert (found.wrong, found.problem) == (0, ""), f"sm_{each}: {call}"
             assert found.shared <= compile_classes.SHARED_MEMORY[each], f"sm_{each}: {call}"
+
+
+def test_tests_are_left_out_only_while_kernels_are_those_of_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = {"hashes": source_hashes(), "complete": True}
+    for name in ("COMPUTED", "COMPILED"):
+        (tmp_path / name).write_text(json.dumps(current))
+        monkeypatch.setattr(records, name, tmp_path / name)
+    assert records.unchanged_operators() == set(source_hashes())
+    (tmp_path / "COMPILED").write_text(json.dumps(current | {"hashes": source_hashes() | {"scan": "of older kernels"}}))
+    assert records.unchanged_operators() == set(source_hashes()) - {"scan"}
+    (tmp_path / "COMPUTED").write_text(json.dumps(current | {"complete": False}))
+    assert records.unchanged_operators() == set()

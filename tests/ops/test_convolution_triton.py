@@ -32,6 +32,7 @@ def assert_matches_torch(
         assert_near(actual, expected, *lengths, size=1.0, dtype=dtype)
 
 
+@pytest.mark.recorded("convolution", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend

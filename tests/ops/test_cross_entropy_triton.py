@@ -13,6 +13,7 @@ from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
 
+@pytest.mark.recorded("cross_entropy", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
@@ -33,6 +34,7 @@ def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: p
         assert compile_launch(launch, capability).metadata.shared <= 1024  # for the sums over a row
 
 
+@pytest.mark.recorded("cross_entropy", keep=0)
 @pytest.mark.parametrize(("capability", "width"), [(80, 24), (90, 128)])
 def test_the_kernels_of_a_narrow_head_build(capability: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend

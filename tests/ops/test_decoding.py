@@ -21,6 +21,7 @@ SIZES: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.recorded("decoding", keep=0)
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(90, torch.bfloat16), pytest.param(80, torch.float32, marks=pytest.mark.release)]
 )

@@ -25,6 +25,7 @@ def test_positions_of_another_length() -> None:
         embed(torch.zeros(2, 3, dtype=torch.int64), torch.randn(5, 4), torch.randn(1, 4))
 
 
+@pytest.mark.recorded("embedding", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend

@@ -14,9 +14,9 @@ PROCESSES = {"polynomial": POLYNOMIAL, "others": OTHERS}  # each takes seconds t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROCESSES)
-def test_every_kernel_in_the_interpreter(name: str) -> None:
+def test_every_kernel_in_the_interpreter(name: str, pytestconfig: pytest.Config) -> None:
     if reason := why_not_interpreted():
         pytest.skip(reason)
-    done = run_interpreted(*PROCESSES[name])
+    done = run_interpreted(*PROCESSES[name], all_cases=pytestconfig.getoption("--all"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

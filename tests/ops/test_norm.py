@@ -40,6 +40,7 @@ def test_the_dtype_of_a_product_is_torchs(dtype: torch.dtype, autocast: torch.dt
             assert matmul_dtype(x, weight.float()) == functional.linear(x, weight.float()).dtype
 
 
+@pytest.mark.recorded("norm", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend
@@ -66,6 +67,7 @@ def test_of_a_projection() -> None:
         assert linear_layer_norm(x, projection, None, None).dtype == torch.bfloat16
 
 
+@pytest.mark.recorded("norm", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), [(80, torch.bfloat16), (90, torch.float32)])
 def test_the_kernels_of_a_projection_build(
     capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

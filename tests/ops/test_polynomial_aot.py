@@ -44,6 +44,7 @@ def name_of(x: object) -> str:
     return "-".join(str(field).removeprefix("torch.") for field in x)
 
 
+@pytest.mark.recorded("polynomial", keep=0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "case"),

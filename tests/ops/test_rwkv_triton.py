@@ -14,6 +14,7 @@ from tolerances import assert_near
 KERNELS = ("forward_kernel", "backward_kernel", "rate_kernel")
 
 
+@pytest.mark.recorded("rwkv", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend

@@ -14,6 +14,7 @@ KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")
 AROUND = ("step_kernel", "step_backward_kernel", "gate_kernel", "gate_backward_kernel")
 
 
+@pytest.mark.recorded("scan", keep=0)
 @pytest.mark.parametrize(("capability", "dtype"), BUILDS)
 def test_every_kernel_builds(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rebased.ops import backend

@@ -193,6 +193,8 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
     svg = file.getvalue()
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg[svg.index("<svg") :])  # a hundredth of a point is fine enough
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)  # the page sets the width; viewBox stays
+    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to a group
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)  # figures of one page must not share ids
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     for colour, variable in VARIABLES.items():

@@ -12,7 +12,7 @@ from rebased.ops.backend import triton_interpreted
 from rebased.ops.convolution import gpu
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("convolution")]
 
 
 @pytest.mark.parametrize(

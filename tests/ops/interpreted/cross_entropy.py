@@ -12,7 +12,7 @@ from rebased.ops.cross_entropy import gpu, narrow_gpu
 from rebased.train.precision import matmul_precision
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("cross_entropy")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -11,7 +11,7 @@ from rebased.ops.backend import triton_interpreted
 from rebased.ops.decoding.gpu import tokens
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("decoding")]
 DTYPES = [torch.float32, torch.float16]
 
 

@@ -8,7 +8,7 @@ from rebased.ops import use_backend
 from rebased.ops.backend import triton_interpreted
 from rebased.ops.embedding import gpu
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("embedding")]
 
 
 @pytest.mark.parametrize(("shape", "vocab", "D"), [((5, 13), 11, 6), ((64,), 40, 16), ((1,), 3, 33), ((2, 8), 1, 4)])

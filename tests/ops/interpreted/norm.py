@@ -9,7 +9,7 @@ from rebased.ops.backend import triton_interpreted
 from rebased.ops.norm import gpu, linear_gpu
 from rebased.train.precision import matmul_precision
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("norm")]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,7 +17,7 @@ from rebased.ops.polynomial.gpu import launch, states
 from rebased.ops.polynomial.gpu.features import pair_of
 from tolerances import FIRST_TOKEN, assert_close, assert_small_error
 
-pytestmark = pytest.mark.usefixtures("poisoned_kernels")
+pytestmark = [pytest.mark.usefixtures("poisoned_kernels"), pytest.mark.recorded("polynomial")]
 
 
 @pytest.mark.parametrize(

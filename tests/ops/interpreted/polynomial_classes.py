@@ -10,7 +10,7 @@ from kernels.classes import Call, classes_of, launches
 from kernels.compute_classes import compute
 from rebased.ops.backend import triton_interpreted
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("polynomial")]
 CALLS = [
     Call("fp32", 5, 3, 70, False),
     Call("fp32", 16, 16, 65, True, "packed", "fused"),

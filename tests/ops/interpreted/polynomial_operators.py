@@ -11,7 +11,7 @@ from polynomial_inputs import Shape, inputs
 from rebased.ops import BASED, REBASED, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from rebased.ops.polynomial.gpu import operators
 
-pytestmark = pytest.mark.usefixtures("poisoned_kernels")
+pytestmark = [pytest.mark.usefixtures("poisoned_kernels"), pytest.mark.recorded("polynomial")]
 
 
 def test_compiles_as_one_graph(cut: Cut) -> None:

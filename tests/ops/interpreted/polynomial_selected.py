@@ -11,7 +11,7 @@ from rebased.models import LanguageModel, LMConfig
 from rebased.ops import BASED, REBASED, Coefficients, poly_attention_at
 from tolerances import assert_near, assert_small_error
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("polynomial")]
 
 
 @pytest.mark.parametrize(

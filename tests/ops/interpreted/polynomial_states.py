@@ -17,7 +17,7 @@ from rebased.ops import (
 )
 from tolerances import KERNEL_ERRORS, assert_small_error, relative_error
 
-pytestmark = pytest.mark.usefixtures("poisoned_kernels")
+pytestmark = [pytest.mark.usefixtures("poisoned_kernels"), pytest.mark.recorded("polynomial")]
 
 
 @pytest.mark.parametrize(

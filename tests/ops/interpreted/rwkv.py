@@ -9,7 +9,7 @@ from rebased.ops.backend import triton_interpreted
 from rebased.ops.rwkv import gpu
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("rwkv")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rebased.ops.scan import gpu
 from rebased.ops.scan.elementwise_gpu import apply_gate
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("scan")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rebased.ops import token_shift
 from rebased.ops.backend import triton_interpreted
 from tolerances import assert_near
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.recorded("shift")]
 
 
 @pytest.mark.parametrize(
