@@ -45,6 +45,7 @@ VARIABLES = {INK: "var(--ink)", GRID: "var(--line)"} | {colour: f"var(--series-{
 DASHES = {"-": "", "--": "7 3", "-.": "10 3 2 3", ":": "2 3"}  # SVG dash patterns: lines differ in more than colour
 OUTLINES = {"s": "M14 2H22V10H14Z", "^": "M18 1L23 10H13Z", "D": "M18 1L23 6L18 11L13 6Z"}  # markers in the legend
 STYLE: dict[Any, Any] = {
+    "font.sans-serif": ["DejaVu Sans"],  # it comes with matplotlib; a list of ten would stand in every label of an SVG
     "text.color": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,
