@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from rebased.ops import REBASED, PolyState, init_poly_state, layer_norm, poly_attention, poly_attention_extend
 
+__all__ = ["ReBasedLinearAttention", "parallel_rebased", "register"]
+
 OPERATION = "rebased"  # the folder of the operation in fla.ops, and the key of its backends
 SWITCH = "FLA_REBASED"  # an environment variable; 0 turns the registered backend off
 EPS = {"parallel": None, "chunk": 1e-10, "fused_chunk": 1e-10}  # of each mode; None: the layer's own
@@ -199,7 +201,7 @@ def register() -> None:
         return
     backends = _backends_module()
 
-    class RebasedBackend(backends.BaseBackend):  # type: ignore[name-defined, misc]  # the class is found at run time
+    class RebasedBackend(backends.BaseBackend):  # type: ignore[name-defined]  # the class is found at run time
         """Our parallel_rebased as the library's backends are written."""
 
         backend_type = package_name = "rebased"
