@@ -181,6 +181,7 @@ def test_more_tokens_than_learned_positions_are_refused() -> None:
         flat_of(build(MODELS["hybrid"])).generate(rows(1), **(GREEDY | {"max_new_tokens": 200}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "per head"])
 def test_an_exported_folder_loads_without_this_package(name: str, tmp_path: Path) -> None:
     model, folder = build(MODELS[name], torch.float32), tmp_path / "exported"

@@ -198,9 +198,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B,H,T,W]
         keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
         if state is not None:
-            k, v, keep = (
-                torch.cat(pair, dim=-2 + (i == 2)) for i, pair in enumerate(zip(state, (k, v, keep), strict=True))
-            )
+            k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
+            keep = torch.cat([state[2], keep], dim=1)
         T, S = q.shape[2], k.shape[2]
         earlier = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         itself = earlier.triu(S - T)  # padding sees itself: a row without any key would be NaN
