@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rebased"
 FILES = sorted(SOURCE.rglob("*.py"))
-TORCH_ALONE = ("mixers", "ops")
+TORCH_ALONE = ("compat", "mixers", "ops")
 TOP = ("__init__", "__main__")  # the package itself, above all floors
 
 
@@ -82,7 +82,7 @@ def test_imports_go_down() -> None:
 def test_a_violation_is_found() -> None:
     lines = ["import rebased.models", "from rebased import ReBased", "from rebased.config import Config"]
     lines += ["import rebased", "print(rebased.__version__)", "rebased.MQAR()"]
-    for floor, wrong in (("ops", "1236"), ("tasks", "126"), ("train", "26")):
+    for floor, wrong in (("ops", "1236"), ("compat", "1236"), ("tasks", "126"), ("train", "26")):
         where = [text.split()[0] for text in violations(SOURCE / floor / "x.py", ast.parse("\n".join(lines)))]
         assert where == [f"{floor}/x.py:{line}" for line in wrong]
 
@@ -136,7 +136,7 @@ assert "torch._dynamo" not in sys.modules  # which takes as long to import as al
     assert run_python(code) == ""
 
 
-def test_ops_and_mixers_need_torch_alone() -> None:
+def test_ops_mixers_and_compat_need_torch_alone() -> None:
     code = """
 import sys, warnings
 for name in ("numpy", "pydantic", "yaml", "rich", "cyclopts", "safetensors", "triton", "scipy", "matplotlib"):
@@ -148,6 +148,8 @@ for name in mixer_names():
     cls = mixer_class(name)
     context = {key: value for key, value in zip(CONTEXT, (48, 0, 2, 8)) if key in inspect.signature(cls).parameters}
     assert cls(**context)(torch.randn(1, 5, 48)).shape == (1, 5, 48)
+from rebased.compat.fla import ReBasedLinearAttention
+assert ReBasedLinearAttention(48)(torch.randn(1, 5, 48)).shape == (1, 5, 48)
 assert not torch.cuda.is_initialized()
 """
     assert run_python(code) == ""

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
 from rebased.mixers import mixer_class, mixer_names  # noqa: E402
 from rebased.models import LanguageModel, LMConfig  # noqa: E402
 from rebased.models.hf import RebasedConfig, RebasedForCausalLM, find_rows  # noqa: E402
+from rebased.models.modeling_rebased import find_tokens  # noqa: E402
 from tolerances import TRAINED, assert_near  # noqa: E402
 
 HEADS = {"n_heads": 2, "key_width": 4}
@@ -22,6 +23,13 @@ PATTERNS: dict[str, tuple[Any, ...]] = {
     "hybrid": ("short_conv", {"name": "rebased", **HEADS}),
     "shared weights": ({"name": "rebased", **HEADS, "norm_axis": "per_head"}, "attention"),
     **{name: (name,) for name in ("mamba", "rwkv", "hyena", "sliding_window", "previous_token")},
+    "gates": tuple(
+        {"name": name, **HEADS} for name in ("gated_based", "gated_rebased", "delta_rebased", "linear_attention")
+    ),
+    "others' gates": (
+        *({"name": name, "n_heads": 2} for name in ("gated_delta_net", "gla", "kda")),
+        {"name": "mamba2", "head_width": 8, "d_state": 8},
+    ),
 }
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
 
@@ -30,7 +38,8 @@ def build(mixers: tuple[Any, ...], **changes: Any) -> RebasedForCausalLM:
     torch.manual_seed(0)
     block = {"block": "mamba"} if mixers == ("mamba",) else {"mlp_ratio": 2}
     config = LMConfig.model_validate(
-        {"vocab_size": 40, "d_model": 16, "n_layers": 2, "max_len": 64, "mixers": mixers, **block} | changes
+        {"vocab_size": 40, "d_model": 16, "n_layers": max(2, len(mixers)), "max_len": 64, "mixers": mixers, **block}
+        | changes
     )
     model = LanguageModel(config).eval()
     with torch.no_grad():
@@ -242,7 +251,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(hybrid: RebasedForCausa
 
 
 def test_masks_that_are_no_padding(hybrid: RebasedForCausalLM) -> None:
-    assert find_rows(torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]]), 3, 3) == ([1, 0, 0], [3, 2, 3])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]])
+    assert find_rows(find_tokens(mask, 3, 3), 3, 3) == ([1, 0, 0], [3, 2, 3])
     with pytest.raises(ValueError, match="gaps"):
         hybrid(torch.ones(1, 3, dtype=torch.long), attention_mask=torch.tensor([[1, 0, 1]]))
     with pytest.raises(ValueError, match="row 1 of attention_mask has no tokens"):

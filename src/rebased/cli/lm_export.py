@@ -26,9 +26,10 @@ def lm_export(
 ) -> int:
     """Write a trained language model as others read it.
 
-    Layout `hf` is a folder for `AutoModelForCausalLM.from_pretrained` with the tokenizer and a model card. It needs
-    transformers (pip install 'rebased[hf]') here and where it is loaded, with this package. Layout `authors` is that of
-    the paper's released checkpoint; `rebased lm import` reads it.
+    Layout `hf` is a folder for `AutoModelForCausalLM.from_pretrained` with the tokenizer and a model card; exporting
+    needs transformers (pip install 'rebased[hf]'). A model of rebased, based, attention and short_conv is loaded with
+    trust_remote_code=True and without this package; any other with it. Layout `authors` is that of the paper's released
+    checkpoint; `rebased lm import` reads it.
 
     Parameters
     ----------

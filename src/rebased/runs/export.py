@@ -15,6 +15,9 @@ from rebased.models.authors_checkpoint import authors_layout
 
 Layout = Literal["hf", "authors"]
 SPLITS = ("valid", "test")
+FLAT = "modeling_rebased.py"
+FLAT_MIXERS = ("attention", "based", "rebased", "short_conv")
+"""The mixers of models/modeling_rebased.py, the file that is copied into a folder so that it loads without us."""
 
 
 def export_model(
@@ -27,7 +30,8 @@ def export_model(
 ) -> None:
     """Write a model to a new folder, which appears when it is whole.
 
-    layout "hf": weights and config as `AutoModelForCausalLM` reads them, the tokenizer, and a model card (README.md).
+    layout "hf": weights and config as `AutoModelForCausalLM` reads them, the tokenizer, and a model card (README.md);
+    with FLAT_MIXERS alone also the code that computes the model (modeling_rebased.py), for trust_remote_code=True.
     layout "authors": model.safetensors with the names of the paper's released checkpoint.
     `record` is that of its run: the card says what it holds.
     """
@@ -52,9 +56,14 @@ def export_model(
 
 def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, record: list[dict[str, Any]]) -> None:
     # here: transformers takes seconds to import
+    from rebased.models import modeling_rebased
     from rebased.models.hf import RebasedForCausalLM, no_progress_bars, to_hf_tokenizer
 
     shell = RebasedForCausalLM.from_language_model(model)
+    if is_flat(model):
+        names = {"AutoConfig": "RebasedConfig", "AutoModelForCausalLM": "RebasedForCausalLM"}
+        shell.config.auto_map = {auto: f"{Path(FLAT).stem}.{name}" for auto, name in names.items()}
+        shutil.copyfile(modeling_rebased.__file__, folder / FLAT)
     if tokenizer is not None:
         shell.config.eos_token_id = shell.generation_config.eos_token_id = tokenizer.end_of_text
         shell.generation_config.pad_token_id = tokenizer.end_of_text
@@ -64,10 +73,16 @@ def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, r
     (folder / "README.md").write_text(model_card(model, tokenizer, record), encoding="utf-8")
 
 
+def is_flat(model: LanguageModel) -> bool:
+    """True if models/modeling_rebased.py computes this model."""
+    return all(mixer.name in FLAT_MIXERS for mixer in model.config.mixers)
+
+
 def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[dict[str, Any]]) -> str:
     """The card of a model: what it is, how to use it, what it was trained on and what was measured."""
     config, run = model.config, record[0] if record else {}
     mixers = ", ".join(mixer.name for mixer in config.mixers)
+    folder = '"this folder"' + ", trust_remote_code=True" * is_flat(model)
     positions = "no learned positions" if config.length_limit is None else f"{config.length_limit:,} learned positions"
     lines = [
         "---",
@@ -81,16 +96,17 @@ def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[d
         f"{config.n_layers} layers that repeat {mixers}; width {config.d_model}, {positions}, "
         f"vocabulary {config.vocab_size:,}. Made with [rebased](https://arxiv.org/abs/2402.10644).",
         "",
+        *_about_loading(model),
         "```python",
-        "import rebased.models.hf  # registers the model with transformers; pip install 'rebased[hf]'",
+        *(() if is_flat(model) else ("import rebased.models.hf",)),
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'model = AutoModelForCausalLM.from_pretrained("this folder")',
+        f"model = AutoModelForCausalLM.from_pretrained({folder})",
         *(
             []
             if tokenizer is None
             else [
-                'tokenizer = AutoTokenizer.from_pretrained("this folder")',
+                f"tokenizer = AutoTokenizer.from_pretrained({folder})",
                 'inputs = tokenizer("Once", return_tensors="pt")',
                 "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
             ]
@@ -106,6 +122,18 @@ def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[d
         "",
     ]
     return "\n".join(lines)
+
+
+def _about_loading(model: LanguageModel) -> list[str]:
+    if not is_flat(model):
+        others = sorted({mixer.name for mixer in model.config.mixers} - {*FLAT_MIXERS})
+        return [f"To load it, `pip install 'rebased[hf]'`: it computes {', '.join(others)}.", ""]
+    return [
+        f"`{FLAT}` in this folder computes it in plain torch and needs transformers alone. With `pip install "
+        "'rebased[hf]'` and `import rebased.models.hf`, the same folder loads without `trust_remote_code`, with fast "
+        "kernels.",
+        "",
+    ]
 
 
 def _about_training(run: dict[str, Any], record: list[dict[str, Any]]) -> list[str]:
