@@ -1,0 +1,306 @@
+# mypy: allow-untyped-defs
+"""The kernels of the delta rule as operators of torch: launches, gradients, and the check of their first results."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, some
+from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
+from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
+from rebased.ops.kernel_launch import launch
+from rebased.ops.polynomial import chunked_recurrence
+from rebased.ops.polynomial.chunked_recurrence import Rule
+from rebased.ops.polynomial.gpu.call import choose_products
+from rebased.ops.polynomial.gpu.layout import canonical, tiled
+from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, SLICE, padded
+from rebased.ops.polynomial.state import PolyState
+from rebased.ops.self_check import checked
+
+CHUNK = C.value
+WIDEST_KEYS = {1: 128, 2: 2 * SLICE}  # by degree
+WIDEST_VALUES = 256
+HEADS_CHECKED = 2
+COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
+
+
+def takes(degree: int, key_width: int, value_width: int) -> bool:
+    """True if the kernels compute keys and values of these widths."""
+    return key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
+
+
+class Sizes(NamedTuple):
+    """What the kernels of a call are compiled for and launched with."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    degree: int
+    normalise: bool
+    gated: bool
+    products: str
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor, decay: Tensor | None, degree: int, normalise: bool) -> "Sizes":
+        return cls(*q.shape, v.shape[3], degree, normalise, decay is not None, choose_products(q))
+
+    @property
+    def chunks(self) -> int:
+        return triton.cdiv(self.T, CHUNK)
+
+    @property
+    def KP(self) -> int:
+        return padded(self.K)
+
+    @property
+    def VP(self) -> int:
+        return padded(self.V)
+
+    @property
+    def tiles(self) -> int:
+        """Of features: pairs of slices, or one."""
+        return 3 if self.degree == 2 and self.K > SLICE else 1
+
+    @property
+    def tile(self) -> int:
+        """Features of a tile."""
+        return FEATURE_TILE if self.degree == 2 else self.KP
+
+    @property
+    def programs(self) -> int:
+        """Chunks of all heads."""
+        return self.B * self.H * self.chunks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the factors of products."""
+        return torch.bfloat16 if self.products == "bf16" else torch.float32
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        return self.T, self.chunks, self.programs
+
+    def constants(self, warps: int, **more: int) -> dict[str, object]:
+        """Of all kernels."""
+        precision = "tf32x3" if self.products == "tf32x3" else "tf32"
+        shared = {"H": self.H, "KP": self.KP, "DEGREE": self.degree, "HAS_GATE": self.gated, "PRECISION": precision}
+        return {**shared, **more, "num_warps": warps}
+
+    def of_states(self, warps: int, largest: int, stages: int) -> dict[str, object]:
+        """Of kernels with states, whose programs take tiles of at most `largest` values."""
+        BV = min(largest, self.VP)
+        sizes = {"V": self.V, "VP": self.VP, "BV": BV, "FT": self.tile, "TILES": self.tiles, "num_stages": stages}
+        return self.constants(warps, **sizes)
+
+    def value_tiles(self, largest: int) -> int:
+        return self.VP // min(largest, self.VP)
+
+    def buffers(self, like: Tensor) -> "Buffers":
+        heads, tokens = self.B * self.H, self.chunks * CHUNK
+        wide = {"device": like.device, "dtype": self.dtype}
+        return Buffers(
+            torch.empty(2, heads, tokens, self.KP, **wide),
+            torch.empty(4, heads, tokens, device=like.device, dtype=torch.float32),
+            torch.empty(heads, tokens, CHUNK, **wide),
+            torch.empty(heads, tokens, self.VP, **wide),
+            torch.empty(heads, self.chunks, self.tiles * self.tile, self.VP, **wide),
+        )
+
+
+class Buffers(NamedTuple):
+    """What the forward kernels hand to each other and to the backward pass; forward.py has the shapes."""
+
+    qk: Tensor
+    gates: Tensor
+    N: Tensor
+    x: Tensor
+    states: Tensor
+
+
+VALUES_OF_STATES, VALUES = 32, 64  # per program: of kernels that go from chunk to chunk, and of others
+
+
+def _wide_warps(sizes: Sizes) -> int:
+    return 8 if sizes.KP == 128 or sizes.products != "bf16" else 4
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    return x.stride()[:3]
+
+
+def to_kernels(state: Tensor, K: int, degree: int) -> Tensor:
+    """A public state [B, H, F, V] in the order of the kernels, [B, H, F', VP]."""
+    if degree == 1:
+        return functional.pad(state, (0, padded(state.shape[3]) - state.shape[3], 0, padded(K) - K)).contiguous()
+    return tiled(PolyState(state, state[..., 0]), K, COEFFICIENTS[2]).kv.contiguous()
+
+
+def from_kernels(state: Tensor, K: int, V: int, degree: int) -> Tensor:
+    """The inverse of to_kernels."""
+    if degree == 1:
+        return state[:, :, :K, :V].contiguous()
+    return canonical(PolyState(state, state[..., 0]), V, K, COEFFICIENTS[2]).kv
+
+
+def _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
+    """o and the final state, differentiable."""
+    dtype, K, V = initial.dtype, q.shape[3], v.shape[3]
+    q, k, u = (x.to(dtype) for x in (q, k, v))
+    if normalise:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps) for x in (q, k))
+    gates = [None if x is None else x.to(dtype) for x in (decay, beta)]
+    state = from_kernels(initial, K, V, degree)
+    o, after = chunked_recurrence.recur(q, k, u, *gates, state, Rule(COEFFICIENTS[degree], 1.0, dtype))
+    return o.to(v.dtype), to_kernels(after, K, degree)
+
+
+def _in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
+    """As _forward; without buffers, the backward pass is in torch, too."""
+    return *_attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps), *(v.new_empty(0),) * 5
+
+
+def _some_heads(tensors):
+    """One batch row and some heads of each: of [B, T, H, ...] or of states [B, H, F, V] (the flag)."""
+    row = some(tensors[0][0].shape[0], 1)[-1:]
+    heads = some(tensors[0][0].shape[2], HEADS_CHECKED)
+    return [None if x is None else pick(pick(x, 0, row), 1 if state else 2, heads) for x, state in tensors]
+
+
+def _roundoff(q: Tensor) -> float:
+    return {"bf16": ROUNDOFF[torch.bfloat16], "tf32": ROUNDOFF[torch.float32]}.get(choose_products(q), RECURRENT)
+
+
+def _compare(args, result):
+    """Errors of o and the final state, in some heads."""
+    *tensors, degree, normalise, eps = args
+    o, final = result[:2]
+    *small, o, final = _some_heads([(x, x is tensors[5]) for x in tensors] + [(o, False), (final, True)])
+    parts = [o, final]
+    return compare_calls(_attend_in_torch, [((*small, degree, normalise, eps), parts)], parts, _roundoff(args[0]))
+
+
+def _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps):
+    def attend(q, k, v, beta, decay, initial):
+        return _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps)
+
+    return differentiate(attend, (q, k, v, beta, decay, initial), do, d_final)
+
+
+def _backward_in_torch(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+    """As _backward."""
+    found = _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps)
+    return [q.new_empty(0) if x is None else x for x in found]
+
+
+def _compare_backward(args, result):
+    """Errors of all gradients, in some heads."""
+    do, d_final, *given, degree, normalise, eps = args
+    tensors = [(do, False), (d_final, True), *((x, x is given[5]) for x in given[:6])]
+    of = [(None if x.numel() == 0 else x, number == 5) for number, x in enumerate(result)]
+    small = _some_heads(tensors + of)
+    parts = [x for x in small[8:] if x is not None]
+    return compare_calls(_differentiate, [((*small[:8], degree, normalise, eps), parts)], parts, _roundoff(given[0]))
+
+
+@torch.library.custom_op("rebased::delta", mutates_args=())
+@checked(_in_torch, compare=_compare)
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor, degree: int, normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """o [B, T, H, V], the final state [B, H, F', VP] as initial is, and Buffers. Last strides are 1, gates dense."""
+    s = Sizes.of(q, v, decay, degree, normalise)
+    b = s.buffers(v)
+    o, final = torch.empty(v.shape, device=v.device, dtype=v.dtype), torch.empty_like(initial)
+    launch(
+        prepare_kernel, (s.programs,), q, k, beta, decay, b.qk, b.gates, b.N, *_strides(q), *_strides(k), *s.numbers,
+        eps, K=s.K, NORMALISE=normalise, **s.constants(4),
+    )  # fmt: skip
+    launch(
+        states_kernel, (s.B * s.H * s.value_tiles(VALUES_OF_STATES),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
+        final, *_strides(v), *s.numbers, **s.of_states(4, VALUES_OF_STATES, 2),
+    )  # fmt: skip
+    launch(
+        outputs_kernel, (s.programs * s.value_tiles(VALUES),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
+        **s.of_states(4, VALUES, 1),
+    )  # fmt: skip
+    return o, final, *b
+
+
+@_forward.register_fake
+def _(q, k, v, beta, decay, initial, degree, normalise, eps):
+    o = torch.empty(v.shape, device=v.device, dtype=v.dtype)
+    return o, torch.empty_like(initial), *Sizes.of(q, v, decay, degree, normalise).buffers(v)
+
+
+@torch.library.custom_op("rebased::delta_backward", mutates_args=())
+@checked(_backward_in_torch, compare=_compare_backward, inputs=lambda *args: args[:8])
+def _backward(
+    do: Tensor, d_final: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor,
+    qk: Tensor, gates: Tensor, N: Tensor, x: Tensor, states: Tensor, degree: int, normalise: bool, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v, beta, decay (empty if there is none) and initial."""
+    if qk.numel() == 0:  # the forward pass was in torch
+        args = (do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps)
+        return tuple(_backward_in_torch(*args))
+    s = Sizes.of(q, v, decay, degree, normalise)
+    dx, d_states, d_initial = torch.empty_like(x), torch.empty_like(states), torch.empty_like(initial)
+    dv = torch.empty(v.shape, device=v.device, dtype=s.dtype)
+    dq, dk = (torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in "qk")
+    d_beta, d_decay = (torch.empty(beta.shape, device=q.device, dtype=torch.float32) for _ in "bg")
+    parallel = s.of_states(4, VALUES, 1)
+    local = {name: value for name, value in parallel.items() if name not in ("FT", "TILES")}
+    launch(
+        local_kernel, (s.programs * s.value_tiles(VALUES),), do, qk, gates, dx, *_strides(do), *s.numbers, **local
+    )  # fmt: skip
+    launch(
+        grad_states_kernel, (s.B * s.H * s.value_tiles(VALUES_OF_STATES),), do, qk, gates, N, dx, d_final, dv, d_states,
+        d_initial, *_strides(do), *s.numbers, **s.of_states(4, VALUES_OF_STATES, 2),
+    )  # fmt: skip
+    launch(
+        gradients_kernel, (s.programs,), do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay,
+        *_strides(do), *s.numbers, K=s.K, NORMALISE=normalise,
+        **s.of_states(_wide_warps(s), VALUES if s.KP < 128 else 32, 1),
+    )  # fmt: skip
+    d_decay = d_decay.to(decay.dtype) if decay is not None else d_decay.new_empty(0)
+    return dq, dk, dv.to(v.dtype), d_beta.to(beta.dtype), d_decay, d_initial
+
+
+@_backward.register_fake
+def _(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+    like = [torch.empty(each.shape, device=each.device, dtype=each.dtype) for each in (q, k, v, beta)]
+    d_decay = q.new_empty(0) if decay is None else torch.empty_like(decay)
+    return *like, d_decay, torch.empty_like(initial)
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.degree, ctx.normalise, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+
+
+def _autograd(ctx, do, d_final, *_):
+    saved = ctx.saved_tensors
+    do = do if do.stride(3) == 1 else do.contiguous()
+    found = _backward(do, d_final.contiguous(), *saved, ctx.degree, ctx.normalise, ctx.eps)
+    *gradients, d_decay, d_initial = found
+    return *gradients, None if saved[4] is None else d_decay, d_initial, None, None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor, *, degree: int,
+    normalise: bool, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """delta_attention_extend: o in the dtype of v, and the state after. q, k and v as a caller gives them."""
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    decay = None if log_decay is None else log_decay.contiguous()
+    initial = to_kernels(state, q.shape[3], degree)
+    o, final, *_ = _forward(q, k, v, beta.contiguous(), decay, initial, degree, normalise, eps)
+    return o, from_kernels(final, q.shape[3], v.shape[3], degree)
