@@ -94,8 +94,8 @@ def delta_attention(
             they must have it, unless beta is None.
         cu_seqlens: as in poly_attention: the row holds documents that do not see each other.
         backend: "reference" and "recurrent" go token by token; "chunked" is plain torch in chunks, on every device;
-            "triton" is kernels for a beta, no decay or one per head, and keys of at most 128 (degree 1) or 16 (degree 2,
-            not centred); "auto" is "triton" on a GPU if its kernels take the call, else "chunked".
+            "triton" is kernels, for a beta, no decay or one per head, and keys as wide as 128 (degree 1) or 16 (degree
+            2, not centred); "auto" is "triton" on a GPU if its kernels take the call, else "chunked".
 
     Returns:
         o [B, T, H, V] in the dtype of v, differentiable in all tensors. Half precision is computed in fp32. On a CPU

@@ -5,9 +5,9 @@
 2. grad_states, from the last chunk to the first: dx = P^T do + e^(a_C - a) phi(k) dS1, dv = N^T dx, and the next dS
 3. gradients, all chunks at once: those of q, k, beta and the decays
 
-dA = -dv x^T below the diagonal; of beta, with x = beta y and dv = beta z, the gradient is y . z. Every factor e^a stands
-beside a similarity of degree d in q or k, so the gradient of a is (q . dq + k . dk) / d over the uses of a token as a
-reader less k . dk / d over its uses as a writer, plus <S, dS> at the end of the chunk.
+The gradient of A / beta is -dv x^T below the diagonal. That of beta is y . z, with x = beta y and dv = beta z. Every
+factor e^a stands beside a similarity of degree d in q or k. So the gradient of a is (q . dq + k . dk) / d over the uses
+of a token as a reader, less k . dk / d over its uses as a writer, plus <S, dS> at the end of the chunk.
 """
 
 import triton
@@ -248,8 +248,8 @@ def gradients_kernel(
             phi = tl.reshape(ka[:, :, None] * kb[:, None, :], [C, FT])
         if HAS_GATE:
             da -= DEGREE * tl.sum(phi * (f_read + f_write), 1)
-            weight: tl.constexpr = 0.5 if tile == 1 else 1.0  # states have their weights already
-            through += tl.sum(phi * f_write) + tl.exp(total) * weight * tl.sum(overlap)
+            through += tl.sum(phi * f_write)
+            through += tl.exp(total) * tl.sum(overlap) * (0.5 if tile == 1 else 1.0)  # states have their weights
     if DEGREE == 2:
         d_query += tl.reshape(dq_slots, [C, KP])
         d_key += tl.reshape(dk_slots, [C, KP])

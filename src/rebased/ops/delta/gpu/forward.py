@@ -5,10 +5,11 @@
 2. states, one program per head and tile of values, chunk after chunk: x = N (v - e^a psi(k) S) and the next S
 3. outputs, all chunks at once: o = e^a psi(q) S + P x
 
-Features of degree 2 are tiles of 64 products of two slices of 8 columns (polynomial/gpu/features.py): (0, 0), (0, 1) and
-(1, 1). The second stands for two, so its weight is 2 in psi. Features of degree 1 are the key: one tile. What the
-kernels hand to each other lies head by head, [B H, tokens, width], is padded to whole chunks and powers of two, and is
-zero there, so no other kernel masks it.
+Features of degree 2 are tiles of 64 products of two slices of 8 columns (polynomial/gpu/features.py): (0, 0), (0, 1),
+(1, 1). The second stands for two, so its weight is 2 in psi. Features of degree 1 are the key: one tile.
+
+What the kernels hand to each other lies head by head, [B H, tokens, width]. It is padded with zeros to whole chunks and
+powers of two, so no other kernel masks it.
 """
 
 import triton
