@@ -125,10 +125,10 @@ def grad_states_kernel(
 
 
 @triton.jit
-def _fold(dx, grad, xa, xb, TILE: tl.constexpr, SLOTS: tl.constexpr):
+def _fold(dx, grad, xa, xb, tile, SLOTS: tl.constexpr):
     """dx [C, SLOTS, 8] plus the gradient of x from that of a tile of its features, [C, 64]."""
-    dx = fold(dx, grad, xa, 1, (TILE + 1) // 2, C, SLOTS)
-    return fold(dx, grad, xb, 2, TILE // 2, C, SLOTS)
+    dx = fold(dx, grad, xa, 1, (tile + 1) // 2, C, SLOTS)
+    return fold(dx, grad, xb, 2, tile // 2, C, SLOTS)
 
 
 @triton.jit
@@ -214,11 +214,11 @@ def gradients_kernel(
     if DEGREE == 2:
         dq_slots = tl.zeros([C, SLOTS, SLICE], tl.float32)
         dk_slots = tl.zeros([C, SLOTS, SLICE], tl.float32)
-    for tile in tl.static_range(TILES):
+    for tile in range(TILES):
         f_query = tl.zeros([C, FT], tl.float32)
         f_read = tl.zeros([C, FT], tl.float32)
         f_write = tl.zeros([C, FT], tl.float32)
-        overlap = tl.zeros([BV, FT], tl.float32)
+        overlap = tl.zeros([FT], tl.float32)
         for column in range(0, VP, BV):
             S = tl.load(state_tile_across(states, tile, column, FT, VP, BV))
             dS = tl.load(state_tile_across(d_states, tile, column, FT, VP, BV))
@@ -226,7 +226,7 @@ def gradients_kernel(
             drs = given_values(dv, H * V, first, T, column, V, BV)
             news = values_of(x, 0, column, VP, BV)
             if HAS_GATE:
-                overlap += S.to(tl.float32) * dS.to(tl.float32)
+                overlap += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
                 dos, drs = dos.to(tl.float32) * since, drs.to(tl.float32) * since
                 news = news.to(tl.float32) * until
             f_query = tl.dot(dos.to(dtype), S, f_query, input_precision=PRECISION)
@@ -249,7 +249,7 @@ def gradients_kernel(
         if HAS_GATE:
             da -= DEGREE * tl.sum(phi * (f_read + f_write), 1)
             through += tl.sum(phi * f_write)
-            through += tl.exp(total) * tl.sum(overlap) * (0.5 if tile == 1 else 1.0)  # states have their weights
+            through += tl.exp(total) * tl.sum(overlap) * tl.where(tile == 1, 0.5, 1.0)  # states have their weights
     if DEGREE == 2:
         d_query += tl.reshape(dq_slots, [C, KP])
         d_key += tl.reshape(dk_slots, [C, KP])

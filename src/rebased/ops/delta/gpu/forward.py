@@ -18,7 +18,7 @@ import triton.language as tl
 from rebased.ops.polynomial.gpu.features import SLICE, outer, outer_across
 
 C = tl.constexpr(64)  # tokens of a chunk
-SMALLEST_BETA = tl.constexpr(1e-18)
+SMALLEST_BETA = tl.constexpr(1e-33)
 """In place of zero: so small that it changes nothing, and gradients can be divided by it."""
 
 
@@ -74,16 +74,16 @@ def features_across(x, first, TILE: tl.constexpr, KP: tl.constexpr, DEGREE: tl.c
 
 
 @triton.jit
-def state_tile(base, TILE: tl.constexpr, column, FT: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr):
+def state_tile(base, tile, column, FT: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr):
     """Pointers to [FT, BV] of a state [F, VP]."""
-    f = TILE * FT + tl.arange(0, FT)
+    f = tile * FT + tl.arange(0, FT)
     return base + f[:, None] * VP + (column + tl.arange(0, BV))[None, :]
 
 
 @triton.jit
-def state_tile_across(base, TILE: tl.constexpr, column, FT: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr):
+def state_tile_across(base, tile, column, FT: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr):
     """Pointers to its transpose [BV, FT]."""
-    f = TILE * FT + tl.arange(0, FT)
+    f = tile * FT + tl.arange(0, FT)
     return base + f[None, :] * VP + (column + tl.arange(0, BV))[:, None]
 
 
