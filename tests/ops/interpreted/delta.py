@@ -36,7 +36,7 @@ def test_kernels(shape: tuple[int, int, int, int, int], degree: int, options: di
 
 
 def test_decays_whose_inverse_overflows() -> None:
-    """Up to e^-60 per token. The difference of two sums of decays is off by their size times u, so is its exponential."""
+    """Up to e^-60 per token. A difference of two sums of decays is off by their size times u; so is its exponential."""
     given = delta_inputs(1, 64, 1, 9, 4, 2, decay=60.0)
     got = results(given, "triton", degree=2)
     want = results({name: x.double() for name, x in given.items()}, "chunked", degree=2)

@@ -17,6 +17,7 @@ from rebased.ops.delta.gpu.forward import (
     C,
     columns_of,
     decays,
+    dot,
     features,
     features_across,
     given_values,
@@ -29,11 +30,11 @@ from rebased.ops.delta.gpu.forward import (
 from rebased.ops.polynomial.gpu.features import SLICE, fold
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def local_kernel(
-    do, qk, gates, dx, do_batch, do_token, do_head, T, chunks, programs,
-    H: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DEGREE: tl.constexpr,
-    HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    do, qk, gates, dx, do_batch, do_token, do_head, T, chunks, programs, H,
+    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DEGREE: tl.constexpr,
+    HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """dx [BH, TP, VP] = P^T do."""
     pid = tl.program_id(0) // (VP // BV)
@@ -46,19 +47,19 @@ def local_kernel(
     a = tl.zeros([C], tl.float32)
     if HAS_GATE:
         a = tl.load(gates + here + lanes)
-    s = tl.dot(rows_of(k, 0, KP), columns_of(q, 0, KP), input_precision=PRECISION)  # keys are rows
+    s = dot(rows_of(k, 0, KP), columns_of(q, 0, KP), PRODUCTS)  # keys are rows
     P = power(s, DEGREE) * decays(a[None, :], a[:, None], lanes[None, :] >= lanes[:, None], HAS_GATE)
     dos = given_values(do + m // H * do_batch + m % H * do_head, do_token, first, T, column, V, BV)
-    found = tl.dot(P.to(dtype), dos.to(dtype), input_precision=PRECISION)
+    found = dot(P.to(dtype), dos.to(dtype), PRODUCTS)
     where = (here + lanes)[:, None] * VP + (column + tl.arange(0, BV))[None, :]
     tl.store(dx + where, found.to(dtype))
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def grad_states_kernel(
-    do, qk, gates, N, dx, d_final, dv, d_states, d_initial, do_batch, do_token, do_head, T, chunks, programs,
-    H: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
-    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    do, qk, gates, N, dx, d_final, dv, d_states, d_initial, do_batch, do_token, do_head, T, chunks, programs, H,
+    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V], dense; the gradient of the state after each chunk (d_states [BH, chunks, F, VP]) and of the
     first."""
@@ -87,14 +88,14 @@ def grad_states_kernel(
         to = d_states + chunk.to(tl.int64) * F * VP
         known = S0.to(dtype)
         tl.store(state_tile(to, 0, column, FT, VP, BV), known)
-        y = tl.dot(features(k, first, 0, KP, DEGREE), known, input_precision=PRECISION)
+        y = dot(features(k, first, 0, KP, DEGREE), known, PRODUCTS)
         if TILES == 3:
             known = S1.to(dtype)
             tl.store(state_tile(to, 1, column, FT, VP, BV), known)
-            y = tl.dot(features(k, first, 1, KP, DEGREE), known, y, input_precision=PRECISION)
+            y = dot(features(k, first, 1, KP, DEGREE), known, PRODUCTS, y)
             known = S2.to(dtype)
             tl.store(state_tile(to, 2, column, FT, VP, BV), known)
-            y = tl.dot(features(k, first, 2, KP, DEGREE), known, y, input_precision=PRECISION)
+            y = dot(features(k, first, 2, KP, DEGREE), known, PRODUCTS, y)
         kept = 1.0
         if HAS_GATE:
             a = tl.load(gates + first + lanes)
@@ -102,7 +103,7 @@ def grad_states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(total - a)[:, None]
         y += values_of(dx, first, column, VP, BV).to(tl.float32)
-        dr = tl.dot(columns_of(N, first, C), y.to(dtype), input_precision=PRECISION)
+        dr = dot(columns_of(N, first, C), y.to(dtype), PRODUCTS)
         mask = (first + lanes < T)[:, None] & (columns < V)[None, :]
         tl.store(dv + (first + lanes).to(tl.int64)[:, None] * (H * V) + columns[None, :], dr.to(dtype), mask=mask)
         dos = given_values(do, do_token, first, T, column, V, BV).to(tl.float32)
@@ -111,13 +112,13 @@ def grad_states_kernel(
             dr *= since
             dos *= since
         dr, dos = (-dr).to(dtype), dos.to(dtype)
-        S0 = tl.dot(features_across(q, first, 0, KP, DEGREE), dos, S0 * kept, input_precision=PRECISION)
-        S0 = tl.dot(features_across(k, first, 0, KP, DEGREE), dr, S0, input_precision=PRECISION)
+        S0 = dot(features_across(q, first, 0, KP, DEGREE), dos, PRODUCTS, S0 * kept)
+        S0 = dot(features_across(k, first, 0, KP, DEGREE), dr, PRODUCTS, S0)
         if TILES == 3:
-            S1 = tl.dot(features_across(q, first, 1, KP, DEGREE), dos + dos, S1 * kept, input_precision=PRECISION)
-            S1 = tl.dot(features_across(k, first, 1, KP, DEGREE), dr + dr, S1, input_precision=PRECISION)
-            S2 = tl.dot(features_across(q, first, 2, KP, DEGREE), dos, S2 * kept, input_precision=PRECISION)
-            S2 = tl.dot(features_across(k, first, 2, KP, DEGREE), dr, S2, input_precision=PRECISION)
+            S1 = dot(features_across(q, first, 1, KP, DEGREE), dos + dos, PRODUCTS, S1 * kept)
+            S1 = dot(features_across(k, first, 1, KP, DEGREE), dr + dr, PRODUCTS, S1)
+            S2 = dot(features_across(q, first, 2, KP, DEGREE), dos, PRODUCTS, S2 * kept)
+            S2 = dot(features_across(k, first, 2, KP, DEGREE), dr, PRODUCTS, S2)
     tl.store(state_tile(d_initial, 0, column, FT, VP, BV), S0)
     if TILES == 3:
         tl.store(state_tile(d_initial, 1, column, FT, VP, BV), S1)
@@ -146,12 +147,13 @@ def _store_gradient(to, dx, x, inverse_length, rows, T, stride, columns, K: tl.c
     tl.store(to + rows.to(tl.int64)[:, None] * stride + columns[None, :], dx.to(to.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def gradients_kernel(
-    do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay, do_batch, do_token, do_head, T, chunks, programs,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
+    do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay, do_batch, do_token, do_head,
+    T, chunks, programs, H,
+    K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
     FT: tl.constexpr, TILES: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr, HAS_GATE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """dq, dk [B, T, H, K] and d_beta, d_decay [B, T, H], dense."""
     pid = tl.program_id(0)
@@ -184,8 +186,8 @@ def gradients_kernel(
         drs = given_values(dv, H * V, first, T, column, V, BV)
         where = x + lanes[None, :] * VP + (column + tl.arange(0, BV))[:, None]
         xs = tl.load(where)  # [BV, C]
-        dP = tl.dot(dos, xs, dP, input_precision=PRECISION)
-        dA = tl.dot(drs, xs, dA, input_precision=PRECISION)
+        dP = dot(dos, xs, PRODUCTS, dP)
+        dA = dot(drs, xs, PRODUCTS, dA)
         news = values_of(x, 0, column, VP, BV).to(tl.float32)
         of_beta += tl.sum(news / strength[:, None] * (drs.to(tl.float32) / strength[:, None]), 1)
     beta_at = (m // H * T + rows) * H + m % H
@@ -193,16 +195,16 @@ def gradients_kernel(
 
     qs, ks = rows_of(q, 0, KP), rows_of(k, 0, KP)
     keys = columns_of(k, 0, KP)
-    s = tl.dot(qs, keys, input_precision=PRECISION)
+    s = dot(qs, keys, PRODUCTS)
     E = decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
     G = (dP * E * _slope(s, DEGREE)).to(dtype)
-    d_query = tl.dot(G, ks, input_precision=PRECISION)  # [C, KP]
-    d_written = tl.dot(columns_of(q, 0, KP), G, input_precision=PRECISION)  # [KP, C]: keys as writers
-    s = tl.dot(ks, keys, input_precision=PRECISION)
+    d_query = dot(G, ks, PRODUCTS)  # [C, KP]
+    d_written = dot(columns_of(q, 0, KP), G, PRODUCTS)  # [KP, C]: keys as writers
+    s = dot(ks, keys, PRODUCTS)
     E = tl.where(lanes[:, None] > lanes[None, :], E, 0.0)
     G = (-dA * E * _slope(s, DEGREE)).to(dtype)
-    d_key = tl.dot(G, ks, input_precision=PRECISION)  # keys as readers
-    d_written = tl.dot(keys, G, d_written, input_precision=PRECISION)
+    d_key = dot(G, ks, PRODUCTS)  # keys as readers
+    d_written = dot(keys, G, PRODUCTS, d_written)
     d_written = tl.trans(d_written)
     k_wide, q_wide = ks.to(tl.float32), qs.to(tl.float32)
     da = tl.sum(k_wide * (d_key - d_written), 1)
@@ -229,9 +231,9 @@ def gradients_kernel(
                 overlap += tl.sum(S.to(tl.float32) * dS.to(tl.float32), 0)
                 dos, drs = dos.to(tl.float32) * since, drs.to(tl.float32) * since
                 news = news.to(tl.float32) * until
-            f_query = tl.dot(dos.to(dtype), S, f_query, input_precision=PRECISION)
-            f_read = tl.dot(drs.to(dtype), S, f_read, input_precision=PRECISION)
-            f_write = tl.dot(news.to(dtype), dS, f_write, input_precision=PRECISION)
+            f_query = dot(dos.to(dtype), S, PRODUCTS, f_query)
+            f_read = dot(drs.to(dtype), S, PRODUCTS, f_read)
+            f_write = dot(news.to(dtype), dS, PRODUCTS, f_write)
         both = f_write - f_read
         if DEGREE == 1:
             d_query += f_query

@@ -23,6 +23,12 @@ SMALLEST_BETA = tl.constexpr(1e-33)
 
 
 @triton.jit
+def dot(x, y, PRODUCTS: tl.constexpr, acc=None):
+    """x y, plus acc. PRODUCTS: "bf16" if x and y are bf16; of fp32 numbers "tf32", or the exact "tf32x3"."""
+    return tl.dot(x, y, acc, input_precision="tf32x3" if PRODUCTS == "tf32x3" else "tf32")
+
+
+@triton.jit
 def rows_of(base, first, WIDTH: tl.constexpr):
     """[C, WIDTH] of rows of WIDTH numbers."""
     rows = first + tl.arange(0, C)
@@ -109,7 +115,7 @@ def _unit(x, AXIS: tl.constexpr, eps):
 
 
 @triton.jit
-def _inverse(A, PRECISION: tl.constexpr):
+def _inverse(A, PRODUCTS: tl.constexpr):
     """(I + A)^-1 of A [64, 64], strictly lower: its four diagonal blocks by elimination, then twice by halves."""
     b = tl.arange(0, 4)
     diagonal = b[:, None, None, None] == b[None, None, :, None]
@@ -125,17 +131,17 @@ def _inverse(A, PRECISION: tl.constexpr):
     r = tl.arange(0, 64)[:, None]
     c = tl.arange(0, 64)[None, :]
     beside = tl.where((r // 32 == c // 32) & (r // 16 != c // 16), A, 0.0)
-    M -= tl.dot(tl.dot(M, beside, input_precision=PRECISION), M, input_precision=PRECISION)
+    M -= dot(dot(M, beside, PRODUCTS), M, PRODUCTS)
     beside = tl.where(r // 32 != c // 32, A, 0.0)
-    M -= tl.dot(tl.dot(M, beside, input_precision=PRECISION), M, input_precision=PRECISION)
+    M -= dot(dot(M, beside, PRODUCTS), M, PRODUCTS)
     return M
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def prepare_kernel(
-    q, k, beta, decay, qk, gates, N, q_batch, q_token, q_head, k_batch, k_token, k_head, T, chunks, programs, eps,
-    H: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr,
-    HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, beta, decay, qk, gates, N, q_batch, q_token, q_head, k_batch, k_token, k_head, T, chunks, programs, H, eps,
+    K: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr,
+    HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """qk [2, BH, TP, KP]: queries and keys. gates [4, BH, TP]: sums of decays, beta, 1 / length of q and of k. N
     [BH, TP, C]. beta and decay are [B, T, H], dense; `programs` = BH * chunks."""
@@ -172,25 +178,25 @@ def prepare_kernel(
     if HAS_GATE:
         a = tl.cumsum(tl.load(decay + one, mask=rows < T, other=0.0).to(tl.float32), 0)
         tl.store(gates + to + lanes, a)
-    s = tl.dot(y, across.to(dtype), input_precision=PRECISION)
+    s = dot(y, across.to(dtype), PRODUCTS)
     earlier = lanes[:, None] > lanes[None, :]
     A = strength[:, None] * power(s, DEGREE) * decays(a[:, None], a[None, :], earlier, HAS_GATE)
     # `a` and `strength` along columns: Triton converts their layout
-    solved = _inverse(A, PRECISION) * strength[None, :]
+    solved = _inverse(A, PRODUCTS) * strength[None, :]
     tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], solved.to(dtype))
 
 
 @triton.jit
-def _step(S, phi, x, kept, PRECISION: tl.constexpr):
+def _step(S, phi, x, kept, PRODUCTS: tl.constexpr):
     """The state after a chunk: kept S + phi^T x."""
-    return tl.dot(phi, x, S * kept, input_precision=PRECISION)
+    return dot(phi, x, PRODUCTS, S * kept)
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def states_kernel(
-    v, qk, gates, N, initial, x, states, final, v_batch, v_token, v_head, T, chunks, programs,
-    H: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
-    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    v, qk, gates, N, initial, x, states, final, v_batch, v_token, v_head, T, chunks, programs, H,
+    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """x [BH, TP, VP], the state before each chunk times its weights (states [BH, chunks, F, VP]) and after the last."""
     pid = tl.program_id(0)
@@ -213,14 +219,14 @@ def states_kernel(
         first = chunk * C
         known = S0.to(dtype)
         tl.store(state_tile(states, 0, column, FT, VP, BV), known)
-        y = tl.dot(features(k, first, 0, KP, DEGREE), known, input_precision=PRECISION)
+        y = dot(features(k, first, 0, KP, DEGREE), known, PRODUCTS)
         if TILES == 3:
             known = (2 * S1).to(dtype)
             tl.store(state_tile(states, 1, column, FT, VP, BV), known)
-            y = tl.dot(features(k, first, 1, KP, DEGREE), known, y, input_precision=PRECISION)
+            y = dot(features(k, first, 1, KP, DEGREE), known, PRODUCTS, y)
             known = S2.to(dtype)
             tl.store(state_tile(states, 2, column, FT, VP, BV), known)
-            y = tl.dot(features(k, first, 2, KP, DEGREE), known, y, input_precision=PRECISION)
+            y = dot(features(k, first, 2, KP, DEGREE), known, PRODUCTS, y)
         kept = 1.0
         if HAS_GATE:
             a = tl.load(gates + first + tl.arange(0, C))
@@ -228,16 +234,16 @@ def states_kernel(
             kept = tl.exp(total)
             y *= tl.exp(a)[:, None]
         r = given_values(v, v_token, first, T, column, V, BV).to(tl.float32) - y
-        new = tl.dot(rows_of(N, first, C), r.to(dtype), input_precision=PRECISION)
+        new = dot(rows_of(N, first, C), r.to(dtype), PRODUCTS)
         where = (first + tl.arange(0, C))[:, None] * VP + (column + tl.arange(0, BV))[None, :]
         tl.store(x + where, new.to(dtype))
         if HAS_GATE:
             new *= tl.exp(total - a)[:, None]
         new = new.to(dtype)
-        S0 = _step(S0, features_across(k, first, 0, KP, DEGREE), new, kept, PRECISION)
+        S0 = _step(S0, features_across(k, first, 0, KP, DEGREE), new, kept, PRODUCTS)
         if TILES == 3:
-            S1 = _step(S1, features_across(k, first, 1, KP, DEGREE), new, kept, PRECISION)
-            S2 = _step(S2, features_across(k, first, 2, KP, DEGREE), new, kept, PRECISION)
+            S1 = _step(S1, features_across(k, first, 1, KP, DEGREE), new, kept, PRODUCTS)
+            S2 = _step(S2, features_across(k, first, 2, KP, DEGREE), new, kept, PRODUCTS)
         states += F * VP
     tl.store(state_tile(final, 0, column, FT, VP, BV), S0)
     if TILES == 3:
@@ -245,11 +251,11 @@ def states_kernel(
         tl.store(state_tile(final, 2, column, FT, VP, BV), S2)
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def outputs_kernel(
-    qk, gates, x, states, o, T, chunks, programs,
-    H: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
-    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    qk, gates, x, states, o, T, chunks, programs, H,
+    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V], dense."""
     pid = tl.program_id(0) // (VP // BV)
@@ -263,14 +269,14 @@ def outputs_kernel(
     sums = tl.zeros([C, BV], tl.float32)
     for tile in tl.static_range(TILES):
         S = tl.load(state_tile(states, tile, column, FT, VP, BV))
-        sums = tl.dot(features(q, 0, tile, KP, DEGREE), S, sums, input_precision=PRECISION)
+        sums = dot(features(q, 0, tile, KP, DEGREE), S, PRODUCTS, sums)
     a = tl.zeros([C], tl.float32)
     if HAS_GATE:
         a = tl.load(gates + here + lanes)
         sums *= tl.exp(a)[:, None]
-    s = tl.dot(rows_of(q, 0, KP), columns_of(k, 0, KP), input_precision=PRECISION)
+    s = dot(rows_of(q, 0, KP), columns_of(k, 0, KP), PRODUCTS)
     P = power(s, DEGREE) * decays(a[:, None], a[None, :], lanes[:, None] >= lanes[None, :], HAS_GATE)
-    sums = tl.dot(P.to(dtype), values_of(x + here * VP, 0, column, VP, BV), sums, input_precision=PRECISION)
+    sums = dot(P.to(dtype), values_of(x + here * VP, 0, column, VP, BV), PRODUCTS, sums)
     columns = column + tl.arange(0, BV)
     at = (m // H * T + first + lanes)[:, None] * (H * V) + m % H * V + columns[None, :]
     mask = (first + lanes < T)[:, None] & (columns < V)[None, :]

@@ -22,7 +22,7 @@ from rebased.ops.self_check import checked
 
 CHUNK = C.value
 WIDEST_KEYS = {1: 128, 2: 2 * SLICE}  # by degree
-WIDEST_VALUES = 256
+WIDEST_VALUES = 128
 HEADS_CHECKED = 2
 COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
 
@@ -82,13 +82,12 @@ class Sizes(NamedTuple):
         return torch.bfloat16 if self.products == "bf16" else torch.float32
 
     @property
-    def numbers(self) -> tuple[int, int, int]:
-        return self.T, self.chunks, self.programs
+    def numbers(self) -> tuple[int, ...]:
+        return self.T, self.chunks, self.programs, self.H
 
     def constants(self, warps: int, **more: int) -> dict[str, object]:
         """Of all kernels."""
-        precision = "tf32x3" if self.products == "tf32x3" else "tf32"
-        shared = {"H": self.H, "KP": self.KP, "DEGREE": self.degree, "HAS_GATE": self.gated, "PRECISION": precision}
+        shared = {"KP": self.KP, "DEGREE": self.degree, "HAS_GATE": self.gated, "PRODUCTS": self.products}
         return {**shared, **more, "num_warps": warps}
 
     def of_states(self, warps: int, largest: int, stages: int) -> dict[str, object]:
