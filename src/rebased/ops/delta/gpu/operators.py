@@ -85,19 +85,22 @@ class Sizes(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         return self.T, self.chunks, self.programs, self.H
 
-    def constants(self, warps: int, **more: int) -> dict[str, object]:
-        """Of all kernels."""
+    def constants(self, tile: "Tile", **more: int | bool) -> dict[str, object]:
+        """Of a kernel with this tile: those of all kernels, and its own."""
         shared = {"KP": self.KP, "DEGREE": self.degree, "HAS_GATE": self.gated, "PRODUCTS": self.products}
-        return {**shared, **more, "num_warps": warps}
+        return {**shared, **more, "num_warps": tile.warps, "num_stages": tile.stages}
 
-    def of_states(self, warps: int, largest: int, stages: int) -> dict[str, object]:
-        """Of kernels with states, whose programs take tiles of at most `largest` values."""
-        BV = min(largest, self.VP)
-        sizes = {"V": self.V, "VP": self.VP, "BV": BV, "FT": self.tile, "TILES": self.tiles, "num_stages": stages}
-        return self.constants(warps, **sizes)
+    def of_values(self, tile: "Tile") -> dict[str, int]:
+        """Constants of kernels that read values."""
+        return {"V": self.V, "VP": self.VP, "BV": min(tile.values, self.VP)}
 
-    def value_tiles(self, largest: int) -> int:
-        return self.VP // min(largest, self.VP)
+    def of_states(self, tile: "Tile") -> dict[str, int]:
+        """Constants of kernels that read states."""
+        return {**self.of_values(tile), "FT": self.tile, "TILES": self.tiles}
+
+    def value_tiles(self, tile: "Tile") -> int:
+        """How many programs share the values of a chunk or a head."""
+        return self.VP // min(tile.values, self.VP)
 
     def buffers(self, like: Tensor) -> "Buffers":
         heads, tokens = self.B * self.H, self.chunks * CHUNK
@@ -121,11 +124,36 @@ class Buffers(NamedTuple):
     states: Tensor
 
 
-VALUES_OF_STATES, VALUES = 32, 64  # per program: of kernels that go from chunk to chunk, and of others
+class Tile(NamedTuple):
+    """How a kernel is launched."""
+
+    values: int  # columns of values that a program takes at a time, at most
+    warps: int
+    stages: int
 
 
-def _wide_warps(sizes: Sizes) -> int:
-    return 8 if sizes.KP == 128 or sizes.products != "bf16" else 4
+class Tiles(NamedTuple):
+    """The tile of each kernel."""
+
+    prepare: Tile
+    states: Tile
+    outputs: Tile
+    local: Tile
+    grad_states: Tile
+    gradients: Tile
+
+
+_PARALLEL = Tile(64, 4, 1)
+NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), _PARALLEL)
+WIDE = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(32, 8, 1))  # two programs per multiprocessor
+EXACT = Tiles(_PARALLEL, Tile(32, 8, 1), Tile(32, 8, 1), Tile(32, 4, 1), Tile(16, 8, 1), Tile(32, 8, 1))
+
+
+def choose_tiles(sizes: Sizes) -> Tiles:
+    """By the widths of keys and the size of a factor: registers and shared memory are short where they are large."""
+    if sizes.dtype == torch.float32:
+        return EXACT
+    return WIDE if sizes.KP > 64 else NARROW
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
@@ -226,17 +254,18 @@ def _forward(
     s = Sizes.of(q, v, decay, degree, normalise)
     b = s.buffers(v)
     o, final = torch.empty(v.shape, device=v.device, dtype=v.dtype), torch.empty_like(initial)
+    tiles = choose_tiles(s)
     launch(
         prepare_kernel, (s.programs,), q, k, beta, decay, b.qk, b.gates, b.N, *_strides(q), *_strides(k), *s.numbers,
-        eps, K=s.K, NORMALISE=normalise, **s.constants(4),
+        eps, **s.constants(tiles.prepare, K=s.K, NORMALISE=normalise),
     )  # fmt: skip
     launch(
-        states_kernel, (s.B * s.H * s.value_tiles(VALUES_OF_STATES),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
-        final, *_strides(v), *s.numbers, **s.of_states(4, VALUES_OF_STATES, 2),
+        states_kernel, (s.B * s.H * s.value_tiles(tiles.states),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
+        final, *_strides(v), *s.numbers, **s.constants(tiles.states, **s.of_states(tiles.states)),
     )  # fmt: skip
     launch(
-        outputs_kernel, (s.programs * s.value_tiles(VALUES),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
-        **s.of_states(4, VALUES, 1),
+        outputs_kernel, (s.programs * s.value_tiles(tiles.outputs),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
+        **s.constants(tiles.outputs, **s.of_states(tiles.outputs)),
     )  # fmt: skip
     return o, final, *b
 
@@ -262,19 +291,20 @@ def _backward(
     dv = torch.empty(v.shape, device=v.device, dtype=s.dtype)
     dq, dk = (torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in "qk")
     d_beta, d_decay = (torch.empty(beta.shape, device=q.device, dtype=torch.float32) for _ in "bg")
-    parallel = s.of_states(4, VALUES, 1)
-    local = {name: value for name, value in parallel.items() if name not in ("FT", "TILES")}
+    tiles = choose_tiles(s)
     launch(
-        local_kernel, (s.programs * s.value_tiles(VALUES),), do, qk, gates, dx, *_strides(do), *s.numbers, **local
+        local_kernel, (s.programs * s.value_tiles(tiles.local),), do, qk, gates, dx, *_strides(do), *s.numbers,
+        **s.constants(tiles.local, **s.of_values(tiles.local)),
     )  # fmt: skip
     launch(
-        grad_states_kernel, (s.B * s.H * s.value_tiles(VALUES_OF_STATES),), do, qk, gates, N, dx, d_final, dv, d_states,
-        d_initial, *_strides(do), *s.numbers, **s.of_states(4, VALUES_OF_STATES, 2),
+        grad_states_kernel, (s.B * s.H * s.value_tiles(tiles.grad_states),), do, qk, gates, N, dx, d_final, dv,
+        d_states, d_initial, *_strides(do), *s.numbers,
+        **s.constants(tiles.grad_states, **s.of_states(tiles.grad_states)),
     )  # fmt: skip
     launch(
         gradients_kernel, (s.programs,), do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay,
-        *_strides(do), *s.numbers, K=s.K, NORMALISE=normalise,
-        **s.of_states(_wide_warps(s), VALUES if s.KP < 128 else 32, 1),
+        *_strides(do), *s.numbers,
+        **s.constants(tiles.gradients, K=s.K, NORMALISE=normalise, **s.of_states(tiles.gradients)),
     )  # fmt: skip
     d_decay = d_decay.to(decay.dtype) if decay is not None else d_decay.new_empty(0)
     return dq, dk, dv.to(v.dtype), d_beta.to(beta.dtype), d_decay, d_initial
