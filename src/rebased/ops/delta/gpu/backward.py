@@ -32,8 +32,8 @@ from rebased.ops.polynomial.gpu.features import SLICE, fold
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def local_kernel(
-    do, qk, gates, dx, do_batch, do_token, do_head, T, chunks, programs, H,
-    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DEGREE: tl.constexpr,
+    do, qk, gates, dx, do_batch, do_token, do_head, T, chunks, programs, H, V,
+    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, DEGREE: tl.constexpr,
     HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """dx [BH, TP, VP] = P^T do."""
@@ -57,8 +57,8 @@ def local_kernel(
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def grad_states_kernel(
-    do, qk, gates, N, dx, d_final, dv, d_states, d_initial, do_batch, do_token, do_head, T, chunks, programs, H,
-    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    do, qk, gates, N, dx, d_final, dv, d_states, d_initial, do_batch, do_token, do_head, T, chunks, programs, H, V,
+    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
     TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """dv [B, T, H, V], dense; the gradient of the state after each chunk (d_states [BH, chunks, F, VP]) and of the
@@ -139,7 +139,7 @@ def _slope(s, DEGREE: tl.constexpr):
 
 
 @triton.jit
-def _store_gradient(to, dx, x, inverse_length, rows, T, stride, columns, K: tl.constexpr, NORMALISE: tl.constexpr):
+def _store_gradient(to, dx, x, inverse_length, rows, T, stride, columns, K, NORMALISE: tl.constexpr):
     """Stores the gradient at x = y / |y|, or that at y."""
     if NORMALISE:
         dx = (dx - x * tl.sum(x * dx, 1, keep_dims=True)) * inverse_length[:, None]
@@ -150,8 +150,8 @@ def _store_gradient(to, dx, x, inverse_length, rows, T, stride, columns, K: tl.c
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def gradients_kernel(
     do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay, do_batch, do_token, do_head,
-    T, chunks, programs, H,
-    K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
+    T, chunks, programs, H, K, V,
+    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
     FT: tl.constexpr, TILES: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr, HAS_GATE: tl.constexpr,
     PRODUCTS: tl.constexpr,
 ):  # fmt: skip

@@ -50,7 +50,7 @@ def values_of(base, first, column, WIDTH: tl.constexpr, BV: tl.constexpr):
 
 
 @triton.jit
-def given_values(base, stride, first, T, column, V: tl.constexpr, BV: tl.constexpr):
+def given_values(base, stride, first, T, column, V, BV: tl.constexpr):
     """[C, BV] of a caller's tensor [T, V] with this stride; zeros outside."""
     rows, columns = first + tl.arange(0, C), column + tl.arange(0, BV)
     mask = (rows < T)[:, None] & (columns < V)[None, :]
@@ -139,9 +139,8 @@ def _inverse(A, PRODUCTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def prepare_kernel(
-    q, k, beta, decay, qk, gates, N, q_batch, q_token, q_head, k_batch, k_token, k_head, T, chunks, programs, H, eps,
-    K: tl.constexpr, KP: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr,
-    HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
+    q, k, beta, decay, qk, gates, N, q_batch, q_token, q_head, k_batch, k_token, k_head, T, chunks, programs, H, K, eps,
+    KP: tl.constexpr, DEGREE: tl.constexpr, NORMALISE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """qk [2, BH, TP, KP]: queries and keys. gates [4, BH, TP]: sums of decays, beta, 1 / length of q and of k. N
     [BH, TP, C]. beta and decay are [B, T, H], dense; `programs` = BH * chunks."""
@@ -194,8 +193,8 @@ def _step(S, phi, x, kept, PRODUCTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def states_kernel(
-    v, qk, gates, N, initial, x, states, final, v_batch, v_token, v_head, T, chunks, programs, H,
-    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    v, qk, gates, N, initial, x, states, final, v_batch, v_token, v_head, T, chunks, programs, H, V,
+    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
     TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """x [BH, TP, VP], the state before each chunk times its weights (states [BH, chunks, F, VP]) and after the last."""
@@ -253,8 +252,8 @@ def states_kernel(
 
 @triton.jit(do_not_specialize=["T", "chunks", "programs", "H"])
 def outputs_kernel(
-    qk, gates, x, states, o, T, chunks, programs, H,
-    V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
+    qk, gates, x, states, o, T, chunks, programs, H, V,
+    KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, FT: tl.constexpr,
     TILES: tl.constexpr, DEGREE: tl.constexpr, HAS_GATE: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V], dense."""

@@ -92,7 +92,7 @@ class Sizes(NamedTuple):
 
     def of_values(self, tile: "Tile") -> dict[str, int]:
         """Constants of kernels that read values."""
-        return {"V": self.V, "VP": self.VP, "BV": min(tile.values, self.VP)}
+        return {"VP": self.VP, "BV": min(tile.values, self.VP)}
 
     def of_states(self, tile: "Tile") -> dict[str, int]:
         """Constants of kernels that read states."""
@@ -257,15 +257,15 @@ def _forward(
     tiles = choose_tiles(s)
     launch(
         prepare_kernel, (s.programs,), q, k, beta, decay, b.qk, b.gates, b.N, *_strides(q), *_strides(k), *s.numbers,
-        eps, **s.constants(tiles.prepare, K=s.K, NORMALISE=normalise),
+        s.K, eps, **s.constants(tiles.prepare, NORMALISE=normalise),
     )  # fmt: skip
     launch(
         states_kernel, (s.B * s.H * s.value_tiles(tiles.states),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
-        final, *_strides(v), *s.numbers, **s.constants(tiles.states, **s.of_states(tiles.states)),
+        final, *_strides(v), *s.numbers, s.V, **s.constants(tiles.states, **s.of_states(tiles.states)),
     )  # fmt: skip
     launch(
         outputs_kernel, (s.programs * s.value_tiles(tiles.outputs),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
-        **s.constants(tiles.outputs, **s.of_states(tiles.outputs)),
+        s.V, **s.constants(tiles.outputs, **s.of_states(tiles.outputs)),
     )  # fmt: skip
     return o, final, *b
 
@@ -294,17 +294,17 @@ def _backward(
     tiles = choose_tiles(s)
     launch(
         local_kernel, (s.programs * s.value_tiles(tiles.local),), do, qk, gates, dx, *_strides(do), *s.numbers,
-        **s.constants(tiles.local, **s.of_values(tiles.local)),
+        s.V, **s.constants(tiles.local, **s.of_values(tiles.local)),
     )  # fmt: skip
     launch(
         grad_states_kernel, (s.B * s.H * s.value_tiles(tiles.grad_states),), do, qk, gates, N, dx, d_final, dv,
-        d_states, d_initial, *_strides(do), *s.numbers,
+        d_states, d_initial, *_strides(do), *s.numbers, s.V,
         **s.constants(tiles.grad_states, **s.of_states(tiles.grad_states)),
     )  # fmt: skip
     launch(
         gradients_kernel, (s.programs,), do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay,
-        *_strides(do), *s.numbers,
-        **s.constants(tiles.gradients, K=s.K, NORMALISE=normalise, **s.of_states(tiles.gradients)),
+        *_strides(do), *s.numbers, s.K, s.V,
+        **s.constants(tiles.gradients, NORMALISE=normalise, **s.of_states(tiles.gradients)),
     )  # fmt: skip
     d_decay = d_decay.to(decay.dtype) if decay is not None else d_decay.new_empty(0)
     return dq, dk, dv.to(v.dtype), d_beta.to(beta.dtype), d_decay, d_initial
