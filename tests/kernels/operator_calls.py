@@ -42,6 +42,7 @@ from rebased.ops import (
     use_backend,
     wkv_extend,
 )
+from rebased.ops.backend import SMALLEST_SHARED_MEMORY
 from rebased.ops.decoding import (
     Norm,
     advance_slots_,
@@ -52,6 +53,7 @@ from rebased.ops.decoding import (
     mlp_step,
     poly_step_,
 )
+from rebased.ops.polynomial.gpu.plan import LARGE
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Inputs]
@@ -382,6 +384,7 @@ def sweep() -> Iterator[OperatorCall]:
     widths = [*product((8, 12), (2,)), *product((5, 32, 50, 128), (1,))]  # degree 2 has one tile of features or three
     for a, V, (K, degree) in product(ARITHMETICS, (5, 32, 64, 100), widths):
         yield OperatorCall("delta", a, (1, 70, 2, K, V, degree), ("gate",))
+    yield from (OperatorCall("delta", "bf16", (1, 70, 2, 100, V, 1), ("gate", "small")) for V in (5, 32, 64, 128))
     for a, degree, each in product(ARITHMETICS, (1, 2), options):
         yield OperatorCall("delta", a, (2, 130, 3, 16, 64, degree), each)
     for rows, D, N in product((1, 3), (5, 24, 64, 100, 300, 1000, 2048), (40, 1500, 3000, 5000)):
@@ -441,6 +444,12 @@ def calls(known: Set[str] = frozenset()) -> list[OperatorCall]:
 
 def run(call: OperatorCall, device: str, law: bool = False) -> Inputs:
     """Outputs and gradients of a call; `law`: in fp64."""
+    memory = SMALLEST_SHARED_MEMORY if "small" in call.options else LARGE
+    with patch("rebased.ops.delta.gpu.operators.shared_memory", lambda: memory):
+        return _run(call, device, law)
+
+
+def _run(call: OperatorCall, device: str, law: bool) -> Inputs:
     torch.manual_seed(0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if call.arithmetic == "tf32" else "highest")

@@ -190,9 +190,6 @@ def gradients_kernel(
         dA = dot(drs, xs, PRODUCTS, dA)
         news = values_of(x, 0, column, VP, BV).to(tl.float32)
         of_beta += tl.sum(news / strength[:, None] * (drs.to(tl.float32) / strength[:, None]), 1)
-    beta_at = (m // H * T + rows) * H + m % H
-    tl.store(d_beta + beta_at, of_beta, mask=rows < T)
-
     qs, ks = rows_of(q, 0, KP), rows_of(k, 0, KP)
     keys = columns_of(k, 0, KP)
     s = dot(qs, keys, PRODUCTS)
@@ -206,9 +203,10 @@ def gradients_kernel(
     d_key = dot(G, ks, PRODUCTS)  # keys as readers
     d_written = dot(keys, G, PRODUCTS, d_written)
     d_written = tl.trans(d_written)
-    k_wide, q_wide = ks.to(tl.float32), qs.to(tl.float32)
-    da = tl.sum(k_wide * (d_key - d_written), 1)
+    da = tl.sum(ks.to(tl.float32) * (d_key - d_written), 1)
     d_key += d_written
+    beta_at = (m // H * T + rows) * H + m % H
+    tl.store(d_beta + beta_at, of_beta, mask=rows < T)
 
     # the state before, and the gradient of the state after
     SLOTS: tl.constexpr = KP // SLICE
@@ -238,7 +236,7 @@ def gradients_kernel(
         if DEGREE == 1:
             d_query += f_query
             d_key += both
-            phi = k_wide
+            phi = rows_of(k, 0, KP).to(tl.float32)
         else:
             at = lanes[:, None] * KP + tl.arange(0, SLICE)[None, :]
             qa = tl.load(q + at + tile // 2 * SLICE).to(tl.float32)
@@ -255,6 +253,7 @@ def gradients_kernel(
     if DEGREE == 2:
         d_query += tl.reshape(dq_slots, [C, KP])
         d_key += tl.reshape(dk_slots, [C, KP])
+    k_wide, q_wide = rows_of(k, 0, KP).to(tl.float32), rows_of(q, 0, KP).to(tl.float32)
     if HAS_GATE:
         da = (da + tl.sum(q_wide * d_query, 1)) / DEGREE
         later = lanes[:, None] >= lanes[None, :]

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from rebased.ops.backend import shared_memory
 from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, some
 from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
 from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
@@ -16,7 +17,7 @@ from rebased.ops.polynomial import chunked_recurrence
 from rebased.ops.polynomial.chunked_recurrence import Rule
 from rebased.ops.polynomial.gpu.call import choose_products
 from rebased.ops.polynomial.gpu.layout import canonical, tiled
-from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, SLICE, padded
+from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, LARGE, SLICE, padded
 from rebased.ops.polynomial.state import PolyState
 from rebased.ops.self_check import checked
 
@@ -28,8 +29,8 @@ COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
 
 
 def takes(degree: int, key_width: int, value_width: int) -> bool:
-    """True if the kernels compute keys and values of these widths."""
-    return key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
+    """True if the kernels compute keys and values of these widths. A unit key of one number is no variable."""
+    return 1 < key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
 
 
 class Sizes(NamedTuple):
@@ -145,15 +146,18 @@ class Tiles(NamedTuple):
 
 _PARALLEL = Tile(64, 4, 1)
 NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), _PARALLEL)
-WIDE = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(32, 8, 1))  # two programs per multiprocessor
-EXACT = Tiles(_PARALLEL, Tile(32, 8, 1), Tile(32, 8, 1), Tile(32, 4, 1), Tile(16, 8, 1), Tile(32, 8, 1))
+SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(64, 8, 1))
+WIDE = SMALL._replace(grad_states=Tile(64, 4, 2))
+EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16, 4, 1), Tile(16, 8, 1))
 
 
 def choose_tiles(sizes: Sizes) -> Tiles:
-    """By the widths of keys and the size of a factor: registers and shared memory are short where they are large."""
+    """By the width of keys and the size of a factor: registers and shared memory are short where they are large."""
     if sizes.dtype == torch.float32:
         return EXACT
-    return WIDE if sizes.KP > 64 else NARROW
+    if sizes.KP <= 64:
+        return NARROW
+    return WIDE if shared_memory() >= LARGE else SMALL
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
