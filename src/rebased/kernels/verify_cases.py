@@ -339,7 +339,7 @@ def _delta(dtype: torch.dtype, degree: Any, K: int, V: int, T: int, gate: bool) 
     def compute(**given: Any) -> dict[str, Tensor]:
         return {"o": delta_attention(**given, degree=degree)}
 
-    name = f"delta_attention degree {degree}{' gate' if gate else ''}"
+    name = f"delta_attention {degree}{' gate' if gate else ''}"
     sums = (K, *_tokens(T), 64, feature_count(K, delta_coefficients(degree, K)))  # 64: tokens of a triangular system
     return Case(name, dtype, f"K {K} V {V}", T, draw, compute, sums, products=True)
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import shared_memory
-from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, some
+from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, replace_tensors, some
 from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
 from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import compile_together, launch
 from rebased.ops.polynomial import chunked_recurrence
 from rebased.ops.polynomial.chunked_recurrence import Rule
 from rebased.ops.polynomial.gpu.call import choose_products
@@ -48,7 +48,8 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, v: Tensor, decay: Tensor | None, degree: int, normalise: bool) -> "Sizes":
-        return cls(*q.shape, v.shape[3], degree, normalise, decay is not None, choose_products(q))
+        (B, T, H, K), V = q.shape, v.shape[3]
+        return cls(B, T, H, K, V, degree, normalise, decay is not None, choose_products(q))
 
     @property
     def chunks(self) -> int:
@@ -105,13 +106,16 @@ class Sizes(NamedTuple):
 
     def buffers(self, like: Tensor) -> "Buffers":
         heads, tokens = self.B * self.H, self.chunks * CHUNK
-        wide = {"device": like.device, "dtype": self.dtype}
+
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, device=like.device, dtype=dtype)
+
         return Buffers(
-            torch.empty(2, heads, tokens, self.KP, **wide),
-            torch.empty(4, heads, tokens, device=like.device, dtype=torch.float32),
-            torch.empty(heads, tokens, CHUNK, **wide),
-            torch.empty(heads, tokens, self.VP, **wide),
-            torch.empty(heads, self.chunks, self.tiles * self.tile, self.VP, **wide),
+            empty(2, heads, tokens, self.KP),
+            empty(4, heads, tokens, dtype=torch.float32),
+            empty(heads, tokens, CHUNK),
+            empty(heads, tokens, self.VP),
+            empty(heads, self.chunks, self.tiles * self.tile, self.VP),
         )
 
 
@@ -184,9 +188,9 @@ def _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
     q, k, u = (x.to(dtype) for x in (q, k, v))
     if normalise:
         q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps) for x in (q, k))
-    gates = [None if x is None else x.to(dtype) for x in (decay, beta)]
-    state = from_kernels(initial, K, V, degree)
-    o, after = chunked_recurrence.recur(q, k, u, *gates, state, Rule(COEFFICIENTS[degree], 1.0, dtype))
+    decay = None if decay is None else decay.to(dtype)
+    state, rule = from_kernels(initial, K, V, degree), Rule(COEFFICIENTS[degree], 1.0, dtype)
+    o, after = chunked_recurrence.recur(q, k, u, decay, beta.to(dtype), state, rule)
     return o.to(v.dtype), to_kernels(after, K, degree)
 
 
@@ -248,6 +252,16 @@ def _gates_by_head(gradients):
     return [x.transpose(1, 2) if x.ndim == 3 else x for x in gradients if x is not None]
 
 
+_compiled: set[tuple[object, ...]] = set()  # kinds of calls whose kernels were compiled
+
+
+def _plan(*args):
+    """Both passes without data: the kernels of the first call are compiled at once."""
+    args = replace_tensors(args, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))
+    o, final, *buffers = _forward._init_fn(*args)
+    _backward._init_fn(o, final, *args[:6], *buffers, *args[6:])
+
+
 @torch.library.custom_op("rebased::delta", mutates_args=())
 @checked(_in_torch, compare=_compare)
 def _forward(
@@ -256,6 +270,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """o [B, T, H, V], the final state [B, H, F', VP] as initial is, and Buffers. Last strides are 1, gates dense."""
     s = Sizes.of(q, v, decay, degree, normalise)
+    if q.is_cuda and (new := (*s[3:], q.dtype, beta.dtype)) not in _compiled:
+        _compiled.add(new)
+        compile_together(lambda: _plan(q, k, v, beta, decay, initial, degree, normalise, eps), q.device)
     b = s.buffers(v)
     o, final = torch.empty(v.shape, device=v.device, dtype=v.dtype), torch.empty_like(initial)
     tiles = choose_tiles(s)
