@@ -48,19 +48,23 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, v: Tensor, decay: Tensor | None, degree: int, normalise: bool) -> "Sizes":
+        """The Sizes of a call."""
         (B, T, H, K), V = q.shape, v.shape[3]
         return cls(B, T, H, K, V, degree, normalise, decay is not None, choose_products(q))
 
     @property
     def chunks(self) -> int:
+        """Per sequence."""
         return triton.cdiv(self.T, CHUNK)
 
     @property
     def KP(self) -> int:
+        """K, padded."""
         return padded(self.K)
 
     @property
     def VP(self) -> int:
+        """V, padded."""
         return padded(self.V)
 
     @property
@@ -85,6 +89,7 @@ class Sizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
+        """Arguments of all kernels."""
         return self.T, self.chunks, self.programs, self.H
 
     def constants(self, tile: "Tile", **more: int | bool) -> dict[str, object]:
@@ -105,6 +110,7 @@ class Sizes(NamedTuple):
         return self.VP // min(tile.values, self.VP)
 
     def buffers(self, like: Tensor) -> "Buffers":
+        """New Buffers on the device of `like`."""
         heads, tokens = self.B * self.H, self.chunks * CHUNK
 
         def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
