@@ -196,8 +196,8 @@ def other_tiles() -> Iterator[tuple[str, Any]]:
     for kernel in ("outputs", "local"):
         for values, warps in ((32, 4), (64, 4), (64, 8), (128, 4), (128, 8)):
             yield kernel, Tile(values, warps, 1)
-    for values, warps in ((32, 4), (64, 4), (32, 8), (64, 8), (128, 8)):
-        yield "gradients", Tile(values, warps, 1)
+    for values, warps, stages in product((32, 64), (4, 8), (1, 2)):
+        yield "gradients", Tile(values, warps, stages)
 
 
 def sweep(shape: Shape, T: int) -> list[dict[str, Any]]:

@@ -22,7 +22,6 @@ Degree = Literal[1, 2]
 """Of the similarity of a query and a key: q . k, or its square."""
 UNIT_EPS = 1e-6  # added to the squared length of a key that is normalised, as in the code of DeltaNet
 UNIT_TOLERANCE = 1e-2  # how far the length of a key that came normalised may be from 1: rounding in bf16 is 0.4 %
-Path = Callable[..., tuple[Tensor, Tensor]]
 _log = logging.getLogger("rebased")
 
 
@@ -106,6 +105,11 @@ def delta_attention(
             the lengths of keys are not checked.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    if cu_seqlens is None and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
+        from rebased.ops.delta.gpu import operators
+
+        assert beta is not None
+        return operators.attend(q, k, v, log_decay, beta, degree=degree, normalise=normalise, eps=UNIT_EPS)
     B, _, H, K = q.shape
     if cu_seqlens is not None:
         B = len(cu_seqlens) - 1
@@ -163,7 +167,15 @@ def _extend(
     cu_seqlens: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    path = _path(backend, q, v, beta, log_decay, coefficients, normalise)
+    path: Callable[..., tuple[Tensor, Tensor]]
+    name = _path(backend, q, v, beta, log_decay, coefficients)
+    if name == "triton":
+        from rebased.ops.delta.gpu import operators
+
+        path = partial(operators.extend, degree=_degree(coefficients), normalise=normalise, eps=UNIT_EPS)
+    else:
+        recur = reference.recur if name == "reference" else chunked_recurrence.recur
+        path = partial(_in_torch, recur, coefficients, normalise)
     if q.numel() == 0:
         return v.to(v.dtype, copy=True), state
     if cu_seqlens is None:
@@ -207,6 +219,10 @@ def _check(
     return coefficients
 
 
+def _degree(coefficients: Coefficients) -> Degree:
+    return 1 if coefficients[2] == 0 else 2
+
+
 def _path(
     backend: Backend,
     q: Tensor,
@@ -214,22 +230,15 @@ def _path(
     beta: Tensor | None,
     log_decay: Tensor | None,
     coefficients: Coefficients,
-    normalise: bool,
-) -> Path:
-    """What computes (q, k, v, log_decay, beta, state) -> (o, state after)."""
+) -> Backend:
+    """What computes a call: "reference", "chunked", or "triton" if the kernels take it."""
     name = kernel_path(backend, q)
-    if name == "triton":
-        reason = _why_no_kernel(q, v, beta, log_decay, coefficients)
-        if reason is None:
-            from rebased.ops.delta.gpu import operators
-
-            degree = 1 if coefficients[2] == 0 else 2
-            return partial(operators.attend, degree=degree, normalise=normalise, eps=UNIT_EPS)
-        if backend == "triton":
-            raise ValueError(f"the kernels of the delta rule do not take {reason}; use backend='auto' or 'chunked'")
-        _note_no_kernel(reason)
-    recur = reference.recur if name == "reference" else chunked_recurrence.recur
-    return partial(_in_torch, recur, coefficients, normalise)
+    if name != "triton" or (reason := _why_no_kernel(q, v, beta, log_decay, coefficients)) is None:
+        return name
+    if backend == "triton":
+        raise ValueError(f"the kernels of the delta rule do not take {reason}; use backend='auto' or 'chunked'")
+    _note_no_kernel(reason)
+    return "chunked"
 
 
 def _why_no_kernel(
@@ -244,7 +253,7 @@ def _why_no_kernel(
         return "a decay per channel"
     if coefficients[0] != 0:
         return "centred squares"
-    if not takes(1 if coefficients[2] == 0 else 2, q.shape[3], v.shape[3]):
+    if not takes(_degree(coefficients), q.shape[3], v.shape[3]):
         return f"keys of width {q.shape[3]} with values of width {v.shape[3]}"
     if in_torch_func() or in_forward_mode():
         return "transforms of torch.func"

@@ -33,6 +33,13 @@ def takes(degree: int, key_width: int, value_width: int) -> bool:
     return 1 < key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
 
 
+def feature_tiles(key_width: int, degree: int) -> tuple[int, int]:
+    """How many tiles of features there are, and the features of one: pairs of slices, or the key."""
+    if degree == 1:
+        return 1, padded(key_width)
+    return 3 if key_width > SLICE else 1, FEATURE_TILE
+
+
 class Sizes(NamedTuple):
     """What the kernels of a call are compiled for and launched with."""
 
@@ -69,13 +76,13 @@ class Sizes(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Of features: pairs of slices, or one."""
-        return 3 if self.degree == 2 and self.K > SLICE else 1
+        """Of features."""
+        return feature_tiles(self.K, self.degree)[0]
 
     @property
     def tile(self) -> int:
         """Features of a tile."""
-        return FEATURE_TILE if self.degree == 2 else self.KP
+        return feature_tiles(self.K, self.degree)[1]
 
     @property
     def programs(self) -> int:
@@ -361,12 +368,25 @@ _forward.register_autograd(_autograd, setup_context=_setup)
 
 
 def attend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, *, degree: int, normalise: bool, eps: float
+) -> Tensor:  # fmt: skip
+    """delta_attention: o in the dtype of v. q, k and v as a caller gives them."""
+    (B, _, H, _), (tiles, tile) = q.shape, feature_tiles(q.shape[3], degree)
+    zeros = torch.zeros(B, H, tiles * tile, padded(v.shape[3]), device=q.device, dtype=torch.float32)
+    return _call(q, k, v, log_decay, beta, zeros, degree, normalise, eps)[0]
+
+
+def extend(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor, *, degree: int,
     normalise: bool, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """delta_attention_extend: o in the dtype of v, and the state after. q, k and v as a caller gives them."""
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    decay = None if log_decay is None else log_decay.contiguous()
+    """delta_attention_extend: o, and the state after."""
     initial = to_kernels(state, q.shape[3], degree)
-    o, final, *_ = _forward(q, k, v, beta.contiguous(), decay, initial, degree, normalise, eps)
+    o, final = _call(q, k, v, log_decay, beta, initial, degree, normalise, eps)
     return o, from_kernels(final, q.shape[3], v.shape[3], degree)
+
+
+def _call(q, k, v, decay, beta, initial, degree, normalise, eps):
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    decay = None if decay is None else decay.contiguous()
+    return _forward(q, k, v, beta.contiguous(), decay, initial, degree, normalise, eps)[:2]
