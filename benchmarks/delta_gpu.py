@@ -99,7 +99,8 @@ def errors(case: tuple[Any, ...]) -> dict[str, float]:
     torch.manual_seed(0)
     given = inputs(B, T, H, K, V, decay, dtype)
     state = torch.randn_like(init_delta_state(B, H, K, V, degree=degree, device="cuda"))
-    got = gradients(given, state, degree, "triton")
+    with patch.dict(os.environ, REBASED_SELF_CHECK="off"):  # it would replace wrong numbers
+        got = gradients(given, state, degree, "triton")
     wide = {name: x.double() for name, x in given.items()}
     want = gradients(wide, state.double(), degree, "chunked")
     return {name: float((got[name].double() - x).norm() / x.norm()) for name, x in want.items()}
@@ -234,7 +235,13 @@ def main() -> int:
     parser.add_argument("--sweep", action="store_true", help="time other tiles")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    checked, wrong = [], 0
+    rows, checked, wrong = [], [], 0
+    for shape in BARS:  # first, so that a first call is one
+        try:
+            rows.append(time_shape(shape, args.T))
+            print({name: value for name, value in rows[-1].items() if name != "kernels_us"}, flush=True)
+        except Exception as error:  # the errors of the others are wanted all the more
+            print(f"{shape.label}: {type(error).__name__}: {error}"[:2000], flush=True)
     for case in () if args.fast else RIGHT:
         dtype = str(case[-1]).removeprefix("torch.")
         try:
@@ -246,13 +253,10 @@ def main() -> int:
         wrong += not right
         checked.append({"case": [*case[:-1], dtype], "errors": found, "right": right, "said": said})
         print("right" if right else "WRONG", case[:-1], dtype, said, flush=True)
-    rows = [time_shape(shape, args.T) for shape in BARS]
     swept = [row for shape in BARS[1:3] for row in sweep(shape, args.T)] if args.sweep else []
     for row in rows:
-        times = ", ".join(
-            f"{name.removesuffix('_kernel')} {us:.0f}" for name, us in list(row["kernels_us"].items())[:12]
-        )
-        print(f"{row['what']}: us per kernel: {times}")
+        times = [f"{name.removesuffix('_kernel')} {us:.0f}" for name, us in row["kernels_us"].items()]
+        print(f"{row['what']}: us per kernel: {', '.join(times[:12])}")
     print(f"\n{'':42} {'forward':>8} {'both':>8} {'bar':>6} {'chunks':>8} {'poly':>6} {'first call':>11}")
     for row in rows:
         print(
@@ -263,7 +267,7 @@ def main() -> int:
     flags = "".join(f" --{name}" for name in ("fast", "sweep") if getattr(args, name))
     what = f"milliseconds under a CUDA graph, {TOKENS} tokens, bf16; errors against fp64 by norm"
     write_record(args.out, "delta_gpu", f"-T {args.T}{flags}", what, checked=checked, rows=rows, sweep=swept)
-    return 1 if wrong else 0
+    return 1 if wrong or len(rows) < len(BARS) else 0
 
 
 if __name__ == "__main__":
