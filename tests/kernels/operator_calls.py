@@ -28,7 +28,9 @@ from kernels.classes import (
 from rebased.ops import (
     PolyState,
     WKVState,
+    delta_attention_extend,
     embed,
+    init_delta_state,
     layer_norm,
     linear_cross_entropy,
     linear_layer_norm,
@@ -40,6 +42,7 @@ from rebased.ops import (
     use_backend,
     wkv_extend,
 )
+from rebased.ops.backend import SMALLEST_SHARED_MEMORY
 from rebased.ops.decoding import (
     Norm,
     advance_slots_,
@@ -50,6 +53,7 @@ from rebased.ops.decoding import (
     mlp_step,
     poly_step_,
 )
+from rebased.ops.polynomial.gpu.plan import LARGE
 
 Inputs = dict[str, Tensor]
 Run = Callable[[Inputs], Inputs]
@@ -196,6 +200,25 @@ def scan(call: OperatorCall, draw: Draw) -> Run:
     return run
 
 
+def delta(call: OperatorCall, draw: Draw) -> Run:
+    B, T, H, K, V, degree = call.sizes
+    for name, width in (("q", K), ("k", K), ("v", V)):
+        draw(name, B, T, H, width)
+    draw.made["beta"] = draw.guarded(2 * torch.rand(B, T, H).to(draw.device, draw.dtype))
+    if "gate" in call.options:
+        draw.made["log_decay"] = draw.guarded(-torch.rand(B, T, H).to(draw.device))
+    draw("state", *init_delta_state(B, H, K, V, degree=degree).shape, dtype=torch.float32)  # type: ignore[arg-type]
+    if "unit" in call.options:
+        for name in "qk":
+            draw.made[name] = functional.normalize(draw.made[name].float(), dim=-1).to(draw.dtype)
+
+    def run(x: Inputs) -> Inputs:
+        o, after = delta_attention_extend(**x, degree=degree, normalise="unit" not in call.options)  # type: ignore[arg-type]
+        return {"o": o, "after": after}
+
+    return run
+
+
 def _norm(call: OperatorCall, x: Inputs, D: int) -> Norm | None:
     kind: Any = next((each for each in ("layer", "rms", "none") if each in call.options), None)
     return None if kind is None else Norm(x.get("gamma"), None if kind == "rms" else x.get("beta"), 1e-5, kind)
@@ -306,6 +329,7 @@ OPERATORS: dict[str, Callable[[OperatorCall, Draw], Run]] = {
         shift,
         wkv,
         scan,
+        delta,
         step_linear,
         step_mlp,
         step_convolution,
@@ -356,6 +380,13 @@ def sweep() -> Iterator[OperatorCall]:
         yield OperatorCall("scan", next(turn), (2, T, D, N))
     for a, T, options in product(ARITHMETICS[:3], (1, 32, 300, 512), ((), ("gate",), ("dt",), ("dt", "gate"))):
         yield OperatorCall("scan", a, (2, T, 32, 16), options)
+    options = ((), ("gate",), ("unit",), ("gate", "unit"))
+    widths = [*product((8, 12), (2,)), *product((5, 32, 50, 128), (1,))]  # degree 2 has one tile of features or three
+    for a, V, (K, degree) in product(ARITHMETICS, (5, 32, 64, 100), widths):
+        yield OperatorCall("delta", a, (1, 70, 2, K, V, degree), ("gate",))
+    yield from (OperatorCall("delta", "bf16", (1, 70, 2, 100, V, 1), ("gate", "small")) for V in (5, 32, 64, 128))
+    for a, degree, each in product(ARITHMETICS, (1, 2), options):
+        yield OperatorCall("delta", a, (2, 130, 3, 16, 64, degree), each)
     for rows, D, N in product((1, 3), (5, 24, 64, 100, 300, 1000, 2048), (40, 1500, 3000, 5000)):
         if N == 40 or D <= 100 or D + N == 3500:
             yield OperatorCall("step_linear", next(turn_exact), (rows, D, N), ("layer", "bias"))
@@ -413,6 +444,12 @@ def calls(known: Set[str] = frozenset()) -> list[OperatorCall]:
 
 def run(call: OperatorCall, device: str, law: bool = False) -> Inputs:
     """Outputs and gradients of a call; `law`: in fp64."""
+    memory = SMALLEST_SHARED_MEMORY if "small" in call.options else LARGE
+    with patch("rebased.ops.delta.gpu.operators.shared_memory", lambda: memory):
+        return _run(call, device, law)
+
+
+def _run(call: OperatorCall, device: str, law: bool) -> Inputs:
     torch.manual_seed(0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if call.arithmetic == "tf32" else "highest")

@@ -153,7 +153,7 @@ def test_nothing_to_compute() -> None:
         ({"log_decay": torch.zeros(1, 4, 2, 3), "degree": 2}, r"log_decay must be a tensor \[1, 4, 2\]"),
         ({"normalise": False, "k": torch.ones(1, 4, 2, 3)}, "keys of length 1"),
         ({"k": torch.ones(1, 4, 2, 5)}, "same width K"),
-        ({"backend": "triton"}, "no kernel yet"),
+        ({"backend": "triton"}, "CUDA tensors"),
     ],
     ids=str,
 )

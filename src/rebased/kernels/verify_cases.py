@@ -17,6 +17,8 @@ from rebased.ops import (
     PolyState,
     advance_slots_,
     best_tokens,
+    delta_attention,
+    delta_coefficients,
     embed,
     embed_step,
     feature_count,
@@ -209,6 +211,9 @@ def _other_operators(dtype: torch.dtype, T: int) -> Iterator[Case]:
     yield _embed(dtype, T, 64)
     yield _wkv(dtype, T, 48)
     yield _scan(dtype, T, 48, 16)
+    for gate in (False, True):
+        yield _delta(dtype, 2, 16, 64, T, gate)
+        yield _delta(dtype, 1, 64, 64, T, gate)
     yield _linear_step(dtype, 1, 256, 512)
     yield _linear_step(dtype, 16, 256, 512)
     yield _mlp_step(dtype, 256)
@@ -322,6 +327,21 @@ def _scan(dtype: torch.dtype, T: int, D: int, N: int) -> Case:
         return {"y": selective_scan(**given)}
 
     return Case("selective_scan", dtype, f"D {D} N {N}", T, draw, compute, (N, T, *_tokens(2 * T)))
+
+
+def _delta(dtype: torch.dtype, degree: Any, K: int, V: int, T: int, gate: bool) -> Case:
+    def draw(generator: Generator) -> Drawn:
+        given = _draw_qkv(generator, 2, T, K, V)
+        given["beta"] = 2 * torch.rand(2, T, HEADS, generator=generator, dtype=torch.float64)
+        decay = -torch.rand(2, T, HEADS, generator=generator, dtype=torch.float64)
+        return given, {"log_decay": decay} if gate else {}
+
+    def compute(**given: Any) -> dict[str, Tensor]:
+        return {"o": delta_attention(**given, degree=degree)}
+
+    name = f"delta_attention {degree}{' gate' if gate else ''}"
+    sums = (K, *_tokens(T), 64, feature_count(K, delta_coefficients(degree, K)))  # 64: tokens of a triangular system
+    return Case(name, dtype, f"K {K} V {V}", T, draw, compute, sums, products=True)
 
 
 def _linear_step(dtype: torch.dtype, rows: int, D: int, N: int) -> Case:

@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import Backend, accumulate_dtype, choose_path, without_autocast
+from rebased.ops.backend import Backend, accumulate_dtype, in_torch_func, kernel_path, without_autocast
 from rebased.ops.delta import reference
+from rebased.ops.derivatives import in_forward_mode
 from rebased.ops.polynomial import chunked_recurrence
 from rebased.ops.polynomial.api import check_inputs, document_bounds
 from rebased.ops.polynomial.chunked_recurrence import Rule
@@ -92,7 +93,8 @@ def delta_attention(
             they must have it, unless beta is None.
         cu_seqlens: as in poly_attention: the row holds documents that do not see each other.
         backend: "reference" and "recurrent" go token by token; "chunked" is plain torch in chunks, on every device;
-            "auto" is "chunked".
+            "triton" is kernels, for a beta, no decay or one per head, and keys as wide as 128 (degree 1) or 16 (degree
+            2, not centred); "auto" is "triton" on a GPU if its kernels take the call, else "chunked".
 
     Returns:
         o [B, T, H, V] in the dtype of v, differentiable in all tensors. Half precision is computed in fp32. On a CPU
@@ -103,6 +105,11 @@ def delta_attention(
             the lengths of keys are not checked.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    if cu_seqlens is None and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
+        from rebased.ops.delta.gpu import operators
+
+        assert beta is not None
+        return operators.attend(q, k, v, log_decay, beta, degree=degree, normalise=normalise, eps=UNIT_EPS)
     B, _, H, K = q.shape
     if cu_seqlens is not None:
         B = len(cu_seqlens) - 1
@@ -160,28 +167,29 @@ def _extend(
     cu_seqlens: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    path = _path(backend, q)
-    dtype = accumulate_dtype(q.dtype)
-    q, k, values = (x.to(dtype) for x in (q, k, v))
-    if normalise:
-        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS) for x in (q, k))
-    gates = [None if x is None else x.to(dtype) for x in (log_decay, beta)]
-    rule = Rule(coefficients, 1.0, dtype)
+    path: Callable[..., tuple[Tensor, Tensor]]
+    name = _path(backend, q, v, beta, log_decay, coefficients)
+    if name == "triton":
+        from rebased.ops.delta.gpu import operators
+
+        path = partial(operators.extend, degree=_degree(coefficients), normalise=normalise, eps=UNIT_EPS)
+    else:
+        recur = reference.recur if name == "reference" else chunked_recurrence.recur
+        path = partial(_in_torch, recur, coefficients, normalise)
     if q.numel() == 0:
-        return values.to(v.dtype), state
+        return v.to(v.dtype, copy=True), state
     if cu_seqlens is None:
-        o, state = path(q, k, values, *gates, state, rule)
-        return o.to(v.dtype), state
+        return path(q, k, v, log_decay, beta, state)
     outputs, states = [], []
     for n, (i, j) in enumerate(pairwise(document_bounds(cu_seqlens, q))):
         if i == j:
             states.append(state[n : n + 1])
             continue
-        part = [None if x is None else x[:, i:j] for x in (q, k, values, *gates)]
-        o, after = path(*part, state[n : n + 1], rule)
+        part = [None if x is None else x[:, i:j] for x in (q, k, v, log_decay, beta)]
+        o, after = path(*part, state[n : n + 1])
         outputs.append(o)
         states.append(after)
-    return torch.cat(outputs, dim=1).to(v.dtype), torch.cat(states)
+    return torch.cat(outputs, dim=1), torch.cat(states)
 
 
 def _check(
@@ -211,15 +219,67 @@ def _check(
     return coefficients
 
 
-def _path(backend: Backend, q: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+def _degree(coefficients: Coefficients) -> Degree:
+    return 1 if coefficients[2] == 0 else 2
+
+
+def _path(
+    backend: Backend,
+    q: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    log_decay: Tensor | None,
+    coefficients: Coefficients,
+) -> Backend:
+    """What computes a call: "reference", "chunked", or "triton" if the kernels take it."""
+    name = kernel_path(backend, q)
+    if name != "triton" or (reason := _why_no_kernel(q, v, beta, log_decay, coefficients)) is None:
+        return name
     if backend == "triton":
-        raise ValueError("the delta rule has no kernel yet; use backend='auto' or 'chunked'")
-    name = choose_path(backend, q.device)
-    if name == "triton":
-        _note_no_kernel()
-    return reference.recur if name in ("reference", "recurrent") else chunked_recurrence.recur
+        raise ValueError(f"the kernels of the delta rule do not take {reason}; use backend='auto' or 'chunked'")
+    _note_no_kernel(reason)
+    return "chunked"
+
+
+def _why_no_kernel(
+    q: Tensor, v: Tensor, beta: Tensor | None, log_decay: Tensor | None, coefficients: Coefficients
+) -> str | None:
+    """What of a call the kernels do not take; None if they take it."""
+    from rebased.ops.delta.gpu.operators import takes
+
+    if beta is None:
+        return "beta=None"
+    if log_decay is not None and log_decay.ndim == 4:
+        return "a decay per channel"
+    if coefficients[0] != 0:
+        return "centred squares"
+    if not takes(_degree(coefficients), q.shape[3], v.shape[3]):
+        return f"keys of width {q.shape[3]} with values of width {v.shape[3]}"
+    if in_torch_func() or in_forward_mode():
+        return "transforms of torch.func"
+    return None
+
+
+def _in_torch(
+    recur: Callable[..., tuple[Tensor, Tensor]],
+    coefficients: Coefficients,
+    normalise: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    dtype = accumulate_dtype(q.dtype)
+    q, k, values = (x.to(dtype) for x in (q, k, v))
+    if normalise:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS) for x in (q, k))
+    gates = [None if x is None else x.to(dtype) for x in (log_decay, beta)]
+    o, state = recur(q, k, values, *gates, state, Rule(coefficients, 1.0, dtype))
+    return o.to(v.dtype), state
 
 
 @cache
-def _note_no_kernel() -> None:
-    _log.warning("the delta rule has no GPU kernel yet: it takes the slower chunked path")
+def _note_no_kernel(reason: str) -> None:
+    _log.warning("the kernels of the delta rule do not take %s: plain torch in chunks computes it", reason)

@@ -1,0 +1,392 @@
+# mypy: allow-untyped-defs
+"""The kernels of the delta rule as operators of torch: launches, gradients, and the check of their first results."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.ops.backend import shared_memory
+from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, replace_tensors, some
+from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
+from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
+from rebased.ops.kernel_launch import compile_together, launch
+from rebased.ops.polynomial import chunked_recurrence
+from rebased.ops.polynomial.chunked_recurrence import Rule
+from rebased.ops.polynomial.gpu.call import choose_products
+from rebased.ops.polynomial.gpu.layout import canonical, tiled
+from rebased.ops.polynomial.gpu.plan import FEATURE_TILE, LARGE, SLICE, padded
+from rebased.ops.polynomial.state import PolyState
+from rebased.ops.self_check import checked
+
+CHUNK = C.value
+WIDEST_KEYS = {1: 128, 2: 2 * SLICE}  # by degree
+WIDEST_VALUES = 128
+HEADS_CHECKED = 2
+COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
+
+
+def takes(degree: int, key_width: int, value_width: int) -> bool:
+    """True if the kernels compute keys and values of these widths. A unit key of one number is no variable."""
+    return 1 < key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
+
+
+def feature_tiles(key_width: int, degree: int) -> tuple[int, int]:
+    """How many tiles of features there are, and the features of one: pairs of slices, or the key."""
+    if degree == 1:
+        return 1, padded(key_width)
+    return 3 if key_width > SLICE else 1, FEATURE_TILE
+
+
+class Sizes(NamedTuple):
+    """What the kernels of a call are compiled for and launched with."""
+
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+    degree: int
+    normalise: bool
+    gated: bool
+    products: str
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor, decay: Tensor | None, degree: int, normalise: bool) -> "Sizes":
+        """The Sizes of a call."""
+        (B, T, H, K), V = q.shape, v.shape[3]
+        return cls(B, T, H, K, V, degree, normalise, decay is not None, choose_products(q))
+
+    @property
+    def chunks(self) -> int:
+        """Per sequence."""
+        return triton.cdiv(self.T, CHUNK)
+
+    @property
+    def KP(self) -> int:
+        """K, padded."""
+        return padded(self.K)
+
+    @property
+    def VP(self) -> int:
+        """V, padded."""
+        return padded(self.V)
+
+    @property
+    def tiles(self) -> int:
+        """Of features."""
+        return feature_tiles(self.K, self.degree)[0]
+
+    @property
+    def tile(self) -> int:
+        """Features of a tile."""
+        return feature_tiles(self.K, self.degree)[1]
+
+    @property
+    def programs(self) -> int:
+        """Chunks of all heads."""
+        return self.B * self.H * self.chunks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the factors of products."""
+        return torch.bfloat16 if self.products == "bf16" else torch.float32
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Arguments of all kernels."""
+        return self.T, self.chunks, self.programs, self.H
+
+    def constants(self, tile: "Tile", **more: int | bool) -> dict[str, object]:
+        """Of a kernel with this tile: those of all kernels, and its own."""
+        shared = {"KP": self.KP, "DEGREE": self.degree, "HAS_GATE": self.gated, "PRODUCTS": self.products}
+        return {**shared, **more, "num_warps": tile.warps, "num_stages": tile.stages}
+
+    def of_values(self, tile: "Tile") -> dict[str, int]:
+        """Constants of kernels that read values."""
+        return {"VP": self.VP, "BV": min(tile.values, self.VP)}
+
+    def of_states(self, tile: "Tile") -> dict[str, int]:
+        """Constants of kernels that read states."""
+        return {**self.of_values(tile), "FT": self.tile, "TILES": self.tiles}
+
+    def value_tiles(self, tile: "Tile") -> int:
+        """How many programs share the values of a chunk or a head."""
+        return self.VP // min(tile.values, self.VP)
+
+    def buffers(self, like: Tensor) -> "Buffers":
+        """New Buffers on the device of `like`."""
+        heads, tokens = self.B * self.H, self.chunks * CHUNK
+
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, device=like.device, dtype=dtype)
+
+        return Buffers(
+            empty(2, heads, tokens, self.KP),
+            empty(4, heads, tokens, dtype=torch.float32),
+            empty(heads, tokens, CHUNK),
+            empty(heads, tokens, self.VP),
+            empty(heads, self.chunks, self.tiles * self.tile, self.VP),
+        )
+
+
+class Buffers(NamedTuple):
+    """What the forward kernels hand to each other and to the backward pass; forward.py has the shapes."""
+
+    qk: Tensor
+    gates: Tensor
+    N: Tensor
+    x: Tensor
+    states: Tensor
+
+
+class Tile(NamedTuple):
+    """How a kernel is launched."""
+
+    values: int  # columns of values that a program takes at a time, at most
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """The tile of each kernel."""
+
+    prepare: Tile
+    states: Tile
+    outputs: Tile
+    local: Tile
+    grad_states: Tile
+    gradients: Tile
+
+
+_PARALLEL = Tile(64, 4, 1)
+NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), _PARALLEL)
+SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(64, 8, 1))
+WIDE = SMALL._replace(grad_states=Tile(64, 4, 2))
+EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16, 4, 1), Tile(16, 8, 1))
+
+
+def choose_tiles(sizes: Sizes) -> Tiles:
+    """By the width of keys and the size of a factor: registers and shared memory are short where they are large."""
+    if sizes.dtype == torch.float32:
+        return EXACT
+    if sizes.KP <= 64:
+        return NARROW
+    return WIDE if shared_memory() >= LARGE else SMALL
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    return x.stride()[:3]
+
+
+def to_kernels(state: Tensor, K: int, degree: int) -> Tensor:
+    """A public state [B, H, F, V] in the order of the kernels, [B, H, F', VP]."""
+    if degree == 1:
+        return functional.pad(state, (0, padded(state.shape[3]) - state.shape[3], 0, padded(K) - K)).contiguous()
+    return tiled(PolyState(state, state[..., 0]), K, COEFFICIENTS[2]).kv.contiguous()
+
+
+def from_kernels(state: Tensor, K: int, V: int, degree: int) -> Tensor:
+    """The inverse of to_kernels."""
+    if degree == 1:
+        return state[:, :, :K, :V].contiguous()
+    return canonical(PolyState(state, state[..., 0]), V, K, COEFFICIENTS[2]).kv
+
+
+def _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
+    """o and the final state, differentiable."""
+    dtype, K, V = initial.dtype, q.shape[3], v.shape[3]
+    q, k, u = (x.to(dtype) for x in (q, k, v))
+    if normalise:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps) for x in (q, k))
+    decay = None if decay is None else decay.to(dtype)
+    state, rule = from_kernels(initial, K, V, degree), Rule(COEFFICIENTS[degree], 1.0, dtype)
+    o, after = chunked_recurrence.recur(q, k, u, decay, beta.to(dtype), state, rule)
+    return o.to(v.dtype), to_kernels(after, K, degree)
+
+
+def _in_torch(q, k, v, beta, decay, initial, degree, normalise, eps):
+    """As _forward; without buffers, the backward pass is in torch, too."""
+    return *_attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps), *(v.new_empty(0),) * 5
+
+
+def _some_heads(tensors):
+    """One batch row and some heads of each: of [B, T, H, ...] or of states [B, H, F, V] (the flag)."""
+    row = some(tensors[0][0].shape[0], 1)[-1:]
+    heads = some(tensors[0][0].shape[2], HEADS_CHECKED)
+    return [None if x is None else pick(pick(x, 0, row), 1 if state else 2, heads) for x, state in tensors]
+
+
+def _roundoff(q: Tensor) -> float:
+    return {"bf16": ROUNDOFF[torch.bfloat16], "tf32": ROUNDOFF[torch.float32]}.get(choose_products(q), RECURRENT)
+
+
+def _compare(args, result):
+    """Errors of o and the final state, in some heads."""
+    *tensors, degree, normalise, eps = args
+    o, final = result[:2]
+    *small, o, final = _some_heads([(x, x is tensors[5]) for x in tensors] + [(o, False), (final, True)])
+    parts = [o, final]
+    return compare_calls(_attend_in_torch, [((*small, degree, normalise, eps), parts)], parts, _roundoff(args[0]))
+
+
+def _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps):
+    def attend(q, k, v, beta, decay, initial):
+        return _attend_in_torch(q, k, v, beta, decay, initial, degree, normalise, eps)
+
+    return differentiate(attend, (q, k, v, beta, decay, initial), do, d_final)
+
+
+def _backward_in_torch(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+    """As _backward."""
+    found = _differentiate(do, d_final, q, k, v, beta, decay, initial, degree, normalise, eps)
+    return [q.new_empty(0) if x is None else x for x in found]
+
+
+def _compare_backward(args, result):
+    """Errors of all gradients, in some heads."""
+    do, d_final, *given, degree, normalise, eps = args
+    tensors = [(do, False), (d_final, True), *((x, x is given[5]) for x in given[:6])]
+    of = [(None if x.numel() == 0 else x, number == 5) for number, x in enumerate(result)]
+    small = _some_heads(tensors + of)
+    parts = _gates_by_head(small[8:])
+
+    def law(*args):
+        return _gates_by_head(_differentiate(*args))
+
+    return compare_calls(law, [((*small[:8], degree, normalise, eps), parts)], parts, _roundoff(given[0]))
+
+
+def _gates_by_head(gradients):
+    """The gradients with those of gates as [B, H, T]: the largest of a head, not each by itself, says how exact they
+    are. The gradient of a strong decay is what is left where far larger terms cancel."""
+    return [x.transpose(1, 2) if x.ndim == 3 else x for x in gradients if x is not None]
+
+
+_compiled: set[tuple[object, ...]] = set()  # kinds of calls whose kernels were compiled
+
+
+def _plan(*args):
+    """Both passes without data: the kernels of the first call are compiled at once."""
+    args = replace_tensors(args, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))
+    o, final, *buffers = _forward._init_fn(*args)
+    _backward._init_fn(o, final, *args[:6], *buffers, *args[6:])
+
+
+@torch.library.custom_op("rebased::delta", mutates_args=())
+@checked(_in_torch, compare=_compare)
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor, degree: int, normalise: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """o [B, T, H, V], the final state [B, H, F', VP] as initial is, and Buffers. Last strides are 1, gates dense."""
+    s = Sizes.of(q, v, decay, degree, normalise)
+    if q.is_cuda and (new := (*s[3:], q.dtype, beta.dtype)) not in _compiled:
+        _compiled.add(new)
+        compile_together(lambda: _plan(q, k, v, beta, decay, initial, degree, normalise, eps), q.device)
+    b = s.buffers(v)
+    o, final = torch.empty(v.shape, device=v.device, dtype=v.dtype), torch.empty_like(initial)
+    tiles = choose_tiles(s)
+    launch(
+        prepare_kernel, (s.programs,), q, k, beta, decay, b.qk, b.gates, b.N, *_strides(q), *_strides(k), *s.numbers,
+        s.K, eps, **s.constants(tiles.prepare, NORMALISE=normalise),
+    )  # fmt: skip
+    launch(
+        states_kernel, (s.B * s.H * s.value_tiles(tiles.states),), v, b.qk, b.gates, b.N, initial, b.x, b.states,
+        final, *_strides(v), *s.numbers, s.V, **s.constants(tiles.states, **s.of_states(tiles.states)),
+    )  # fmt: skip
+    launch(
+        outputs_kernel, (s.programs * s.value_tiles(tiles.outputs),), b.qk, b.gates, b.x, b.states, o, *s.numbers,
+        s.V, **s.constants(tiles.outputs, **s.of_states(tiles.outputs)),
+    )  # fmt: skip
+    return o, final, *b
+
+
+@_forward.register_fake
+def _(q, k, v, beta, decay, initial, degree, normalise, eps):
+    o = torch.empty(v.shape, device=v.device, dtype=v.dtype)
+    return o, torch.empty_like(initial), *Sizes.of(q, v, decay, degree, normalise).buffers(v)
+
+
+@torch.library.custom_op("rebased::delta_backward", mutates_args=())
+@checked(_backward_in_torch, compare=_compare_backward, inputs=lambda *args: args[:8])
+def _backward(
+    do: Tensor, d_final: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None, initial: Tensor,
+    qk: Tensor, gates: Tensor, N: Tensor, x: Tensor, states: Tensor, degree: int, normalise: bool, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v, beta, decay (empty if there is none) and initial."""
+    if qk.numel() == 0:  # the forward pass was in torch
+        args = (do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps)
+        return tuple(_backward_in_torch(*args))
+    s = Sizes.of(q, v, decay, degree, normalise)
+    dx, d_states, d_initial = torch.empty_like(x), torch.empty_like(states), torch.empty_like(initial)
+    dv = torch.empty(v.shape, device=v.device, dtype=s.dtype)
+    dq, dk = (torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in "qk")
+    d_beta, d_decay = (torch.empty(beta.shape, device=q.device, dtype=torch.float32) for _ in "bg")
+    tiles = choose_tiles(s)
+    launch(
+        local_kernel, (s.programs * s.value_tiles(tiles.local),), do, qk, gates, dx, *_strides(do), *s.numbers,
+        s.V, **s.constants(tiles.local, **s.of_values(tiles.local)),
+    )  # fmt: skip
+    launch(
+        grad_states_kernel, (s.B * s.H * s.value_tiles(tiles.grad_states),), do, qk, gates, N, dx, d_final, dv,
+        d_states, d_initial, *_strides(do), *s.numbers, s.V,
+        **s.constants(tiles.grad_states, **s.of_states(tiles.grad_states)),
+    )  # fmt: skip
+    launch(
+        gradients_kernel, (s.programs,), do, dv, qk, gates, x, states, d_states, dq, dk, d_beta, d_decay,
+        *_strides(do), *s.numbers, s.K, s.V,
+        **s.constants(tiles.gradients, NORMALISE=normalise, **s.of_states(tiles.gradients)),
+    )  # fmt: skip
+    d_decay = d_decay.to(decay.dtype) if decay is not None else d_decay.new_empty(0)
+    return dq, dk, dv.to(v.dtype), d_beta.to(beta.dtype), d_decay, d_initial
+
+
+@_backward.register_fake
+def _(do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps):
+    like = [torch.empty(each.shape, device=each.device, dtype=each.dtype) for each in (q, k, v, beta)]
+    d_decay = q.new_empty(0) if decay is None else torch.empty_like(decay)
+    return *like, d_decay, torch.empty_like(initial)
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.degree, ctx.normalise, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+
+
+def _autograd(ctx, do, d_final, *_):
+    saved = ctx.saved_tensors
+    do = do if do.stride(3) == 1 else do.contiguous()
+    found = _backward(do, d_final.contiguous(), *saved, ctx.degree, ctx.normalise, ctx.eps)
+    *gradients, d_decay, d_initial = found
+    return *gradients, None if saved[4] is None else d_decay, d_initial, None, None, None
+
+
+_forward.register_autograd(_autograd, setup_context=_setup)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, *, degree: int, normalise: bool, eps: float
+) -> Tensor:  # fmt: skip
+    """delta_attention: o in the dtype of v. q, k and v as a caller gives them."""
+    (B, _, H, _), (tiles, tile) = q.shape, feature_tiles(q.shape[3], degree)
+    zeros = torch.zeros(B, H, tiles * tile, padded(v.shape[3]), device=q.device, dtype=torch.float32)
+    return _call(q, k, v, log_decay, beta, zeros, degree, normalise, eps)[0]
+
+
+def extend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor, *, degree: int,
+    normalise: bool, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """delta_attention_extend: o, and the state after."""
+    initial = to_kernels(state, q.shape[3], degree)
+    o, final = _call(q, k, v, log_decay, beta, initial, degree, normalise, eps)
+    return o, from_kernels(final, q.shape[3], v.shape[3], degree)
+
+
+def _call(q, k, v, decay, beta, initial, degree, normalise, eps):
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    decay = None if decay is None else decay.contiguous()
+    return _forward(q, k, v, beta.contiguous(), decay, initial, degree, normalise, eps)[:2]

@@ -1,0 +1,54 @@
+"""Inputs for the delta rule, and the comparison of its kernels with fp64."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rebased.ops import delta_attention_extend, init_delta_state
+from tolerances import assert_small_error
+
+Inputs = dict[str, Tensor]
+
+
+def delta_inputs(
+    B: int,
+    T: int,
+    H: int,
+    K: int,
+    V: int,
+    degree: Any,
+    *,
+    decay: float | None = 1.0,
+    unit: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Inputs:
+    """decay: the largest; None for no gate. unit: keys have length 1 already."""
+    q, k, v = (torch.randn(B, T, H, width) for width in (K, K, V))
+    if unit:
+        q, k = (functional.normalize(x, dim=-1) for x in (q, k))
+    given = {"q": q, "k": k, "v": v, "beta": 2 * torch.rand(B, T, H)}
+    given = {name: x.to(device, dtype) for name, x in given.items()}
+    if decay is not None:
+        given["log_decay"] = (-decay * torch.rand(B, T, H)).to(device)
+    state = init_delta_state(B, H, K, V, degree=degree)
+    return given | {"state": torch.randn_like(state).to(device)}
+
+
+def results(given: Inputs, backend: Any, **rule: Any) -> Inputs:
+    """o, the state after, and the gradients of both by all that is given."""
+    leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+    o, after = delta_attention_extend(**leaves, backend=backend, **rule)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator).bfloat16().to(x.device, x.dtype) for x in (o, after)]
+    grads = torch.autograd.grad((o, after), list(leaves.values()), weights)
+    return {"o": o.detach(), "after": after.detach()} | {f"d {n}": x for n, x in zip(leaves, grads, strict=True)}
+
+
+def assert_matches(given: Inputs, **rule: Any) -> None:
+    """The kernels against the chunked path in fp64, values and all gradients."""
+    got = results(given, "triton", **rule)
+    want = results({name: x.double() for name, x in given.items()}, "chunked", **rule)
+    assert_small_error(got.values(), want.values(), got, given["q"].dtype)

@@ -1,0 +1,91 @@
+"""The kernels of the delta rule against fp64: odd sizes, gradients, and memory that starts as NaN.
+
+The self-check runs too (conftest.py): it compares every result number by number.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ops.delta_cases import assert_matches, delta_inputs, results
+from rebased.ops import delta_attention
+from rebased.ops.backend import triton_interpreted
+from tolerances import assert_small_error, relative_error, unit_roundoff
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize(
+    ("shape", "degree", "options"),
+    [
+        ((1, 130, 2, 16, 20), 2, {}),
+        ((2, 65, 1, 5, 3), 2, {"decay": None}),
+        ((1, 64, 1, 9, 40), 2, {"decay": 5.0}),
+        ((1, 1, 2, 16, 16), 2, {"unit": True}),
+        ((1, 130, 2, 24, 20), 1, {}),
+        ((2, 63, 1, 5, 3), 1, {"decay": None, "unit": True}),
+        ((1, 70, 1, 128, 70), 1, {"decay": 0.01}),
+    ],
+    ids=str,
+)
+def test_kernels(shape: tuple[int, int, int, int, int], degree: int, options: dict[str, Any]) -> None:
+    assert triton_interpreted()
+    given = delta_inputs(*shape, degree, **options)
+    assert_matches(given, degree=degree, normalise=not options.get("unit"))
+
+
+def test_decays_whose_inverse_overflows() -> None:
+    """Up to e^-60 per token. A difference of two sums of decays is off by their size times u; so is its exponential."""
+    given = delta_inputs(1, 64, 1, 9, 4, 2, decay=60.0)
+    got = results(given, "triton", degree=2)
+    want = results({name: x.double() for name, x in given.items()}, "chunked", degree=2)
+    size = float(given["log_decay"].sum().abs())
+    assert size > 1000
+    for name in got:
+        assert relative_error(got[name], want[name]) < size * unit_roundoff(torch.float32), name
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_equal_keys_and_no_strength(degree: int) -> None:
+    """All keys of a chunk are equal, which makes powers of A huge; and beta is 0, 1 and 2."""
+    given = delta_inputs(1, 70, 1, 8, 4, degree)
+    given["k"][:, 10:] = given["k"][:, 10:11]
+    given["beta"] = torch.arange(70.0).view(1, 70, 1) % 3
+    assert_matches(given, degree=degree)
+
+
+def test_strided_inputs_and_documents() -> None:
+    """q, k and v are views of one projection, with heads before tokens; the row holds documents."""
+    given = delta_inputs(1, 90, 2, 8, 6, 2)
+    bounds = torch.tensor([0, 20, 20, 90])
+    apart = [{name: x[:, i:j] for name, x in given.items() if name != "state"} for i, j in ((0, 20), (20, 90))]
+    wide = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in given.items() if name in "qkv"}
+    whole = {name: x for name, x in given.items() if name != "state"} | wide
+    got = delta_attention(**whole, degree=2, cu_seqlens=bounds, backend="triton")
+    want = torch.cat([delta_attention(**each, degree=2, backend="chunked") for each in apart], dim=1)
+    assert_small_error([got], [want], ["o"], torch.float32)
+
+
+def test_half_precision() -> None:
+    assert_matches(delta_inputs(1, 70, 1, 16, 8, 2, dtype=torch.float16), degree=2)
+
+
+def test_compiles_as_one_graph() -> None:
+    """aot_eager: tracing and its fake tensors, without the minute that generating code takes."""
+    given = delta_inputs(1, 5, 1, 4, 4, 2)
+    given.pop("state")
+    leaves = [x.requires_grad_() for x in given.values()]
+    compiled = torch.compile(delta_attention, backend="aot_eager", fullgraph=True)
+    o = compiled(*leaves, degree=2, backend="triton")
+    want = delta_attention(*leaves, degree=2, backend="triton")
+    got_grads, want_grads = (torch.autograd.grad(x.sum(), leaves) for x in (o, want))
+    assert_small_error([o, *got_grads], [want, *want_grads], ["o", *given], torch.float32)
+
+
+def test_a_chunk_that_is_not_finite_does_not_reach_back() -> None:
+    given = delta_inputs(1, 130, 1, 8, 4, 2)
+    given["v"][:, 100] = torch.nan
+    o = delta_attention(**{name: x for name, x in given.items() if name != "state"}, degree=2, backend="triton")
+    assert o[:, :64].isfinite().all()
+    assert results(given, "chunked", degree=2)["o"][:, :64].isfinite().all()

@@ -1,0 +1,99 @@
+"""The kernels of the delta rule: built for GPUs that are not here, and held against fp64 on one."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ops.builds import BUILDS
+from ops.delta_cases import assert_matches, delta_inputs
+from rebased.kernels.machine_code import compile_launch, read_resources
+from rebased.ops import delta_attention, use_backend
+from tolerances import assert_small_error
+
+pytest.importorskip("triton")
+
+from kernels.classes import recorded_launches
+from kernels.compile_classes import SHARED_MEMORY
+
+KERNELS = ["prepare", "states", "outputs", "local", "grad_states", "gradients"]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), BUILDS)
+def test_every_kernel_builds(capability: int, dtype: torch.dtype) -> None:
+    given = delta_inputs(1, 70, 2, 16, 64, 2, dtype=dtype)
+    del given["state"]
+    with (
+        recorded_launches(run=False) as found,
+        patch("rebased.ops.backend.triton_interpreted", lambda: True),
+        use_backend("triton"),
+    ):
+        delta_attention(**{name: x.requires_grad_() for name, x in given.items()}, degree=2).sum().backward()
+    assert [launch.kernel.__name__.removesuffix("_kernel") for launch, _ in found] == KERNELS
+    for launch, args in found:
+        options = {name: x for name, x in launch.constants.items() if name.startswith("num_")}
+        values = {name: x for name, x in launch.constants.items() if name not in options}
+        values |= zip(launch.kernel.arg_names, args, strict=False)
+        built = compile_launch({"kernel": launch.kernel, "values": values, "options": options}, capability)
+        assert built.metadata.shared <= SHARED_MEMORY[capability]
+        if (capability, dtype) == (90, torch.bfloat16):  # what speed is measured with
+            assert read_resources(built.asm["cubin"]).stack == 0, f"{launch.kernel.__name__} spills registers"
+
+
+def test_what_kernels_do_not_take_is_computed_in_chunks(caplog: pytest.LogCaptureFixture) -> None:
+    from rebased.ops.delta import api
+
+    api._note_no_kernel.cache_clear()
+    given = delta_inputs(1, 5, 1, 20, 4, 2)
+    del given["state"]
+    with patch("rebased.ops.backend.triton_interpreted", lambda: True):
+        with pytest.raises(ValueError, match="do not take keys of width 20"):
+            delta_attention(**given, degree=2, backend="triton")
+        with use_backend("triton"):
+            o = delta_attention(**given, degree=2)
+    assert_small_error([o], [delta_attention(**given, degree=2, backend="chunked")], ["o"], torch.float32)
+    assert "plain torch in chunks" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("decay", [None, 0.1, 5.0])
+@pytest.mark.parametrize(
+    ("shape", "degree"),
+    [
+        ((2, 1000, 3, 16, 64), 2),
+        ((1, 257, 2, 5, 7), 2),
+        ((1, 1, 1, 9, 100), 2),
+        ((2, 1000, 2, 128, 128), 1),
+        ((1, 4096, 2, 128, 64), 1),
+        ((1, 257, 2, 24, 40), 1),
+    ],
+    ids=str,
+)
+def test_on_a_gpu(shape: tuple[int, ...], degree: int, decay: float | None, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    given = delta_inputs(*shape, degree, decay=decay, dtype=dtype, device="cuda")  # type: ignore[arg-type,misc]
+    assert_matches(given, degree=degree)
+
+
+@pytest.mark.gpu
+def test_65536_tokens_on_a_gpu() -> None:
+    torch.manual_seed(0)
+    for degree in (1, 2):
+        given = delta_inputs(1, 65_536, 1, 16, 16, degree, decay=0.01, dtype=torch.bfloat16, device="cuda")
+        assert_matches(given, degree=degree)
+
+
+@pytest.mark.gpu
+def test_compiles_and_is_captured_in_a_graph() -> None:
+    torch.manual_seed(0)
+    given: dict[str, Any] = delta_inputs(2, 200, 2, 16, 64, 2, device="cuda")
+    del given["state"]
+    expected = delta_attention(**given, degree=2)
+    compiled = torch.compile(delta_attention, fullgraph=True)(**given, degree=2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = delta_attention(**given, degree=2)
+    graph.replay()
+    assert_small_error([compiled, o], [expected, expected], ["compiled", "replayed"], torch.float32)
