@@ -67,6 +67,7 @@ class Call(NamedTuple):
     H: int = 2
     tiles: Tiles = "large"
     chunked: bool = False  # True: whatever the cost model would choose, as for a longer sequence
+    gated: bool = False  # True: with log_decay
 
     @property
     def coefficients(self) -> Coefficients:
@@ -134,10 +135,11 @@ def launches(call: Call) -> list[Launched]:
 
     def run() -> None:
         q, k, v, do = cut(call, empty)
+        g = empty(call.B, call.T, call.H, dtype=torch.float32) if call.gated else None
         if call.kind == "decode":
             F = len(gpu.monomials(call.K, call.coefficients, 1.0, torch.device("cpu"))[0])
             state = (empty(*sizes[:2], F, *sizes[3:], dtype=torch.float32), empty(*sizes[:2], F, dtype=torch.float32))
-            gpu.decode(q, k, v, *state, c0, c1, c2, 1.0, 0.0)
+            gpu.decode(q, k, v, *state, c0, c1, c2, 1.0, 0.0, g)
         elif call.kind == "at":
             at, q = empty(call.B, call.queries, dtype=torch.int32), empty(call.B, call.queries, call.H, call.K)
             o, o_lo, inverse = poly_at._init_fn(q, k, v, at, c0, c1, c2, 0.0)
@@ -152,12 +154,12 @@ def launches(call: Call) -> list[Launched]:
                     call.B, call.T, call.H, call.K, call.V, None, call.low, PRODUCTS[call.arithmetic], True
                 ).state_shapes(sequences)
                 initial = tuple(empty(*shape, dtype=torch.float32) for shape in shapes)  # type: ignore[assignment]
-            o = gpu.forward(gpu.ForwardInputs(q, k, v, cu_seqlens, *initial, c0, c1, c2, 0.0, states))
+            o = gpu.forward(gpu.ForwardInputs(q, k, v, cu_seqlens, *initial, c0, c1, c2, 0.0, states, g))
             d_states = (o.kv_final, o.z_final) if call.kind != "extend o" else (None, None)
             gpu.backward(
                 gpu.BackwardInputs(  # type: ignore[call-arg]
                     do, *d_states, q, k, v, o.o, o.o_lo, o.inverse, o.kv, o.z, cu_seqlens,
-                    *initial, c0, c1, c2, 0.0, states,
+                    *initial, c0, c1, c2, 0.0, states, g,
                 )
             )  # fmt: skip
 

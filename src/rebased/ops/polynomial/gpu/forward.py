@@ -18,6 +18,7 @@ from rebased.ops.polynomial.gpu.features import (
     score_positions,
     similarity,
 )
+from rebased.ops.polynomial.gpu.gate import key_decays, sums_since
 from rebased.ops.polynomial.gpu.states import find_state
 
 EARLY = tl.constexpr(64)  # tokens of a sequence whose outputs are kept in full for the backward pass
@@ -37,7 +38,8 @@ def find_o_lo(o_lo, at, sequence, H, h, V: tl.constexpr, LO_LIKE_O: tl.constexpr
 def add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
               K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BN: tl.constexpr,
               DIAGONAL: tl.constexpr, LOW: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-              PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+              PRECISION: tl.constexpr, dtype: tl.constexpr, gate=None, until=None,
+              GATE: tl.constexpr = 0):  # fmt: skip
     """acc [rows, VP] and total [rows, 16] plus the keys n .. n+BN. Similarities are summed in column V of acc, or, if
     values fill all columns, in column 0 of total. Only on the DIAGONAL some keys come after a query."""
     columns = score_positions(n, BN, WIDE, dtype)
@@ -49,6 +51,8 @@ def add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c
     sim = similarity(s, c0, c1, c2, LOW)
     if DIAGONAL and LOW:
         sim = tl.where(rows[:, None] >= columns[None, :], sim, 0.0)
+    if gate is not None:
+        sim *= key_decays(gate, until, n, columns, length, GATE, queries.shape[0], DIAGONAL)
     sim = as_factor(sim, dtype)
     # The total is a product too, of the same rounded weights as the values: a single key then gives back its value, and
     # it takes fewer instructions. As hi and lo on the diagonal, where queries with few keys have their largest weights.
@@ -101,7 +105,7 @@ def _add_state(acc, total, q, stride, rows, length, kv, z,
 @triton.jit(do_not_specialize=["tiles_per_sequence", "chunks_per_sequence", "chunk_length"])
 def forward_kernel(
     q, k, v, o, o_lo, inverse, kv, z,
-    cu_seqlens, first_tile, owner, first_chunk,
+    cu_seqlens, first_tile, owner, first_chunk, local, local_lo, until, base,
     q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     T, H, tiles_per_sequence, chunks_per_sequence, chunk_length,
     c0, c1, c2, eps,
@@ -109,11 +113,14 @@ def forward_kernel(
     SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LOW: tl.constexpr, HAS_STATES: tl.constexpr, HAS_INITIAL: tl.constexpr, PACKED: tl.constexpr, EVEN: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, LO_LIKE_O: tl.constexpr,
+    GATE: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """o [B, T, H, V] and inverse [B, H, T] = 1 / (sum of similarities + eps), for BM queries of one head.
 
     The backward pass divides a difference that should be zero by similarities that may be tiny. So the first EARLY
-    tokens of a sequence, which have few keys, save the rounding error of o: o_lo [sequences, H, EARLY, V]."""
+    tokens of a sequence, which have few keys, save the rounding error of o: o_lo [sequences, H, EARLY, V].
+
+    GATED (gate.py): what came before the tile goes first, and then fades with each query."""
     h, sequence, row, start, length, first = locate_tile(
         cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, BM, PACKED
     )
@@ -131,19 +138,49 @@ def forward_kernel(
     total = tl.zeros([BM, 16], tl.float32)
     chunk = first // chunk_length
     DIAGONAL_STEP: tl.constexpr = BM if BM <= 2 * BN else BN
+    gate = None
+    if GATED:
+        local += (row * H + h) * T + start
+        if local_lo is not None:
+            local_lo += (row * H + h) * T + start
+        until += (row * H + h) * T + start
+        base += (row * H + h) * T + start
+        origin = tl.load(base + first)
+        sums, sums_lo = sums_since(local, local_lo, base, origin, rows, length, GATE, BM)
+        gate = (sums, sums_lo, origin, local, local_lo, base)
+        faded = tl.exp2(sums)
+        past = tl.zeros([BM], tl.float32)
+        if HAS_STATES and (HAS_INITIAL or chunk > 0):
+            state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
+            acc, past = _add_state(acc, past, q, q_token, rows, length, kv + state * VP, z + state,
+                                   K, VP, SLICES, PAIRS, TILES, BM, EVEN, PRECISION, dtype)  # fmt: skip
+            since = tl.exp2(origin.to(tl.float32))
+            acc *= since if LOW else since / c2
+            past *= since
+        for n in range(chunk * chunk_length, first, BN):
+            acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+                                   K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype, gate, until,
+                                   GATE)  # fmt: skip
+        acc *= faded[:, None]
+        total *= faded[:, None]
+        past *= faded
     for n in range(0, BM, DIAGONAL_STEP):  # mostly one iteration, which is no loop
         for step in tl.static_range(DIAGONAL_STEP // BN):
             acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, first + n + step * BN, rows, length,
                                    c0, c1, c2,
-                                   K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    for n in range(chunk * chunk_length, first, BN):
-        acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
-                               K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
+                                   K, KP, V, VP, BN, True, LOW, EVEN, WIDE, PRECISION, dtype, gate, until,
+                                   GATE)  # fmt: skip
+    if not GATED:
+        for n in range(chunk * chunk_length, first, BN):
+            acc, total = add_keys(acc, total, queries, k, k_token, v, v_token, n, rows, length, c0, c1, c2,
+                                   K, KP, V, VP, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     total = tl.sum(total if V == VP else tl.where(tl.arange(0, VP)[None, :] == V, acc, 0.0), 1)
     if not LOW:
         acc *= c2
         total *= c2
-    if HAS_STATES and (HAS_INITIAL or chunk > 0):
+    if GATED:
+        total += past
+    elif HAS_STATES and (HAS_INITIAL or chunk > 0):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
         acc, total = _add_state(acc, total, q, q_token, rows, length, kv + state * VP, z + state,
                                 K, VP, SLICES, PAIRS, TILES, BM, EVEN, PRECISION, dtype)  # fmt: skip
