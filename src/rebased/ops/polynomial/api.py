@@ -123,8 +123,8 @@ def poly_attention_at(
         positions: integers [B, n] from 0 to T - 1, on the device of q: where each query stands. They are not checked,
             because the host would have to wait for them.
         coefficients, scale, eps, log_decay: as in poly_attention; log_decay is that of the keys, [B, T, H].
-        backend: "triton" needs a GPU, K up to 128 and no float64; "auto" is "triton" where it can be. All others take
-            the equation, in memory of n T numbers per row and head.
+        backend: "triton" needs a GPU, K up to 128, no float64 and no log_decay; "auto" is "triton" where it can be. All
+            others take the equation, in memory of n T numbers per row and head.
 
     Returns:
         o [B, n, H, V] in the dtype of v, differentiable in q, k and v. On a GPU a NaN or an infinity in v may reach

@@ -31,7 +31,7 @@ from rebased.ops.polynomial.gpu.features import (
     similarity,
 )
 from rebased.ops.polynomial.gpu.forward import EARLY, find_o_lo
-from rebased.ops.polynomial.gpu.gate import decay_between, key_decays, own_decays, sums_since
+from rebased.ops.polynomial.gpu.gate import decay_between, divisor, key_decays, own_decays, split_power, sums_since
 from rebased.ops.polynomial.gpu.states import find_state
 
 
@@ -65,15 +65,18 @@ def _feature_grad(y, weight, state, zs, PRECISION: tl.constexpr):
 @triton.jit
 def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, tile, BOTH: tl.constexpr,
                      VALUES: tl.constexpr, VP: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
-                     PRECISION: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
+                     PRECISION: tl.constexpr, dtype: tl.constexpr, power=None):  # fmt: skip
     """dx and dv plus what the feature tile (a, b) sends to slice b and, if BOTH, to slice a; else a = b, twice."""
     state, zs = _load_state(kv, z, tile, VP)
     grad = _feature_grad(y, weight, state, zs, PRECISION)
     if VALUES:
-        phi = outer(xa, xb, ROWS, dtype)
+        xc = xb
+        if power is not None:
+            xc = (xb * power).to(dtype)
+        phi = outer(xa, xc, ROWS, dtype)
         dv = tl.dot(phi, state, dv, input_precision=PRECISION)
         if dtype == tl.bfloat16:
-            dv = tl.dot(outer_lo(xa, xb, phi, ROWS), state, dv, input_precision=PRECISION)
+            dv = tl.dot(outer_lo(xa, xc, phi, ROWS), state, dv, input_precision=PRECISION)
     xa, xb = xa.to(tl.float32), xb.to(tl.float32)
     if BOTH:
         dx = fold(dx, grad, xa, 1, b, ROWS, SLOTS)
@@ -87,10 +90,11 @@ def _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, tile, BOTH: tl.cons
 def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.constexpr,
                 K: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, SLICES: tl.constexpr, PAIRS: tl.constexpr,
                 TILES: tl.constexpr, ROWS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-                dtype: tl.constexpr, FORMS: tl.constexpr = False):  # fmt: skip
+                dtype: tl.constexpr, FORMS: tl.constexpr = False, power=None):  # fmt: skip
     """The gradient [rows, KP] at x (queries or keys) of sum_i phi(x_i) . (S y_i + z weight_i), where S is symmetric in
     the two factors; and, if VALUES, dv plus phi(x) S, the gradient at y. `weight` comes from _against_z. If FORMS, also
-    the terms of that sum [rows]: squares are half of x times their gradient, the others are summed here."""
+    the terms of that sum [rows]: squares are half of x times their gradient, the others are summed here. power: of two,
+    a factor of phi(x) where that is multiplied with S."""
     SLOTS: tl.constexpr = KP // SLICE
     if FORMS:
         forms = tl.zeros([ROWS], tl.float32)
@@ -98,26 +102,28 @@ def _from_state(dv, y, weight, x, stride, rows, length, kv, z, VALUES: tl.conste
     if SLICES <= 2:
         x0 = load_slice(x, stride, rows, length, 0, K, not EVEN)
         dx, dv = _pair_from_state(dx, dv, y, weight, x0, x0, 0, 0, kv, z, 0, False, VALUES,
-                                  VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
+                                  VP, ROWS, SLOTS, PRECISION, dtype, power)  # fmt: skip
         if SLICES == 2:
             x1 = load_slice(x, stride, rows, length, 1, K, not EVEN)
             dx, dv = _pair_from_state(dx, dv, y, weight, x0, x1, 0, 1, kv, z, 1, True, VALUES,
-                                      VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
+                                      VP, ROWS, SLOTS, PRECISION, dtype, power)  # fmt: skip
             dx, dv = _pair_from_state(dx, dv, y, weight, x1, x1, 1, 1, kv, z, 2, False, VALUES,
-                                      VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
+                                      VP, ROWS, SLOTS, PRECISION, dtype, power)  # fmt: skip
     else:
         for tile in range(PAIRS):
             a, b = pair_of(tile, SLICES)
             xa = load_slice(x, stride, rows, length, a, K, not EVEN)
             xb = load_slice(x, stride, rows, length, b, K, not EVEN)
             dx, dv = _pair_from_state(dx, dv, y, weight, xa, xb, a, b, kv, z, tile, True, VALUES,
-                                      VP, ROWS, SLOTS, PRECISION, dtype)  # fmt: skip
+                                      VP, ROWS, SLOTS, PRECISION, dtype, power)  # fmt: skip
     for step in tl.static_range(TILES - PAIRS):
         state, zs = _load_state(kv, z, step + PAIRS, VP)
         grad = _feature_grad(y, weight, state, zs, PRECISION)
         dx = fold_linear(dx, grad, step, ROWS, K, SLOTS)
         if VALUES:
             phi = load_linear(x, stride, rows, length, step, K).to(dtype)
+            if power is not None:
+                phi = (phi * power).to(dtype)
             dv = tl.dot(phi, state, dv, input_precision=PRECISION)
         if FORMS:
             f = tl.arange(0, TILE) + step * TILE
@@ -231,14 +237,8 @@ def query_grad_kernel(
         origin = tl.load(base + first)
         sums, sums_lo = sums_since(local, local_lo, base, origin, rows, length, GATE, BM)
         gate = (sums, sums_lo, origin, local, local_lo, base)
-        fade = tl.exp2(sums)
+        fade = divisor(tl.exp2(sums))
         found = tl.zeros([BM], tl.float32)
-        for n in range(chunk * chunk_length, first, BN):
-            acc, found = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
-                                        K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype,
-                                        gate, until, found, c0, GATE)  # fmt: skip
-        acc *= fade[:, None]
-        found *= fade
     for n in range(0, BM, DIAGONAL_STEP):
         for step in tl.static_range(DIAGONAL_STEP // BN):
             if GATED:
@@ -250,7 +250,16 @@ def query_grad_kernel(
                 acc = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, first + n + step * BN, rows,
                                      length, c1, c2,
                                      K, KP, V, VP, BM, BN, True, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    if not GATED:
+    if GATED:
+        acc *= (1.0 / fade)[:, None]
+        found *= 1.0 / fade
+        for n in range(chunk * chunk_length, first, BN):
+            acc, found = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
+                                        K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION, dtype,
+                                        gate, until, found, c0, GATE)  # fmt: skip
+        acc *= fade[:, None]
+        found *= fade
+    else:
         for n in range(chunk * chunk_length, first, BN):
             acc = add_query_grad(acc, queries, grads, delta, k, k_token, v, v_token, n, rows, length, c1, c2,
                                  K, KP, V, VP, BM, BN, False, HAS_STATES, LOW, EVEN, WIDE, PRECISION,
@@ -265,7 +274,7 @@ def query_grad_kernel(
             more, _, forms = _from_state(acc, grads, weight, q, q_token, rows, length, kv + state * VP, z + state,
                                          False, K, KP, VP, SLICES, PAIRS, TILES, BM, EVEN, PRECISION, dtype,
                                          True)  # fmt: skip
-            since = fade * tl.exp2(origin.to(tl.float32))
+            since = tl.exp2(sums + origin.to(tl.float32))
             more *= since[:, None]
             found += since * forms
         else:
@@ -377,8 +386,8 @@ def key_grad_kernel(
 ):  # fmt: skip
     """dk [B, T, H, K] and dv [B, T, H, V] for BN keys of one head; kv and z are the gradients of the states after.
 
-    GATED (gate.py): what comes after the tile goes first, and then fades with each key. Also column_sums [B, H, T], and
-    past_sums if HAS_STATES. faded is that of query_grad_kernel."""
+    GATED: what comes after the tile fades with each key (gate.py). Also column_sums [B, H, T], and past_sums if
+    HAS_STATES. faded is that of query_grad_kernel."""
     h, sequence, row, start, length, first = locate_tile(
         cu_seqlens, first_tile, owner, T, H, tiles_per_sequence, BN, PACKED
     )
@@ -414,7 +423,6 @@ def key_grad_kernel(
         sums, sums_lo = sums_since(local, local_lo, base, origin, columns, length, GATE, BN)
         gate = (sums, sums_lo, origin, local, local_lo, base)
         found = tl.zeros([BN], tl.float32)
-        past = found
         own = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, 1, PACKED)
         total = tl.load(ends + own)
         after = tl.where(first + BN < end, tl.load(base + first + BN, mask=first + BN < end, other=0.0), total)
@@ -423,26 +431,7 @@ def key_grad_kernel(
             next_tile = (columns // GATE + 1) * GATE
             inside = next_tile < tl.minimum(first + BN, end)
             fade *= decay_between(after, tl.where(inside, tl.load(base + next_tile, mask=inside, other=0.0), after))
-        if HAS_STATES and (HAS_FINAL or end < length):
-            state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
-            ones = _against_z(tl.full([BN], 1.0, tl.float32), dtype)
-            more, acc_v, past = _from_state(acc_v, values, ones, k, k_token, columns, length, kv + state * VP,
-                                            z + state, True, K, KP, VP, SLICES, PAIRS, TILES, BN, EVEN, PRECISION,
-                                            dtype, True)  # fmt: skip
-            rest = decay_between(total, after)
-            acc_k += (0.5 * rest) * more
-            acc_v *= rest
-            past *= rest
-        for m in range(first + BN, end, BM):
-            between = decay_between(tl.load(base + m // GATE * GATE), after)
-            acc_k, acc_v, found = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, faded, deltas, m,
-                                               columns, length, c0, c1, c2,
-                                               K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype,
-                                               None, gate, between, found, GATE)  # fmt: skip
-        acc_k *= fade[:, None]
-        acc_v *= fade[:, None]
-        found *= fade
-        past *= fade
+        fade = divisor(fade)
     for m in range(0, BN, DIAGONAL_STEP):
         for step in tl.static_range(DIAGONAL_STEP // BM):
             if GATED:
@@ -454,16 +443,40 @@ def key_grad_kernel(
                 acc_k, acc_v = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas,
                                          first + m + step * BM, columns, length, c0, c1, c2,
                                          K, KP, V, VP, BM, BN, True, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
-    if not GATED:
+    if GATED:
+        acc_k *= (1.0 / fade)[:, None]
+        acc_v *= (1.0 / fade)[:, None]
+        found *= 1.0 / fade
+        for m in range(first + BN, end, BM):
+            between = decay_between(tl.load(base + m // GATE * GATE), after)
+            acc_k, acc_v, found = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, faded, deltas, m,
+                                               columns, length, c0, c1, c2,
+                                               K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype,
+                                               None, gate, between, found, GATE)  # fmt: skip
+    else:
         for m in range(first + BN, end, BM):
             acc_k, acc_v = add_key_grad(acc_k, acc_v, keys, values, q, q_token, do, do_token, inverse, deltas, m,
                                      columns, length, c0, c1, c2,
                                      K, KP, V, VP, BM, BN, False, LOW, EVEN, WIDE, PRECISION, dtype)  # fmt: skip
     acc_k *= 2.0
     if GATED:
-        tl.store(column_sums + scalars + columns, found, mask=columns < length)
+        past = tl.zeros([BN], tl.float32)
+        if HAS_STATES and (HAS_FINAL or end < length):
+            state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
+            ones = _against_z(tl.full([BN], 1.0, tl.float32), dtype)
+            power, rest = split_power(decay_between(total, after))
+            acc_v *= 1.0 / rest
+            more, acc_v, past = _from_state(acc_v, values, ones, k, k_token, columns, length, kv + state * VP,
+                                            z + state, True, K, KP, VP, SLICES, PAIRS, TILES, BN, EVEN, PRECISION,
+                                            dtype, True, power)  # fmt: skip
+            acc_k += (power * rest) * more
+            acc_v *= rest
+            past *= power * rest
+        acc_k *= fade[:, None]
+        acc_v *= fade[:, None]
+        tl.store(column_sums + scalars + columns, fade * found, mask=columns < length)
         if HAS_STATES:
-            tl.store(past_sums + scalars + columns, past, mask=columns < length)
+            tl.store(past_sums + scalars + columns, fade * past, mask=columns < length)
     elif HAS_STATES and (HAS_FINAL or end < length):
         state = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, TILES * TILE, PACKED)
         ones = _against_z(tl.full([BN], 1.0, tl.float32), dtype)

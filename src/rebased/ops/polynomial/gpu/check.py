@@ -293,9 +293,8 @@ def _check_decay_gradients(
         last = (phi * (v @ kv.T + z)).sum(1)[None, :]
         last_size = (phi.abs() * (v.abs() @ kv.abs().T + z.abs())).sum(1)[None, :]
         if before is not None:
-            corner = sum(gate[-1].exp() * (x * y).sum() for x, y in zip(before, after, strict=True)).reshape(1, 1)
-            corner_size = sum((x * y).abs().sum() for x, y in zip(before, after, strict=True)).reshape(1, 1)
-            corner_size = gate[-1].exp() * corner_size
+            products = torch.cat([(x * y).flatten() for x, y in zip(before, after, strict=True)]) * gate[-1].exp()
+            corner, corner_size = products.sum().reshape(1, 1), products.abs().sum().reshape(1, 1)
 
     def between(first: Tensor, pairs: Tensor, corner: Tensor, last: Tensor) -> Tensor:
         """[n]: over the queries from t on and the keys before t."""

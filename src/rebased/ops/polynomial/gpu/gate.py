@@ -5,6 +5,7 @@ sums of g begin anew with every tile of GATE tokens, and the sums of whole tiles
 at any length. Exponents are in base two, and none is positive, however strong the decays are. A tile of queries meets
 - the keys of its own tile with a factor per score, e^(G_i - G_j);
 - all earlier keys with a factor per key, from the key to the first query, and at the end a factor per query.
+Its own tile comes first, divided by that last factor: the compiler overlaps no products that a loop begins with zero.
 """
 
 import triton
@@ -63,6 +64,20 @@ def decays_kernel(
         if kept is not None:  # the chunk is one step of this loop
             tl.store(kept + here + tokens, decay_between(total - before[:, None], sums), mask=mask)
     tl.store(ends + chunk.to(tl.int64) * H + h, total)
+
+
+@triton.jit
+def divisor(decays):
+    """What a sum is divided by before that which fades by `decays` is added, and multiplied with at the end: these, but
+    at least 2**-60. Less would overflow, and beside the tokens of a tile counts for nothing in fp32."""
+    return tl.maximum(decays, 2.0**-60, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def split_power(x):
+    """x = power * rest, in [0, 1]: a power of two, which every float dtype multiplies exactly, and rest in [1, 2)."""
+    power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return power, tl.where(power > 0.0, x / tl.where(power > 0.0, power, 1.0), 1.0)
 
 
 @triton.jit

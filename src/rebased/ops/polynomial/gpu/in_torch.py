@@ -44,7 +44,7 @@ def _attend(
         if i == j:
             states.append(own)
             continue
-        gate = {} if g is None else {"log_decay": g[:, i:j]}
+        gate: dict[str, Any] = {} if g is None else {"log_decay": g[:, i:j]}
         o, after = chunked.extend(q[:, i:j], k[:, i:j], v[:, i:j], own, **options, **gate)
         outputs.append(o)
         states.append(after)

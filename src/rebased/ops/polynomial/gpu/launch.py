@@ -210,13 +210,14 @@ def _decays(call: Call, log_decay: Tensor | None, exact: bool, chunks: Documents
     """exact: with local_lo, which counts in fp32 alone."""
     if log_decay is None:
         return NO_DECAYS
-    shape, numbers = (call.B, call.H, call.T), {"like": log_decay, "dtype": torch.float32}
-    wide = {"like": log_decay, "dtype": torch.float64}
-    made = Decays(
-        _empty(*shape, **numbers), _empty(*shape, **numbers) if exact else None, _empty(*shape, **numbers),
-        None if call.plan.chunk is None else _empty(*shape, **numbers),
-        _empty(*shape, **wide), _empty(call.count(call.chunk).total, call.H, **wide),
-    )  # fmt: skip
+    has_states = call.plan.chunk is not None
+    local, local_lo, until, kept = (
+        _empty(call.B, call.H, call.T, like=log_decay, dtype=torch.float32) if wanted else None
+        for wanted in (True, exact, True, has_states)
+    )
+    base = _empty(call.B, call.H, call.T, like=log_decay, dtype=torch.float64)
+    ends = _empty(call.count(call.chunk).total, call.H, like=log_decay, dtype=torch.float64)
+    made = Decays(local, local_lo, until, kept, base, ends)
     _decays_launch(call, log_decay.stride())(log_decay, *made, *chunks)
     return made
 
