@@ -1,14 +1,15 @@
 """Proves that kernels which were recorded are still the same code, and carries the records over to the new sources.
 
-    PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT
+    PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT                every class, half an hour of two cores
+    PYTHONPATH=src:tests python -m kernels.same_code --old COMMIT --flags        classes without their widths, a third
 
 The records of what was computed and compiled (computed.json, compiled.json) are void as soon as a source of kernels
 changes, though most changes add a case and leave the others as they are. For every call that the records are of, this
-compares what the old commit and this tree launch: the kernels, their order, grids, options, numbers and tensors; and of
-every kernel what Triton makes of it, its intermediate representation after inlining and simplification (TTIR, without
-source locations). All that follows (PTX, machine code) is a function of that and of the options. Only if all are
-identical the records get the new hashes, with a note of the proof in `carried`. Classes that are new stay to be
-computed.
+compares what the old commit and this tree launch: the kernels, their order, grids, options, numbers and tensors. For
+every class it compares what Triton makes of a kernel that has it: the intermediate representation after inlining and
+simplification (TTIR, without source locations). All that follows (PTX, machine code) is a function of that and of the
+options. Only if all are identical the records get the new hashes, with a note of the proof in `carried`. Classes that
+are new stay to be computed.
 """
 
 import argparse
@@ -16,22 +17,56 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 HERE = Path(__file__)
 ROOT = HERE.parents[2]
+WIDTHS = r"\b([KV][=<]|VP=|K)\d+"
+"""Padded widths in the name of a class. They are sizes of tensors; what they select is in other words of the name."""
 
 
-def recorded_calls() -> list[tuple[str, list[Any]]]:
-    """The calls of this tree, as what another one can make them from."""
-    from kernels import classes, operator_calls
+class Plan(NamedTuple):
+    """What is compared."""
 
-    return [(type(call).__name__, list(call)) for call in (*classes.calls(), *operator_calls.calls())]
+    folders: list[str]  # of operators whose sources have changed
+    calls: list[tuple[str, list[Any]]]  # of the old tree, as what another one can make them from
+    kernels: list[list[int]]  # per call, the numbers of the launches whose kernels are compared: all classes
+    compiled: list[str]  # classes that are compiled for other GPUs
+
+
+def make_plan(new: Path, flags: bool) -> Plan:
+    """The plan, in the tree of the old commit. flags: of classes that differ in padded widths alone, one is enough."""
+    from kernels import classes, compile_classes, operator_calls
+
+    now, then = classes.source_hashes(new / "src" / "rebased" / "ops"), classes.source_hashes()
+    folders = [folder for folder in then if now.get(folder) != then[folder]]
+    calls = [(type(call).__name__, list(call)) for call in (*classes.calls(), *operator_calls.calls())]
+    names = {
+        (number, index): [re.sub(WIDTHS, r"\1", name) if flags else name for name in classes_without_options(each)]
+        for number, call in enumerate(calls)
+        for index, each in enumerate(launched(_call(*call)))
+        if classes.folder_of(classes.classes_of(each)[0]) in folders
+    }
+    kernels: list[list[int]] = [[] for _ in calls]
+    for number, index in classes.cover(names):
+        kernels[number].append(index)
+    return Plan(folders, calls, kernels, sorted(set(compile_classes.jobs(compile_classes.RECORDED).values())))
+
+
+def classes_without_options(each: Any) -> tuple[str, ...]:
+    """The classes of a launch as far as the representation depends on them: warps, stages and registers are options."""
+    from kernels import classes, compile_classes
+
+    launch, args = each
+    constants = {key: value for key, value in launch.constants.items() if key not in compile_classes._OPTIONS}
+    return classes.classes_of((SimpleNamespace(kernel=launch.kernel, constants=constants), args))  # type: ignore[arg-type]
 
 
 def _call(kind: str, fields: list[Any]) -> Any:
@@ -86,31 +121,31 @@ def representation(job: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest(given: tuple[int, int, list[str], list[tuple[str, list[Any]]]]) -> dict[str, list[tuple[str, str]]]:
-    """Of a share of the calls, by call: each launch of these folders in words, and its kernel's representation."""
+def digest(given: tuple[int, int, Plan]) -> dict[str, list[tuple[str, str]]]:
+    """Of a share of the calls, by call: each launch in words, and its kernel's representation if that is compared."""
     from kernels import classes, compile_classes
 
-    share, shares, folders, calls = given
+    share, shares, plan = given
     known: dict[Any, str] = {}
     found = {}
-    for number in range(share, len(calls), shares):
+    for number in range(share, len(plan.calls), shares):
         entries = []
-        for each in launched(_call(*calls[number])):
-            if classes.folder_of(classes.classes_of(each)[0]) not in folders:
+        for index, each in enumerate(launched(_call(*plan.calls[number]))):
+            if classes.folder_of(classes.classes_of(each)[0]) not in plan.folders:
                 continue
-            job = compile_classes.job_of(each, 90)._replace(options=())  # no option is in the representation
-            if job not in known:
-                known[job] = representation(job)
-            entries.append((describe(*each), known[job]))
-        found[json.dumps(calls[number])] = entries
+            job, text = compile_classes.job_of(each, 90)._replace(options=()), ""  # no option is in the representation
+            if index in plan.kernels[number]:
+                text = known[job] = known.get(job) or representation(job)
+            entries.append((describe(*each), text))
+        found[json.dumps(plan.calls[number])] = entries
     return found
 
 
 def write_digests(given: Path, out: Path, workers: int) -> None:
     """Writes what this tree launches for the calls of a file."""
-    folders, calls, _ = json.loads(given.read_text())
+    plan = Plan(*json.loads(given.read_text()))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        shares = pool.map(digest, [(share, 4 * workers, folders, calls) for share in range(4 * workers)], chunksize=1)
+        shares = pool.map(digest, [(share, 4 * workers, plan) for share in range(4 * workers)], chunksize=1)
     out.write_text(json.dumps({name: entries for share in shares for name, entries in share.items() if entries}))
 
 
@@ -130,19 +165,15 @@ def carried_over(record: dict[str, Any], hashes: dict[str, str], proof: dict[str
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", help="the commit that the records are of")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
     parser.add_argument(
-        "--list", type=Path, nargs=2, help=argparse.SUPPRESS
-    )  # this and the next: steps in one of the trees
+        "--flags", action="store_true", help="compare one kernel of classes that differ in widths alone"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--plan", type=Path, nargs=2, help=argparse.SUPPRESS)  # these two: steps in one of the trees
     parser.add_argument("--digest", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
-    if args.list:
-        from kernels import classes, compile_classes
-
-        now, then = classes.source_hashes(args.list[1] / "src" / "rebased" / "ops"), classes.source_hashes()
-        changed = [folder for folder in then if now.get(folder) != then[folder]]
-        compiled = sorted(set(compile_classes.jobs(compile_classes.RECORDED).values()))
-        args.list[0].write_text(json.dumps([changed, recorded_calls(), compiled]))
+    if args.plan:
+        args.plan[0].write_text(json.dumps(make_plan(args.plan[1], args.flags)))
         return 0
     if args.digest:
         write_digests(*args.digest, args.workers)
@@ -153,34 +184,37 @@ def main(words: Sequence[str] | None = None) -> int:
     from kernels import classes, compile_classes, compute_classes, operator_calls
 
     with tempfile.TemporaryDirectory() as folder:
-        tree, files = Path(folder) / "old", {name: Path(folder) / f"{name}.json" for name in ("calls", "old", "new")}
+        tree, files = Path(folder) / "old", {name: Path(folder) / f"{name}.json" for name in ("plan", "old", "new")}
         subprocess.run(["git", "worktree", "add", "--detach", str(tree), args.old], cwd=ROOT, check=True)
         try:
             # the old tree's modules, and this one, which it does not have
             (tree / "tests" / "kernels" / HERE.name).write_text(HERE.read_text())
             command = [sys.executable, "-m", "kernels.same_code", "--workers", str(args.workers)]
+            command += ["--flags"] if args.flags else []
             for root, words_ in (
-                (tree, ["--list", str(files["calls"]), str(ROOT)]),
-                (tree, ["--digest", str(files["calls"]), str(files["old"])]),
-                (ROOT, ["--digest", str(files["calls"]), str(files["new"])]),
+                (tree, ["--plan", str(files["plan"]), str(ROOT)]),
+                (tree, ["--digest", str(files["plan"]), str(files["old"])]),
+                (ROOT, ["--digest", str(files["plan"]), str(files["new"])]),
             ):
                 path = os.pathsep.join(str(root / each) for each in ("src", "tests"))
                 subprocess.run([*command, *words_], cwd=root, env=os.environ | {"PYTHONPATH": path}, check=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
         old, new = (json.loads(files[name].read_text()) for name in ("old", "new"))
-        compiled = set(json.loads(files["calls"].read_text())[2])
+        plan = Plan(*json.loads(files["plan"].read_text()))
     different = compare(old, new)
-    kernels = {text for entries in old.values() for _, text in entries}
+    kernels = sum(map(len, plan.kernels))
     launches = sum(map(len, old.values()))
-    print(f"{len(old):,} calls, {launches:,} launches, {len(kernels):,} kernels; {len(different)} calls differ")
+    print(f"{len(old):,} calls, {launches:,} launches, {kernels:,} kernels compared; {len(different)} calls differ")
     if different:
         print("\n".join(different[:20]))
         return 1
     said = subprocess.run(["git", "rev-parse", args.old], cwd=ROOT, check=True, capture_output=True, text=True)
     proof = {
-        "from": said.stdout.strip(), "because": "the code is identical: TTIR and launches of every recorded call",
-        "calls": len(old), "launches": launches, "kernels": len(kernels), "triton": triton.__version__,
+        "from": said.stdout.strip(),
+        "because": "the code is identical: launches of every recorded call, TTIR of every recorded class"
+        + (" but for its padded widths" if args.flags else ""),
+        "calls": len(old), "launches": launches, "kernels": kernels, "triton": triton.__version__,
     }  # fmt: skip
     hashes = classes.source_hashes()
     record = carried_over(json.loads(compute_classes.RECORD.read_text()), hashes, proof)
@@ -189,7 +223,7 @@ def main(words: Sequence[str] | None = None) -> int:
     record = carried_over(json.loads(compile_classes.RECORD.read_text()), hashes, proof)
     jobs = compile_classes.jobs(compile_classes.RECORDED)
     if record["complete"]:
-        done = {job.name for job, name in jobs.items() if name in compiled}
+        done = {job.name for job, name in jobs.items() if name in plan.compiled}
         compile_classes.write_record(compile_classes.RECORD, record, done, complete=len(done) == len(jobs))
     return 0
 
