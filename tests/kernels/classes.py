@@ -67,6 +67,7 @@ class Call(NamedTuple):
     H: int = 2
     tiles: Tiles = "large"
     chunked: bool = False  # True: whatever the cost model would choose, as for a longer sequence
+    gated: bool = False  # True: with log_decay
 
     @property
     def coefficients(self) -> Coefficients:
@@ -134,10 +135,11 @@ def launches(call: Call) -> list[Launched]:
 
     def run() -> None:
         q, k, v, do = cut(call, empty)
+        g = empty(call.B, call.T, call.H, dtype=torch.float32) if call.gated else None
         if call.kind == "decode":
             F = len(gpu.monomials(call.K, call.coefficients, 1.0, torch.device("cpu"))[0])
             state = (empty(*sizes[:2], F, *sizes[3:], dtype=torch.float32), empty(*sizes[:2], F, dtype=torch.float32))
-            gpu.decode(q, k, v, *state, c0, c1, c2, 1.0, 0.0)
+            gpu.decode(q, k, v, *state, c0, c1, c2, 1.0, 0.0, g)
         elif call.kind == "at":
             at, q = empty(call.B, call.queries, dtype=torch.int32), empty(call.B, call.queries, call.H, call.K)
             o, o_lo, inverse = poly_at._init_fn(q, k, v, at, c0, c1, c2, 0.0)
@@ -152,12 +154,12 @@ def launches(call: Call) -> list[Launched]:
                     call.B, call.T, call.H, call.K, call.V, None, call.low, PRODUCTS[call.arithmetic], True
                 ).state_shapes(sequences)
                 initial = tuple(empty(*shape, dtype=torch.float32) for shape in shapes)  # type: ignore[assignment]
-            o = gpu.forward(gpu.ForwardInputs(q, k, v, cu_seqlens, *initial, c0, c1, c2, 0.0, states))
+            o = gpu.forward(gpu.ForwardInputs(q, k, v, cu_seqlens, *initial, c0, c1, c2, 0.0, states, g))
             d_states = (o.kv_final, o.z_final) if call.kind != "extend o" else (None, None)
             gpu.backward(
                 gpu.BackwardInputs(  # type: ignore[call-arg]
                     do, *d_states, q, k, v, o.o, o.o_lo, o.inverse, o.kv, o.z, cu_seqlens,
-                    *initial, c0, c1, c2, 0.0, states,
+                    *initial, c0, c1, c2, 0.0, states, g,
                 )
             )  # fmt: skip
 
@@ -203,7 +205,7 @@ def recorded_launches(run: bool) -> Iterator[list[Launched]]:
 
 _LETTERS = {
     torch.bfloat16: "b", torch.float16: "h", torch.float32: "f", torch.int32: "i", torch.int64: "l", torch.uint8: "u",
-    torch.bool: "u",
+    torch.bool: "u", torch.float64: "d",
 }  # fmt: skip
 _EXACT = ("K", "V", "D", "N", "HEADS")  # widths that are not padded
 _DERIVED = ("F", "PRECISION")
@@ -222,7 +224,8 @@ def classes_of(launched: Launched) -> tuple[str, ...]:
     kernel, constants = str(function.__name__).removesuffix("_kernel"), dict(launch.constants)
     if where.startswith("polynomial"):
         return _polynomial_classes(f"poly.{kernel}", constants, args)
-    dtypes = "".join("-" if x is None else _LETTERS[x.dtype] for x in args if x is None or isinstance(x, Tensor))
+    given = [x for name, x in zip(launch.kernel.arg_names, args, strict=False) if name != "log_decay"]  # a flag
+    dtypes = "".join("-" if x is None else _LETTERS[x.dtype] for x in given if x is None or isinstance(x, Tensor))
     sizes = {key: _width(value) if key in _EXACT else value for key, value in constants.items() if key not in _DERIVED}
     if "STRIDE" in sizes:
         sizes["STRIDE"] = constants["STRIDE"] != constants["D"]
@@ -239,15 +242,25 @@ def _width(width: int) -> str:
 def _polynomial_classes(name: str, constants: dict[str, Any], args: tuple[Any, ...]) -> tuple[str, ...]:
     """Three kinds of classes: what sizes select, with what coefficients and states select; all flags with the tile and
     whether widths are full; and how the data lie in memory, with the dtype."""
+    weighted = constants.get("WEIGHTED") and not constants.get(
+        "BACKWARD"
+    )  # sums that fade: without a flag of their own
+    gated = ["GATED"] if constants.get("GATED") or weighted else []
+    if name in ("poly.decays", "poly.decay_grad"):  # the gate itself
+        numbers = [f"{key}={constants[key]}" for key in ("GATE", "TILES", "BT", "SPANS") if key in constants]
+        dtypes = "".join("-" if x is None else _LETTERS[x.dtype] for x in args if x is None or isinstance(x, Tensor))
+        return (" ".join((name, dtypes, *numbers, *(key for key in ("HAS_STATES", "PACKED") if constants.get(key)))),)
     K, V, VP = constants["K"], constants.get("V"), constants["VP"]
     k, v = "=<"[plans.padded(K) > K], "" if V is None else "=<"[V < VP] + ("16" if V < 16 else "")
     few = "K<=16" if K <= 16 else "K>16"  # features are in registers, or in a loop
     if name == "poly.decode":
         dtype = _LETTERS[args[0].dtype]
-        return f"{name} {dtype} V{v[0]}{VP}", f"{name} {dtype} {few} K{k} V{v}"
+        more = " GATED" if gated else ""
+        return f"{name} {dtype} V{v[0]}{VP}{more}", f"{name} {dtype} {few} K{k} V{v}{more}"
     low = ["LOW"] if constants.get("LOW", constants.get("TILES", 0) > constants.get("PAIRS", 0)) else []
     flags = [key.removeprefix("HAS_") for key, value in constants.items() if value is True and key not in _NO_FLAGS]
     code = low + [key.removeprefix("HAS_") for key in ("HAS_STATES", "HI_LO", "BACKWARD") if constants.get(key)]
+    code += gated
     if name == "poly.running_totals":
         dtype = _LETTERS[args[4].dtype]  # of the totals
         return " ".join((name, dtype, few, f"VP={VP}", *code)), " ".join((name, dtype, few, *low, *flags))
@@ -264,7 +277,7 @@ def _polynomial_classes(name: str, constants: dict[str, Any], args: tuple[Any, .
     return (
         " ".join((name, products, tile, width, f"V{v[0]}{VP}", *code)),
         " ".join((name, products, tile, f"K{k}", f"V{v}", *low, *flags)),
-        " ".join((name, dtype, *(key for key in _MEMORY if constants.get(key)))),
+        " ".join((name, dtype, *(key for key in _MEMORY if constants.get(key)), *gated)),
         f"{name} {dtype} K%8{'>' if K % 8 else '='}0",
         f"{name} {dtype} K_UNIT={constants['K_UNIT']}",
         f"{name} {dtype} V_UNIT={constants['V_UNIT']}",
@@ -292,24 +305,34 @@ def candidates() -> Iterator[Call]:
             call = call._replace(T=(plans.LONG + 1 if long else 513) + call.T % 2, chunked=True)
         if call.arithmetic == "tf32" and draw.random() < 0.5:
             call = call._replace(arithmetic="fp16")
-        yield _placed(call, LAYOUTS[number % len(LAYOUTS)], *BATCHES[number % len(BATCHES)])
+        call = _placed(call, LAYOUTS[number % len(LAYOUTS)], *BATCHES[number % len(BATCHES)])
+        yield call
+        if call.kind != "at":
+            yield call._replace(gated=True)
     strided: tuple[Kind, ...] = ("plain", "extend", "at")
     for arithmetic, (K, V), layout, kind in product(ARITHMETICS, _ODD_WIDTHS, LAYOUTS, strided):
         yield _placed(Call(arithmetic, K, V, 1500 if V == 5 else 65, K < 16, kind), layout, 1, 2)
     for arithmetic, K, low in product(_TABLES, (16, 24), (False, True)):
         yield Call(arithmetic, K, 16, 300, low, "extend o")
+        yield Call(arithmetic, K, 16, 300, low, "extend o", gated=True)
     for arithmetic, T, kind in product(ARITHMETICS, (1, 64, 65, 128, 700, 2048), KINDS[:-1]):
         yield Call(arithmetic, 16, 64, T, True, kind)
+        if kind != "at":
+            yield Call(arithmetic, 16, 64, T, True, kind, gated=True)
     for arithmetic, K, V in product(ARITHMETICS, (5, 16, 48, 128), (5, 16, 24, 32, 48, 64, 96, 128)):
-        yield _placed(Call(arithmetic, K, V, 1, V < 48, "decode"), LAYOUTS[(K + V) % len(LAYOUTS)], 2, 2)
+        call = _placed(Call(arithmetic, K, V, 1, V < 48, "decode"), LAYOUTS[(K + V) % len(LAYOUTS)], 2, 2)
+        yield from (call, call._replace(gated=True))
     for arithmetic, T, kind in product(ARITHMETICS, (256, 300), strided[:2]):
         yield Call(arithmetic, 16, 16, T, False, kind, "far")
     other: tuple[Kind, ...] = ("plain", "packed", "extend", "at")
     for arithmetic, K, V, low, kind in product(_TABLES, WIDTHS[5::3], WIDTHS[5::3], (False, True), other):
         if plans.padded(K) + plans.padded(V) > 128:
             yield Call(arithmetic, K, V, 257 if low else 256, low, kind, tiles="small")
+            if kind != "at":
+                yield Call(arithmetic, K, V, 257 if low else 256, low, kind, tiles="small", gated=True)
     for arithmetic, K, V, low, kind in product(_TABLES, (16, 24, 128), (5, 64), (False, True), other[::2]):
         yield Call(arithmetic, K, V, 257 if low else 256, low, kind, tiles="safe")
+        yield Call(arithmetic, K, V, 257 if low else 256, low, kind, tiles="safe", gated=True)
 
 
 def _placed(call: Call, layout: Layout, B: int, H: int) -> Call:

@@ -145,6 +145,8 @@ def make_inputs(call: Call, device: str) -> tuple[dict[str, Any], list[Tensor], 
     states = "extend" in call.kind or call.kind == "decode"
     root = (1 + age + (PAST if states else 0)).sqrt()[None, :, None]
     inputs: dict[str, Any] = {"q": q, "k": k, "v": v}
+    if call.gated:  # so mild that a row stays about as large as it is without
+        inputs["g"] = -torch.rand(call.B, call.T, call.H, device=device) / call.T
     inputs["do"], rows = do, do.shape[1]
     if call.kind == "at":
         generator = torch.Generator().manual_seed(1)
@@ -197,6 +199,9 @@ def run(call: Call, inputs: dict[str, Any], law: bool = False) -> dict[str, Tens
     backend: Any = ("reference" if call.T <= 2048 or call.kind == "at" else "chunked") if law else "triton"
     options: dict[str, Any] = {"coefficients": call.coefficients, "backend": backend}
     q, k, v = (inputs[name].detach().requires_grad_(call.kind != "decode") for name in "qkv")
+    gate = {}
+    if call.gated:
+        options["log_decay"] = gate["g"] = inputs["g"].detach().requires_grad_(call.kind != "decode")
     if "packed" in call.kind:
         options["cu_seqlens"] = torch.tensor(call.bounds, device=q.device, dtype=torch.int32)
     if call.kind == "at":
@@ -204,7 +209,7 @@ def run(call: Call, inputs: dict[str, Any], law: bool = False) -> dict[str, Tens
         return _with_gradients({"o": o}, {"q": q, "k": k, "v": v}, {"o": inputs["do"]})
     if call.kind in ("plain", "packed"):
         o = poly_attention(q, k, v, **options)
-        return _with_gradients({"o": o}, {"q": q, "k": k, "v": v}, {"o": inputs["do"]})
+        return _with_gradients({"o": o}, {"q": q, "k": k, "v": v, **gate}, {"o": inputs["do"]})
     state = PolyState(*(x.detach().requires_grad_(call.kind != "decode") for x in inputs["state"]))
     o, after = poly_attention_extend(q, k, v, state, **options)
     outputs = {"o": o, "kv": after.kv, "z": after.z}
@@ -215,7 +220,8 @@ def run(call: Call, inputs: dict[str, Any], law: bool = False) -> dict[str, Tens
     weights = {"o": inputs["do"]}
     if call.kind != "extend o":
         weights |= {"kv": inputs["d_state"].kv, "z": inputs["d_state"].z}
-    return _with_gradients(outputs, {"q": q, "k": k, "v": v, "kv0": state.kv, "z0": state.z}, weights)
+    leaves = {"q": q, "k": k, "v": v, **gate, "kv0": state.kv, "z0": state.z}
+    return _with_gradients(outputs, leaves, weights)
 
 
 def _with_gradients(
@@ -358,8 +364,9 @@ def make_record(
             continue
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
+    carried = {"carried": before["carried"]} if "carried" in before else {}
     return {
-        "hashes": source_hashes(), "machine": machine(), "command": command,
+        "hashes": source_hashes(), **carried, "machine": machine(), "command": command,
         "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
         "machine_code_read": sum(done.read for _, done in results) + before.get("machine_code_read", 0),
         "complete": False, "failed": sorted(failed), "classes": dict(sorted(worst.items())),

@@ -286,10 +286,12 @@ def step_polynomial(call: OperatorCall, draw: Draw) -> Run:
     for name in ("gamma", "beta"):
         draw(name, K if shared else H * K, scale=0.3, shift=1.0)
     options: dict[str, Any] = {"heads": H, "key_width": K, "joint": not shared, "coefficients": c, "scale": K**-0.5}
+    if "gated" in call.options:
+        draw.made["g"] = draw.guarded(-torch.rand(rows, H).to(draw.device))
 
     def run(x: Inputs) -> Inputs:
         norm, state = _norm(call, x, K), PolyState(x["kv"].clone(), x["z"].clone())
-        o = poly_step_(x["qkv"], state, norm, norm, **options, eps=1e-12)
+        o = poly_step_(x["qkv"], state, norm, norm, **options, eps=1e-12, log_decay=x.get("g"))
         return {"o": o, "kv": state.kv, "z": state.z}
 
     return run
@@ -408,6 +410,8 @@ def sweep() -> Iterator[OperatorCall]:
         ((3, 16), (3, 5), (2, 24), (4, 64), (2, 32), (1, 128)), (5, 16, 40, 64, 100), ((), ("low",))
     ):
         yield OperatorCall("step_polynomial", next(turn_exact), (2, H, K, V), ("layer", *low))
+    for a, kind in product(exact, ("layer", "rms")):
+        yield OperatorCall("step_polynomial", a, (2, 3, 16, 64), (kind, "gated"))
     for a, D in product(exact, (5, 64, 300, 1000, 3000)):
         yield OperatorCall("step_tokens", a, (3, D, 29), ("positions",) if D % 3 else ())
     for rows, vocab in ((1, 5000), (2, 20_000), (5, 40_000), (70, 29), (300, 29)):

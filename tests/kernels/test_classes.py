@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 import subprocess
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import classes, compile_classes, compute_classes, operator_calls, records
+from kernels import classes, compile_classes, compute_classes, operator_calls, records, same_code
 from kernels.classes import ARITHMETICS, KINDS, LAYOUTS, Call, classes_of, launches, source_hashes
 from kernels.compute_classes import Computed, compute_all, error_over_limit, make_record, still_valid, write_record
 from rebased.kernels.machine_code import compile_launch
@@ -31,9 +31,10 @@ def random_call(draw: random.Random) -> Call:
     T = 1 if kind == "decode" else int(2 ** draw.uniform(0, 10 if kind == "at" else 16.5))
     batch = 1 if "packed" in kind else draw.randint(1, 3)
     widths = draw.randint(1, 128), draw.randint(1, 128)
-    return Call(
+    call = Call(
         draw.choice(ARITHMETICS), *widths, T, draw.random() < 0.5, kind, draw.choice(LAYOUTS), batch, draw.randint(1, 4)
     )
+    return call._replace(gated=kind != "at" and draw.random() < 0.5)
 
 
 def not_in(record: dict[str, Any], wanted: set[str]) -> list[str]:
@@ -126,6 +127,35 @@ def test_a_constant_changes_the_hash_and_a_comment_does_not(tmp_path: Path) -> N
     plan.write_text(text.replace("CHUNK = 256", "CHUNK = 128"))
     after = source_hashes(ops)
     assert {folder for folder in before if after[folder] != before[folder]} == {"polynomial"}
+
+
+@pytest.mark.parametrize("record", [compute_classes.RECORD, compile_classes.RECORD], ids=lambda path: path.name)
+def test_a_record_is_carried_over_only_with_a_proof(record: Path) -> None:
+    """From the hashes that the GPU computed to the present ones, without a gap, and each step with what it compared."""
+    held = read(record, "make test-gpu on a GPU")
+    for folder, now in held["hashes"].items():
+        steps = [note["folders"][folder] for note in held.get("carried", []) if folder in note["folders"]]
+        assert all(before[1] == after[0] for before, after in pairwise(steps)), folder
+        assert not steps or steps[-1][1] == now, folder
+    for note in held.get("carried", []):
+        assert note["because"].startswith("the code is identical")
+        assert note["kernels"] > 0
+        assert note["launches"] >= note["calls"] > 0
+        assert re.fullmatch(r"[0-9a-f]{40}", note["from"])
+
+
+def test_a_change_of_a_kernel_is_seen() -> None:
+    """Another constant gives another representation; the same gives the same; a note keeps the hashes of both."""
+    one, other = (launches(Call("bf16", 16, V, 64, False))[0] for V in (16, 24))
+    first, again, second = (same_code.representation(compile_classes.job_of(x, 90)) for x in (one, one, other))
+    assert first == again != second
+    assert same_code.describe(*one) != same_code.describe(*other)
+    assert same_code.compare({"a": [("x", first)]}, {"a": [("x", second)]}) == ["a"]
+    carried = same_code.carried_over({"hashes": {"norm": "1", "scan": "2"}}, {"norm": "1", "scan": "3"}, {"kernels": 9})
+    assert carried == {
+        "hashes": {"norm": "1", "scan": "3"},
+        "carried": [{"kernels": 9, "folders": {"scan": ["2", "3"]}}],
+    }
 
 
 def failing_work(pipe: Any) -> None:

@@ -156,10 +156,10 @@ def check_polynomial(case: Any, dtype: torch.dtype, device: str, backend: Backen
     kept = [row for row in range(rows) if row != 1]
     options = {"heads": heads, "key_width": K, "joint": joint, "coefficients": coefficients}
     options |= {"scale": K**-0.5, "eps": 1e-12}
-    for _ in range(2):
+    for g in (None, -torch.rand(rows, heads, device=device)):
         qkv = draw(rows, heads * (2 * K + V), dtype=dtype, device=device)
-        got = poly_step_(qkv, state, *norms, **options, backend=backend)
-        want = poly_step_(double(qkv), exact, *map(double, norms), **options)
+        got = poly_step_(qkv, state, *norms, **options, log_decay=g, backend=backend)
+        want = poly_step_(double(qkv), exact, *map(double, norms), **options, log_decay=double(g))
         sums = (heads * K, heads * K, F)
         size = float(want[kept].abs().max())
         assert_near(got[kept].double(), want[kept], *sums, condition=FIRST_TOKEN, roundings=3, size=size, dtype=dtype)

@@ -169,11 +169,11 @@ def test_bad_decays(change: Any, words: str) -> None:
         poly_attention(q, k, v, coefficients=REBASED, log_decay=change(g))
 
 
-def test_what_has_no_gate_yet() -> None:
+def test_what_has_no_gate() -> None:
     q, k, v, _ = inputs(Shape(1, 5, 2, 4, 3))
     g = torch.zeros(1, 5, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match="no kernel yet"):
-        poly_attention(q, k, v, coefficients=REBASED, log_decay=g, backend="triton")
+    with pytest.raises(ValueError, match="chosen queries with log_decay have no kernel"):
+        poly_attention_at(q, k, v, torch.zeros(1, 5).long(), coefficients=REBASED, log_decay=g, backend="triton")
     with pytest.raises(ValueError, match="coefficients in a tensor"):
         poly_attention(q, k, v, coefficients=torch.ones(3), log_decay=g)
 

@@ -32,9 +32,12 @@ CASES = [  # every kernel for two GPUs, before a release for the older one; test
     (90, Call(BF16, 16, 64, 1, REBASED, "chunked", "extend", gradients=False)),
     (90, Call(FP32, 16, 10, 4096, REBASED, "chunked", gradients=False)),
     (90, Call(FP32, 16, 5, 256, REBASED, "quadratic", "at")),
+    (90, Call(BF16, 16, 64, 1024, REBASED, "quadratic", gated=True)),
+    (90, Call(BF16, 16, 64, 4096, BASED, "chunked", "extend", gated=True)),
     (80, Call(BF16, 16, 64, 4096, REBASED, "chunked", "packed")),
     (80, Call(BF16, 16, 10, 250, BASED, "quadratic", "at")),
     (80, Call(BF16, 16, 64, 1, BASED, "chunked", "extend", gradients=False)),
+    (80, Call(FP32, 16, 10, 250, BASED, "quadratic", "packed", gated=True)),
 ]
 
 
@@ -70,20 +73,22 @@ def test_keys_that_are_no_multiple_of_sixteen_are_read_in_large_pieces() -> None
     assert not [line for line in listing if line.startswith("LDG.E.U16")]
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "packed", "extend"])
 @pytest.mark.parametrize("regime", REGIMES)
-def test_a_first_call_compiles_what_it_then_launches(regime: Regime, kind: str) -> None:
+def test_a_first_call_compiles_what_it_then_launches(regime: Regime, kind: str, gated: bool) -> None:
     """Kernels, numbers, constants and dtypes, for both passes, are known before the first is launched."""
     H, T, K, V = 12, 70, 24, 10
     expected = [
         (each["kernel"].__name__, {name: kind_of(x) for name, x in (each["values"] | each["options"]).items()})
-        for each in launches_of(Call(BF16, K, V, T, BASED, regime, kind))
+        for each in launches_of(Call(BF16, K, V, T, BASED, regime, kind, gated=gated))
     ]
     q, v = torch.zeros(1, T, H, K, dtype=BF16), torch.zeros(1, T, H, V, dtype=BF16)
     cu_seqlens = torch.tensor([0, 5, T], dtype=torch.int32) if kind == "packed" else None
     state = tiled(init_poly_state(1, H, K, V, BASED), K, BASED) if kind == "extend" else (None, None)
     folded = (BASED[0], BASED[1] * K**-0.5, BASED[2] / K)
-    inputs = ForwardInputs(q, q, v, cu_seqlens, *state, *folded, EPS, kind == "extend")
+    g = torch.zeros(1, T, H) if gated else None
+    inputs = ForwardInputs(q, q, v, cu_seqlens, *state, *folded, EPS, kind == "extend", g)
     with forced(regime):
         launches = planned(lambda: plan_forward(inputs, True))
     found = []

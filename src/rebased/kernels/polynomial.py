@@ -49,6 +49,7 @@ class Call(NamedTuple):
     regime: Regime
     kind: str = "plain"  # packed: with cu_seqlens; extend: with a state in and out; at: every fourth query alone
     gradients: bool = True
+    gated: bool = False
 
 
 def gpu_modules() -> list[ModuleType]:
@@ -77,16 +78,18 @@ def launches_of(call: Call) -> list[dict[str, Any]]:
             torch.zeros(1, call.T, HEADS, w, dtype=call.dtype, requires_grad=call.gradients)
             for w in (call.K, call.K, call.V)
         )
+        g = torch.zeros(1, call.T, HEADS, requires_grad=call.gradients) if call.gated else None
         if call.kind == "extend":
             state = init_poly_state(1, HEADS, call.K, call.V, c)
-            o, after = poly_attention_extend(q, k, v, state, coefficients=c, backend="triton")
+            o, after = poly_attention_extend(q, k, v, state, coefficients=c, log_decay=g, backend="triton")
             loss = o.sum() + after.kv.sum() + after.z.sum()
         elif call.kind == "at":
             positions = torch.arange(0, call.T, 4)
             loss = poly_attention_at(q[:, positions], k, v, positions[None], coefficients=c, backend="triton").sum()
         else:
             cu_seqlens = torch.tensor([0, 5, call.T], dtype=torch.int32) if call.kind == "packed" else None
-            loss = poly_attention(q, k, v, coefficients=c, cu_seqlens=cu_seqlens, backend="triton").sum()
+            options: dict[str, Any] = {"coefficients": c, "cu_seqlens": cu_seqlens, "backend": "triton"}
+            loss = poly_attention(q, k, v, **options, log_decay=g).sum()
         if call.gradients:
             loss.backward()
     return launches

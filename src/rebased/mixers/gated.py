@@ -53,8 +53,7 @@ class _Gated(PolynomialAttention):
 class GatedReBased(_Gated, ReBased):
     """ReBased whose past fades: a similarity is multiplied by the gates of the tokens in between, per head.
 
-    The gate of a token is sigmoid(W x + b), about 0.999 at first. The state has ReBased's size. On a GPU it is computed
-    in plain torch: the kernels have no gate yet.
+    The gate of a token is sigmoid(W x + b), about 0.999 at first. The state has ReBased's size.
 
     Args:
         d_model: width D of x.

@@ -122,6 +122,7 @@ def poly_step_(
     coefficients: Coefficients,
     scale: float,
     eps: float,
+    log_decay: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """Polynomial attention of one token with the norms of its queries and keys; the state is overwritten.
@@ -133,12 +134,13 @@ def poly_step_(
         heads, key_width: H and K, at most 128.
         joint: whether the features of all heads are normalised together, or those of each head by themselves.
         coefficients, scale, eps: as in poly_attention, as numbers.
+        log_decay: [S, H], by which the state fades first: at most 0, not checked. None for nothing.
         backend: as in linear_step.
 
     Returns:
         [S, H*V] in the dtype of qkv.
     """
-    shape = (heads, key_width, joint, coefficients, scale, eps)
+    shape = (heads, key_width, joint, coefficients, scale, eps, log_decay)
     if _on_gpu(backend, qkv):
         from rebased.ops.decoding.gpu.polynomial import poly_
 

@@ -73,6 +73,7 @@ def poly_(
     coefficients: Coefficients,
     scale: float,
     eps: float,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """See api.poly_step_."""
     keys = heads * key_width
@@ -80,7 +81,8 @@ def poly_(
     groups = 1 if joint else heads
     q, k = normalise(q, q_norm, groups), normalise(k, k_norm, groups)
     q, k, v = (each.unflatten(-1, (heads, -1)).unsqueeze(1) for each in (q, k, v))  # [S, 1, H, K]
-    return extend_(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps).flatten(1)
+    g = None if log_decay is None else log_decay.unsqueeze(1)  # [S, 1, H]
+    return extend_(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, log_decay=g).flatten(1)
 
 
 def embed(tokens: Tensor, table: Tensor, positions: Tensor | None, lengths: Tensor) -> Tensor:

@@ -88,9 +88,9 @@ def poly_attention(
     if cu_seqlens is None:
         return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
     _check_cu_seqlens(cu_seqlens, q)
-    if path not in (*_PLAIN_TORCH.values(), learned):
-        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
     gate = _gate(log_decay, k)
+    if path not in (*_PLAIN_TORCH.values(), learned):
+        return path.attend(q, k, v, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens, **gate)
     bounds = [(i, j) for i, j in pairwise(_bounds(cu_seqlens, q.shape[1])) if i < j]
     documents = [
         path.attend(
@@ -123,8 +123,8 @@ def poly_attention_at(
         positions: integers [B, n] from 0 to T - 1, on the device of q: where each query stands. They are not checked,
             because the host would have to wait for them.
         coefficients, scale, eps, log_decay: as in poly_attention; log_decay is that of the keys, [B, T, H].
-        backend: "triton" needs a GPU, K up to 128 and no float64; "auto" is "triton" where it can be. All others take
-            the equation, in memory of n T numbers per row and head.
+        backend: "triton" needs a GPU, K up to 128, no float64 and no log_decay; "auto" is "triton" where it can be. All
+            others take the equation, in memory of n T numbers per row and head.
 
     Returns:
         o [B, n, H, V] in the dtype of v, differentiable in q, k and v. On a GPU a NaN or an infinity in v may reach
@@ -146,8 +146,10 @@ def poly_attention_at(
             f"{positions.dtype}"
         )
     path = _path(backend, q, coefficients, log_decay)
-    if path in (*_PLAIN_TORCH.values(), learned):
+    if path in (*_PLAIN_TORCH.values(), learned) or (log_decay is not None and backend == "auto"):
         path = reference
+    elif log_decay is not None:
+        raise ValueError("chosen queries with log_decay have no kernel; use backend='auto' or 'reference'")
     numbers = {"coefficients": coefficients, "scale": scale, "eps": eps, **_gate(log_decay, k)}
     return path.attend_at(q, k, v, positions.long(), **numbers)
 
@@ -220,7 +222,9 @@ def poly_attention_extend(
     if cu_seqlens is None:
         return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, **gate)
     if path not in (*_PLAIN_TORCH.values(), learned):
-        return path.extend(q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens)
+        return path.extend(
+            q, k, v, state, coefficients=coefficients, scale=scale, eps=eps, cu_seqlens=cu_seqlens, **gate
+        )
     outputs, states = [], []
     for n, (i, j) in enumerate(pairwise(_bounds(cu_seqlens, q.shape[1]))):
         before = PolyState(state.kv[n : n + 1], state.z[n : n + 1])
@@ -338,11 +342,11 @@ def _gate(log_decay: Tensor | None, k: Tensor) -> dict[str, Tensor]:
 def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay: Tensor | None = None) -> ModuleType:
     """The module that computes a call; "auto" takes the chunked one for what the kernels cannot take."""
     name = choose_path(backend, q.device)
-    if log_decay is not None:
-        return _gated_path(backend, name, coefficients)
     if q.numel() == 0:
         return reference  # B or T is 0: nothing to compute, and autograd needs a graph all the same
     if isinstance(coefficients, Tensor):
+        if log_decay is not None and name in ("triton", "chunked"):
+            raise ValueError("log_decay does not go with coefficients in a tensor; use backend='reference' or numbers")
         if backend == "triton":
             raise ValueError("coefficients in a tensor have no kernel; use backend='auto' or 'chunked'")
         if name == "triton":
@@ -361,22 +365,6 @@ def _path(backend: Backend, q: Tensor, coefficients: AnyCoefficients, log_decay:
         raise ValueError(f"torch.func transforms (vmap, grad) cannot go through Triton kernels; use backend={remedy}")
     beyond_kernels = q.dtype == torch.float64 or q.shape[3] > MAX_KEY_WIDTH or transformed
     return chunked if backend == "auto" and beyond_kernels else gpu
-
-
-def _gated_path(backend: Backend, name: Backend, coefficients: AnyCoefficients) -> ModuleType:
-    """_path with a gate, which has no kernel and no learnt coefficients in chunks."""
-    if backend == "triton":
-        raise ValueError("log_decay has no kernel yet; use backend='auto' or 'chunked'")
-    if isinstance(coefficients, Tensor) and name in ("triton", "chunked"):
-        raise ValueError("log_decay does not go with coefficients in a tensor; use backend='reference' or numbers")
-    if name == "triton":
-        _note_gate()
-    return chunked if name == "triton" else _PLAIN_TORCH[name]
-
-
-@cache
-def _note_gate() -> None:
-    _log.warning("log_decay has no GPU kernel yet: polynomial attention takes the slower chunked path")
 
 
 def _refuse_transforms(path: ModuleType) -> None:

@@ -49,16 +49,19 @@ def read_head(
 
 @triton.jit
 def poly_kernel(
-    qkv, kv, z, o, scratch, first, second, weights, q_gamma, q_beta, k_gamma, k_beta, H, q_eps, k_eps, eps,
+    qkv, kv, z, o, scratch, first, second, weights, q_gamma, q_beta, k_gamma, k_beta, log_decay,
+    H, q_eps, k_eps, eps,
     HEADS: tl.constexpr, F: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     N: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr, STAGES: tl.constexpr, SHARED: tl.constexpr,
     Q_NORM: tl.constexpr, Q_CENTRE: tl.constexpr, Q_GAMMA: tl.constexpr, Q_BETA: tl.constexpr,
     K_NORM: tl.constexpr, K_CENTRE: tl.constexpr, K_GAMMA: tl.constexpr, K_BETA: tl.constexpr,
+    GATED: tl.constexpr,
 ):  # fmt: skip
     """o [S, H, V] of qkv [S, H (2K + V)]; kv [S, H, F, V] and z [S, H, F] become the state after the token.
 
     Feature f is x_first[f] x_second[f], where x_K means 1; `weights` [F] multiply it on the query side. scratch
-    [S, H, 2, KP] is where a program finds single numbers of its q and k again.
+    [S, H, 2, KP] is where a program finds single numbers of its q and k again. GATED: the state fades by e^log_decay
+    first; [S, H].
     """
     pid = tl.program_id(0)
     s = (pid // H).to(tl.int64)
@@ -79,6 +82,8 @@ def poly_kernel(
     here = pid.to(tl.int64) * F
     acc = tl.zeros([VP], tl.float32)
     total = tl.zeros([BF], tl.float32)
+    if GATED:
+        fade = tl.exp(tl.load(log_decay + pid).to(tl.float32))
     for start in tl.range(0, F, BF, num_stages=STAGES):
         f = start + tl.arange(0, BF)
         known = f < F
@@ -88,6 +93,9 @@ def poly_kernel(
         mask = known[:, None] & inside[None, :]
         before = tl.load(kv + at, mask=mask, other=0.0)
         sums = tl.load(z + here + f, mask=known, other=0.0)
+        if GATED:
+            before *= fade
+            sums *= fade
         phi_k = tl.load(k_at + i, mask=i < K, other=1.0) * tl.load(k_at + j, mask=j < K, other=1.0)
         phi_q = tl.load(q_at + i, mask=i < K, other=1.0) * tl.load(q_at + j, mask=j < K, other=1.0)
         phi_q *= tl.load(weights + f, mask=known, other=0.0)
@@ -103,14 +111,15 @@ def poly_kernel(
 
 def _compare(args, o, after):
     """Errors for some sequences, as many as have a million numbers of state."""
-    qkv, state, q_norm, k_norm, heads, width, joint, (c0, c1, c2), scale, eps = args
+    qkv, state, q_norm, k_norm, heads, width, joint, (c0, c1, c2), scale, eps, log_decay = args
     numbers = some(len(qkv), max(2, 2**20 // (state.kv.numel() // len(qkv))))
     qkv, o = (pick(x, 0, numbers) for x in (qkv, o))
     before, after = (PolyState(*(pick(x, 0, numbers) for x in each)) for each in (state, after))
     q, k, v = qkv.double().split([heads * width] * 2 + [qkv.shape[1] - 2 * heads * width], dim=-1)
     q, k = (reference.normalise(x, norm, 1 if joint else heads) for x, norm in ((q, q_norm), (k, k_norm)))
     q, k, v, o = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, o))
-    return step_errors(q, k, v, before, o, after, (c0, c1 * scale, c2 * scale**2), eps, normalised=True)
+    gate, c = None if log_decay is None else pick(log_decay, 0, numbers), (c0, c1 * scale, c2 * scale**2)
+    return step_errors(q, k, v, before, o, after, c, eps, normalised=True, log_decay=gate)
 
 
 @checked(reference.poly_, compare=_compare)
@@ -125,6 +134,7 @@ def poly_(
     coefficients: Coefficients,
     scale: float,
     eps: float,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """See api.poly_step_."""
     S, (F, V) = len(qkv), state.kv.shape[2:]
@@ -138,12 +148,13 @@ def poly_(
     launch(
         poly_kernel, (programs,),
         qkv.contiguous(), *state, o, scratch, first, second, weights,
-        *_numbers(q_norm), *_numbers(k_norm), heads, *(1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)),
+        *_numbers(q_norm), *_numbers(k_norm), None if log_decay is None else log_decay.contiguous(),
+        heads, *(1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)),
         eps,
         HEADS=heads, F=F, K=key_width, KP=KP, V=V, VP=VP,
         N=normalised, BN=min(1024, triton.next_power_of_2(normalised)),
         SHARED=widths == {key_width},
-        **_flags("Q", q_norm), **_flags("K", k_norm), **LOOP, overwrites=(*state,),
+        **_flags("Q", q_norm), **_flags("K", k_norm), **LOOP, GATED=log_decay is not None, overwrites=(*state,),
     )  # fmt: skip
     return o
 

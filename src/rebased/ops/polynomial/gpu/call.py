@@ -109,6 +109,12 @@ class Call:
         return (self.sequences, self.H, EARLY.value, self.V)
 
     @property
+    def gate(self) -> int:
+        """Tokens over which a gate is summed up: no tile of tokens has fewer."""
+        tiles = self.plan.tiles
+        return min(tiles.forward.rows, tiles.query_grad.rows, tiles.key_grad.rows)
+
+    @property
     def chunk(self) -> int:
         """Tokens between states; T if there are no states."""
         return self.plan.chunk or self.T

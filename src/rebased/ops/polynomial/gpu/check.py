@@ -30,6 +30,10 @@ fp32, with the roundings of its sums."""
 ROUNDINGS = 4.0
 """One after the other, at most: features, their sums, gradients at scores, the result."""
 
+CANCELLED = 2.0**-6
+"""Of the roundoff: what is left of pairs of tokens that cancel in the gradient of a gate. They are the same numbers in
+fp32, summed in two orders."""
+
 
 class Sequence(NamedTuple):
     """One head of one sequence, in fp64."""
@@ -46,6 +50,10 @@ class Sequence(NamedTuple):
     def scalars(self, x: Tensor) -> Tensor:
         """[L] of x [B, H, T]."""
         return x[self.row, self.head, self.tokens].double()
+
+    def sums(self, log_decay: Tensor | None) -> Tensor | None:
+        """[L]: the sums of log_decay [B, T, H] up to each token; None without a gate."""
+        return None if log_decay is None else log_decay[self.row, self.tokens, self.head].double().cumsum(0)
 
     def state(self, state: PolyState) -> PolyState:
         """kv [1, 1, F, V] and z [1, 1, F] of the states of all sequences and heads."""
@@ -82,7 +90,8 @@ class _Scores(NamedTuple):
     slope_size: Tensor
 
 
-def _scores(q: Tensor, q_at: Tensor, k: Tensor, k_at: Tensor, c: Coefficients) -> _Scores:
+def _scores(q: Tensor, q_at: Tensor, k: Tensor, k_at: Tensor, c: Coefficients, gate: Tensor | None = None) -> _Scores:
+    """gate [L]: the sums of the log decays up to each token, or None."""
     c0, c1, c2 = c
     s, size = _reach(q, k)
     seen = q_at[:, None] >= k_at[None, :]
@@ -90,7 +99,8 @@ def _scores(q: Tensor, q_at: Tensor, k: Tensor, k_at: Tensor, c: Coefficients) -
         c0 + s * (c1 + c2 * s), abs(c0) + size * (abs(c1) + abs(c2) * size),
         c1 + 2 * c2 * s, abs(c1) + 2 * abs(c2) * size,
     )  # fmt: skip
-    return _Scores(*(torch.where(seen, x, 0) for x in made))
+    decay = 1.0 if gate is None else (gate[q_at][:, None] - gate[k_at][None, :]).clamp(max=0).exp()
+    return _Scores(*(torch.where(seen, x * decay, 0) for x in made))
 
 
 def _feature_gradient(x: Tensor, y: Tensor, weights: Tensor | None, c: Coefficients) -> Tensor:
@@ -116,18 +126,28 @@ class _Found:
 
 def _check_outputs(
     found: _Found, got: Tensor, q: Tensor, q_at: Tensor, k: Tensor, v: Tensor, c: Coefficients, eps: float,
-    before: PolyState | None = None,
+    before: PolyState | None = None, gate: Tensor | None = None,
 ) -> None:  # fmt: skip
     """o [n, V] of queries [n, K] at positions [n], with keys and values [L, .] at 0 .. L-1, after a state."""
     at = torch.arange(len(k), device=k.device)
-    scores = _scores(q, q_at, k, at, c)
+    scores = _scores(q, q_at, k, at, c, gate)
     num, num_size = scores.sim @ v, scores.sim_size @ v.abs()
     den, den_size = scores.sim.sum(1), scores.sim_size.sum(1)
     if before is not None:
-        phi = query_features(q, c, 1.0)
+        phi = query_features(q, c, 1.0) * _since_start(gate, q_at)
         num, num_size = num + phi @ before.kv[0, 0], num_size + phi.abs() @ before.kv[0, 0].abs()
         den, den_size = den + phi @ before.z[0, 0], den_size + phi.abs() @ before.z[0, 0].abs()
     _check_quotient(found, got, num, num_size, (den + eps)[:, None], den_size[:, None])
+
+
+def _since_start(gate: Tensor | None, at: Tensor) -> Any:
+    """The decays [n, 1] from before the first token to tokens at positions [n]; 1 without a gate."""
+    return 1.0 if gate is None else gate[at].exp()[:, None]
+
+
+def _until_end(gate: Tensor | None, at: Tensor) -> Any:
+    """The decays [n, 1] from tokens to after the last one; 1 without a gate."""
+    return 1.0 if gate is None else (gate[-1] - gate[at]).exp()[:, None]
 
 
 def _check_quotient(found: _Found, got: Tensor, num: Tensor, num_size: Tensor, den: Tensor, den_size: Tensor) -> None:
@@ -140,18 +160,19 @@ def _check_quotient(found: _Found, got: Tensor, num: Tensor, num_size: Tensor, d
 
 def _check_state(
     found: _Found, name: str, got: PolyState, start: PolyState | None, x: Tensor, y: Tensor, weight: Tensor,
-    weight_size: Tensor, c: Coefficients, scale: Tensor | None = None,
+    weight_size: Tensor, c: Coefficients, scale: Tensor | None = None, decay: Any = 1.0, kept: Any = 1.0,
 ) -> None:  # fmt: skip
     """Some features of kv [1, 1, F, V] and z [1, 1, F]: start plus the sums of phi(x) times y [L, V] and weight [L].
 
-    scale [L] multiplies phi(x), which then has the weights of queries."""
+    scale [L] multiplies phi(x), which then has the weights of queries. decay [L, 1] multiplies it too, and `kept` the
+    start."""
     chosen = torch.tensor(some(got.z.shape[2], FEATURES), device=x.device)
     first, second, weights = (each[chosen] for each in monomials(x.shape[1], c, 1.0, x.device))
     with_one = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-    phi = with_one[:, first] * with_one[:, second]
+    phi = with_one[:, first] * with_one[:, second] * decay
     if scale is not None:
         phi = phi * weights.double() * scale[:, None]
-    kv, z = (0, 0) if start is None else (start.kv[0, 0, chosen], start.z[0, 0, chosen])
+    kv, z = (0, 0) if start is None else (kept * start.kv[0, 0, chosen], kept * start.z[0, 0, chosen])
     kv_size, z_size = (0, 0) if start is None else (kv.abs(), z.abs())  # type: ignore[union-attr]
     found.add(f"{name} kv", got.kv[0, 0, chosen].float(), kv + phi.T @ y, kv_size + phi.T.abs() @ y.abs())
     found.add(f"{name} z", got.z[0, 0, chosen].float(), z + phi.T @ weight, z_size + phi.T.abs() @ weight_size)
@@ -165,16 +186,20 @@ def compare_forward(args: tuple[Any, ...], result: Any) -> Errors:
     (B, T, H, K), V = q.shape, v.shape[3]
     for one in _sequences(B, T, H, given.cu_seqlens):
         keys, values = one.of(k), one.of(v)
+        gate = one.sums(given.log_decay)
         rows = torch.tensor(_rows(len(keys), len(keys)), device=q.device)
         before = None
         if given.kv_initial is not None:
             before = canonical(one.state(PolyState(given.kv_initial, given.z_initial)), V, K, c)
         got = result.o[one.row, one.tokens, one.head][rows]
-        _check_outputs(found, got, one.of(q)[rows], rows, keys, values, c, given.eps, before)
+        _check_outputs(found, got, one.of(q)[rows], rows, keys, values, c, given.eps, before, gate)
         if result.kv_final is not None:
             after = canonical(one.state(PolyState(result.kv_final, result.z_final)), V, K, c)
             ones = torch.ones_like(keys[:, 0])
-            _check_state(found, "state", after, before, keys, values, ones, ones, c)
+            everywhere = torch.arange(len(keys), device=q.device)
+            kept = 1.0 if gate is None else gate[-1].exp()
+            decays = _until_end(gate, everywhere)
+            _check_state(found, "state", after, before, keys, values, ones, ones, c, None, decays, kept)
     return found.errors
 
 
@@ -202,28 +227,29 @@ def _check_query_gradients(
     v: Tensor,
     c: Coefficients,
     before: PolyState | None,
+    gate: Tensor | None = None,
 ) -> None:
     """dq [n, K]."""
     of = some_queries
-    scores = _scores(of.q, of.at, k, torch.arange(len(k), device=k.device), c)
+    scores = _scores(of.q, of.at, k, torch.arange(len(k), device=k.device), c, gate)
     slope, slope_size = _reach(of.do, v)
     slope, slope_size = slope + of.delta[:, None], slope_size + of.delta_size[:, None]
     want, size = (slope * scores.slope) @ k, (slope_size * scores.slope_size) @ k.abs()
     if before is not None:
         weights = query_features(torch.ones_like(of.q[:1]), c, 1.0)[0]
-        kv, z = before.kv[0, 0], before.z[0, 0]
-        want = want + _feature_gradient(of.q, of.do @ kv.T + of.delta[:, None] * z, weights, c)
-        sizes = of.do.abs() @ kv.abs().T + of.delta_size[:, None] * z.abs()
+        kv, z, decay = before.kv[0, 0], before.z[0, 0], _since_start(gate, of.at)
+        want = want + _feature_gradient(of.q, decay * (of.do @ kv.T + of.delta[:, None] * z), weights, c)
+        sizes = decay * (of.do.abs() @ kv.abs().T + of.delta_size[:, None] * z.abs())
         size = size + _feature_gradient(of.q.abs(), sizes, weights.abs(), c)
     found.add("dq", got, want * of.inverse[:, None], size * of.inverse.abs()[:, None])
 
 
 def _check_key_gradients(
     found: _Found, got_k: Tensor, got_v: Tensor, k: Tensor, k_at: Tensor, v: Tensor, queries: _Gradients,
-    c: Coefficients, after: PolyState | None,
+    c: Coefficients, after: PolyState | None, gate: Tensor | None = None,
 ) -> None:  # fmt: skip
     """dk [m, K] and dv [m, V] of some keys."""
-    scores = _scores(queries.q, queries.at, k, k_at, c)
+    scores = _scores(queries.q, queries.at, k, k_at, c, gate)
     slope, slope_size = _reach(queries.do, v)
     slope, slope_size = slope + queries.delta[:, None], slope_size + queries.delta_size[:, None]
     scale, scale_size = queries.inverse[:, None], queries.inverse.abs()[:, None]
@@ -231,12 +257,53 @@ def _check_key_gradients(
     dk_size = (scale_size * slope_size * scores.slope_size).T @ queries.q.abs()
     dv, dv_size = (scale * scores.sim).T @ queries.do, (scale_size * scores.sim_size).T @ queries.do.abs()
     if after is not None:
-        kv, z, phi = after.kv[0, 0], after.z[0, 0], key_features(k, c)
-        dk = dk + _feature_gradient(k, v @ kv.T + z, None, c)
-        dk_size = dk_size + _feature_gradient(k.abs(), v.abs() @ kv.abs().T + z.abs(), None, c)
+        kv, z, decay = after.kv[0, 0], after.z[0, 0], _until_end(gate, k_at)
+        phi = key_features(k, c) * decay
+        dk = dk + _feature_gradient(k, decay * (v @ kv.T + z), None, c)
+        dk_size = dk_size + _feature_gradient(k.abs(), decay * (v.abs() @ kv.abs().T + z.abs()), None, c)
         dv, dv_size = dv + phi @ kv, dv_size + phi.abs() @ kv.abs()
     found.add("dk", got_k, dk, dk_size)
     found.add("dv", got_v, dv, dv_size)
+
+
+def _check_decay_gradients(
+    found: _Found, got: Tensor, k: Tensor, v: Tensor, queries: _Gradients, c: Coefficients,
+    before: PolyState | None, after: PolyState | None, gate: Tensor,
+) -> None:  # fmt: skip
+    """dg [L] of the last tokens, as many as PAIRS allows: the sum over i >= t > j of the gradient at a decayed
+    similarity times it. The state before counts as the first key, that after the last token as the last query."""
+    L = len(k)
+    n = max(1, min(L, PAIRS // L))
+    everywhere = torch.arange(L, device=k.device)
+    of = _Gradients(*(x[L - n :] for x in queries))
+    scores = _scores(of.q, of.at, k, everywhere, c, gate)
+    slope, slope_size = _reach(of.do, v)
+    inverse = of.inverse[:, None]
+    pairs = inverse * (slope + of.delta[:, None]) * scores.sim
+    sizes = inverse.abs() * (slope_size + of.delta_size[:, None]) * scores.sim_size
+    first, first_size = torch.zeros_like(pairs[:, :1]), torch.zeros_like(pairs[:, :1])
+    last, last_size = torch.zeros_like(gate)[None, :], torch.zeros_like(gate)[None, :]
+    corner = corner_size = gate.new_zeros(1, 1)
+    if before is not None:
+        kv, z, phi = before.kv[0, 0], before.z[0, 0], inverse * query_features(of.q, c, 1.0) * _since_start(gate, of.at)
+        first = (phi * (of.do @ kv.T + of.delta[:, None] * z)).sum(1, keepdim=True)
+        first_size = (phi.abs() * (of.do.abs() @ kv.abs().T + of.delta_size[:, None] * z.abs())).sum(1, keepdim=True)
+    if after is not None:
+        kv, z, phi = after.kv[0, 0], after.z[0, 0], key_features(k, c) * _until_end(gate, everywhere)
+        last = (phi * (v @ kv.T + z)).sum(1)[None, :]
+        last_size = (phi.abs() * (v.abs() @ kv.abs().T + z.abs())).sum(1)[None, :]
+        if before is not None:
+            products = torch.cat([(x * y).flatten() for x, y in zip(before, after, strict=True)]) * gate[-1].exp()
+            corner, corner_size = products.sum().reshape(1, 1), products.abs().sum().reshape(1, 1)
+
+    def between(first: Tensor, pairs: Tensor, corner: Tensor, last: Tensor) -> Tensor:
+        """[n]: over the queries from t on and the keys before t."""
+        whole = torch.cat([torch.cat([first, pairs], 1), torch.cat([corner, last], 1)])  # [n + 1, L + 1]
+        return whole.cumsum(1)[:, L - n : L].tril().sum(0)
+
+    size = between(first_size, sizes, corner_size, last_size)
+    size += CANCELLED * sizes.sum(1).flip(0).cumsum(0).flip(0)
+    found.add("dg", got[L - n :], between(first, pairs, corner, last), size)
 
 
 def _wide_outputs(given: Any, one: Sequence) -> Tensor:
@@ -269,13 +336,17 @@ def compare_backward(args: tuple[Any, ...], result: Any) -> Errors:
             d_kv = given.d_kv if given.d_kv is not None else given.d_z.new_zeros(*given.d_z.shape, V)
             d_z = given.d_z if given.d_z is not None else given.d_kv.new_zeros(given.d_kv.shape[:3])
             after = public_gradient(one.state(PolyState(d_kv, d_z)), V, K, c)
-        got = [x[one.row, one.tokens, one.head][rows] for x in result[:3]]
-        _check_query_gradients(found, got[0], _Gradients(*(x[rows] for x in queries)), keys, values, c, before)
-        _check_key_gradients(found, got[1], got[2], keys[rows], rows, values[rows], queries, c, after)
+        got, gate = [x[one.row, one.tokens, one.head][rows] for x in result[:3]], one.sums(given.log_decay)
+        _check_query_gradients(found, got[0], _Gradients(*(x[rows] for x in queries)), keys, values, c, before, gate)
+        _check_key_gradients(found, got[1], got[2], keys[rows], rows, values[rows], queries, c, after, gate)
+        if gate is not None:
+            dg = result.log_decay[one.row, one.tokens, one.head]
+            _check_decay_gradients(found, dg, keys, values, queries, c, before, after, gate)
         if before is not None:
             start = public_gradient(one.state(PolyState(result.kv_initial, result.z_initial)), V, K, c)
             sums = (queries.q, queries.do, queries.delta, queries.delta_size)
-            _check_state(found, "d state", start, after, *sums, c, inverse)
+            kept = 1.0 if gate is None else gate[-1].exp()
+            _check_state(found, "d state", start, after, *sums, c, inverse, _since_start(gate, everywhere), kept)
     return found.errors
 
 
@@ -323,13 +394,16 @@ def compare_at_backward(args: tuple[Any, ...], result: Any) -> Errors:
 
 def step_errors(
     q: Tensor, k: Tensor, v: Tensor, before: PolyState, o: Tensor, after: PolyState, c: Coefficients, eps: float,
-    *, normalised: bool = False,
+    *, normalised: bool = False, log_decay: Tensor | None = None,
 ) -> Errors:  # fmt: skip
     """Errors of one token of decoding, computed in fp32: q and k [S, H, K] in fp64, v and o [S, H, V]; states kv
-    [S, H, F, V] and z [S, H, F]. normalised: q and k come from a norm, where a small number may be a difference of
-    large ones."""
+    [S, H, F, V] and z [S, H, F]; log_decay [S, H] or None. normalised: q and k come from a norm, where a small number
+    may be a difference of large ones."""
     found = _Found(FP32 / ROUNDINGS * MARGIN)
     v, before = v.double(), PolyState(before.kv.double(), before.z.double())
+    if log_decay is not None:
+        kept = log_decay.double().exp().unsqueeze(-1)
+        before = PolyState(before.kv * kept.unsqueeze(-1), before.z * kept)
     q_size, k_size = (x.abs() + normalised * x.abs().amax(-1, keepdim=True) for x in (q, k))
     phi_q, phi_k = query_features(q, c, 1.0), key_features(k, c)
     phi_q_size, phi_k_size = query_features(q_size, c, 1.0).abs(), key_features(k_size, c)
@@ -345,24 +419,26 @@ def step_errors(
 
 def compare_decode(args: tuple[Any, ...], result: Any) -> Errors:
     """Errors of launch.decode."""
-    q, k, v, kv, z, c0, c1, c2, scale, eps = args
+    q, k, v, kv, z, c0, c1, c2, scale, eps, *gate = args
     o, *after = result
-    return _compare_step(q, k, v, PolyState(kv, z), o, PolyState(*after), (c0, c1, c2), scale, eps)
+    return _compare_step(q, k, v, PolyState(kv, z), o, PolyState(*after), (c0, c1, c2), scale, eps, *gate)
 
 
 def compare_decode_(args: tuple[Any, ...], o: Tensor, after: list[Tensor]) -> Errors:
     """Errors of launch.decode_."""
-    q, k, v, before, c, scale, eps = args
-    return _compare_step(q, k, v, before, o, PolyState(*after), c, scale, eps)
+    q, k, v, before, c, scale, eps, *gate = args
+    return _compare_step(q, k, v, before, o, PolyState(*after), c, scale, eps, *gate)
 
 
 def _compare_step(
     q: Tensor, k: Tensor, v: Tensor, before: PolyState, o: Tensor, after: PolyState, c: Coefficients, scale: float,
-    eps: float,
+    eps: float, log_decay: Tensor | None = None,
 ) -> Errors:  # fmt: skip
     """step_errors of some sequences, as many as have a million numbers of state."""
     numbers = some(len(q), max(2, 2**20 // (before.kv.numel() // len(q))))
     c0, c1, c2 = c
     q, k, v, o = (pick(x, 0, numbers).squeeze(1) for x in (q, k, v, o))
     before, after = (PolyState(*(pick(x, 0, numbers) for x in state)) for state in (before, after))
-    return step_errors(q.double(), k.double(), v, before, o, after, (c0, c1 * scale, c2 * scale**2), eps)
+    gate = None if log_decay is None else pick(log_decay, 0, numbers).squeeze(1)
+    c = (c0, c1 * scale, c2 * scale**2)
+    return step_errors(q.double(), k.double(), v, before, o, after, c, eps, log_decay=gate)

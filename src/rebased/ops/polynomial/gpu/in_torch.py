@@ -26,7 +26,9 @@ def call_of(given: Any) -> Call:
     return prepare(given.q, given.v, given.cu_seqlens, given.c0 != 0 or given.c1 != 0, has_state)
 
 
-def _attend(given: Any, q: Tensor, k: Tensor, v: Tensor, before: PolyState | None) -> tuple[Tensor, PolyState | None]:
+def _attend(
+    given: Any, q: Tensor, k: Tensor, v: Tensor, before: PolyState | None, g: Tensor | None
+) -> tuple[Tensor, PolyState | None]:
     """o and, if wanted, the tiled state at the end, after a tiled state or none."""
     c, (B, T, H, K), V = (given.c0, given.c1, given.c2), q.shape, v.shape[3]
     options: dict[str, Any] = {"coefficients": c, "scale": 1.0, "eps": given.eps}
@@ -42,7 +44,8 @@ def _attend(given: Any, q: Tensor, k: Tensor, v: Tensor, before: PolyState | Non
         if i == j:
             states.append(own)
             continue
-        o, after = chunked.extend(q[:, i:j], k[:, i:j], v[:, i:j], own, **options)
+        gate: dict[str, Any] = {} if g is None else {"log_decay": g[:, i:j]}
+        o, after = chunked.extend(q[:, i:j], k[:, i:j], v[:, i:j], own, **options, **gate)
         outputs.append(o)
         states.append(after)
     o = torch.cat(outputs, dim=1)
@@ -57,7 +60,7 @@ def forward(given: Any, gradients: bool = False) -> tuple[Any, ...]:
     BY_TORCH.add(call.sizes)
     before = None if given.kv_initial is None else PolyState(given.kv_initial, given.z_initial)
     with torch.no_grad():
-        o, after = _attend(given, given.q, given.k, given.v, before)
+        o, after = _attend(given, given.q, given.k, given.v, before, given.log_decay)
     o_lo = torch.zeros(call.o_lo_shape, dtype=o.dtype, device=o.device) if keeps_o_lo(given.v) else None
     inverse = torch.zeros(call.B, call.H, call.T, dtype=torch.float32, device=o.device)
     kv = z = None
@@ -72,32 +75,46 @@ def backward(given: Any) -> tuple[Any, ...]:
     """launch.backward: the fields of Gradients."""
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in (given.q, given.k, given.v)]
+        g = None if given.log_decay is None else given.log_decay.detach().requires_grad_()
         before = None
         if given.kv_initial is not None:
             before = PolyState(*(x.detach().requires_grad_() for x in (given.kv_initial, given.z_initial)))
         q, k, v = inputs
-        o, after = _attend(given, q, k, v, before)
+        o, after = _attend(given, q, k, v, before, g)
         ends, grads = [o], [given.do]
         for x, grad in zip(after or (), (given.d_kv, given.d_z), strict=False):
             if grad is not None:
                 ends.append(x)
                 grads.append(grad)
-        found = torch.autograd.grad(ends, [*inputs, *(before or ())], grads, materialize_grads=True)
-    found = tuple(x.contiguous() for x in found)
-    return found if before is not None else (*found, None, None)
+        wanted = [*inputs, *(before or ()), *(() if g is None else (g,))]
+        found = torch.autograd.grad(ends, wanted, grads, materialize_grads=True)
+    dq, dk, dv, *others = (x.contiguous() for x in found)
+    dg = None if g is None else others.pop()
+    return dq, dk, dv, *(others or (None, None)), dg
 
 
 def decode(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float,
+    log_decay: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """launch.decode."""
     after = PolyState(kv.clone(memory_format=torch.contiguous_format), z.clone(memory_format=torch.contiguous_format))
-    return extend_(q, k, v, after, coefficients=(c0, c1, c2), scale=scale, eps=eps), *after
+    return decode_(q, k, v, after, (c0, c1, c2), scale, eps, log_decay), *after
 
 
-def decode_(q: Tensor, k: Tensor, v: Tensor, state: PolyState, c: Coefficients, scale: float, eps: float) -> Tensor:
+def decode_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    c: Coefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
+) -> Tensor:
     """launch.decode_."""
-    return extend_(q, k, v, state, coefficients=c, scale=scale, eps=eps)
+    gate = {} if log_decay is None else {"log_decay": log_decay}
+    return extend_(q, k, v, state, coefficients=c, scale=scale, eps=eps, **gate)
 
 
 def _similarities(q: Tensor, k: Tensor, at: Tensor, c: Coefficients) -> Tensor:

@@ -35,11 +35,13 @@ def attend(
     scale: float,
     eps: float,
     cu_seqlens: Tensor | None = None,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
-    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]; cu_seqlens [N+1] or None. See api.poly_attention."""
+    """o [B, T, H, V] of q, k [B, T, H, K] and v [B, T, H, V]; cu_seqlens [N+1] or None; log_decay [B, T, H] or None.
+    See api.poly_attention."""
     _check(q)
-    folded = _folded(coefficients, scale)
-    return _joined([_forward(q, k, each, cu_seqlens, None, None, *folded, eps, False)[0] for each in _slices(v)])
+    numbers = (*_folded(coefficients, scale), eps, False, log_decay)
+    return _joined([_forward(q, k, each, cu_seqlens, None, None, *numbers)[0] for each in _slices(v)])
 
 
 def attend_at(
@@ -69,19 +71,21 @@ def extend(
     scale: float,
     eps: float,
     cu_seqlens: Tensor | None = None,
+    log_decay: Tensor | None = None,
 ) -> tuple[Tensor, PolyState]:
     """attend for tokens that follow a public state, and the state after them. See api.poly_attention_extend."""
     _check(q)
-    if q.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *state))):
+    given = (q, k, v, *state, *(() if log_decay is None else (log_decay,)))
+    if q.shape[1] == 1 and not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         run = poly_decode if torch.compiler.is_compiling() else decode
-        o, kv, z = run(q, k, v, *state, *coefficients, scale, eps)
+        o, kv, z = run(q, k, v, *state, *coefficients, scale, eps, log_decay)
         return o, PolyState(kv, z)
     folded = _folded(coefficients, scale)
     K = q.shape[-1]
     outputs, states, z = [], [], state.z
     for values, kv in zip(_slices(v), _slices(state.kv), strict=True):
         before = tiled(PolyState(kv, state.z), K, coefficients)
-        o, *after = _forward(q, k, values, cu_seqlens, *before, *folded, eps, True)
+        o, *after = _forward(q, k, values, cu_seqlens, *before, *folded, eps, True, log_decay)
         kv, z = canonical(PolyState(*after), values.shape[-1], K, coefficients)
         outputs.append(o)
         states.append(kv)
@@ -89,13 +93,21 @@ def extend(
 
 
 def extend_(
-    q: Tensor, k: Tensor, v: Tensor, state: PolyState, *, coefficients: Coefficients, scale: float, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: PolyState,
+    *,
+    coefficients: Coefficients,
+    scale: float,
+    eps: float,
+    log_decay: Tensor | None = None,
 ) -> Tensor:
     """o of one token that follows a public state, which is overwritten. See api.poly_attention_extend_."""
     _check(q)
     if torch.compiler.is_compiling():
-        return poly_decode_(q, k, v, *state, *coefficients, scale, eps)
-    return decode_(q, k, v, state, coefficients, scale, eps)
+        return poly_decode_(q, k, v, *state, *coefficients, scale, eps, log_decay)
+    return decode_(q, k, v, state, coefficients, scale, eps, log_decay)
 
 
 def _slices(x: Tensor) -> Sequence[Tensor]:
@@ -157,7 +169,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
     given, made = ForwardInputs(*inputs), ForwardOutputs(*output)  # type: ignore[arg-type]
     ctx.save_for_backward(
         given.q, given.k, given.v, made.o, made.o_lo, made.inverse, made.kv, made.z, given.cu_seqlens,
-        given.kv_initial, given.z_initial,
+        given.kv_initial, given.z_initial, given.log_decay,
     )  # fmt: skip
     ctx.numbers = (given.c0, given.c1, given.c2, given.eps, given.want_final)
     ctx.set_materialize_grads(False)
@@ -167,11 +179,12 @@ def _differentiate(
     ctx: Any, run: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ForwardInputs."""
-    q, k, v, o, *others = ctx.saved_tensors  # in the order of BackwardInputs
+    q, k, v, o, *others, log_decay = ctx.saved_tensors  # in the order of BackwardInputs, but for the last
     do = torch.zeros_like(o) if do is None else do
-    dq, dk, dv, *d_initial = run(do, d_kv, d_z, q, k, v, o, *others, *ctx.numbers)
-    has_initial = others[-1] is not None
-    return dq, dk, dv, None, *(d_initial if has_initial else (None, None)), None, None, None, None, None
+    dq, dk, dv, *d_initial, dg = run(do, d_kv, d_z, q, k, v, o, *others, *ctx.numbers, log_decay)
+    if others[-1] is None:  # there is no state before
+        d_initial = [None, None]
+    return dq, dk, dv, None, *d_initial, None, None, None, None, None, None if log_decay is None else dg
 
 
 def _differentiate_operator(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -191,20 +204,21 @@ poly_decode = torch.library.custom_op("rebased::poly_decode", decode, mutates_ar
 
 
 @poly_decode.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *numbers: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return v.new_empty(v.shape), kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
 @torch.library.custom_op("rebased::poly_decode_", mutates_args=("kv", "z"))
 def poly_decode_(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, c0: float, c1: float, c2: float, scale: float, eps: float,
+    log_decay: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """o of one token that follows the public state kv, z, which is overwritten."""
-    return decode_(q, k, v, PolyState(kv, z), (c0, c1, c2), scale, eps)
+    return decode_(q, k, v, PolyState(kv, z), (c0, c1, c2), scale, eps, log_decay)
 
 
 @poly_decode_.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *numbers: float) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, *others: Any) -> Tensor:
     return v.new_empty(v.shape)
 
 
@@ -221,15 +235,16 @@ def poly_forward(
     c2: float,
     eps: float,
     want_final: bool,
+    log_decay: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """ForwardOutputs of ForwardInputs, as an operator: an empty tensor where there is none."""
-    inputs = ForwardInputs(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final)
+    inputs = ForwardInputs(q, k, v, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final, log_decay)
     return _filled(q, forward(inputs))
 
 
 @poly_forward.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
-    q, _, v, cu_seqlens, kv_initial, _, c0, c1, _, _, want_final = ForwardInputs(*inputs)
+    q, _, v, cu_seqlens, kv_initial, _, c0, c1, _, _, want_final, _ = ForwardInputs(*inputs)
     call = prepare(q, v, cu_seqlens, c0 != 0 or c1 != 0, kv_initial is not None or want_final)
     o_lo = v.new_empty(call.o_lo_shape) if keeps_o_lo(v) else None
     inverse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
@@ -263,10 +278,12 @@ def poly_backward(
     c2: float,
     eps: float,
     want_final: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    log_decay: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of BackwardInputs, as an operator: an empty tensor where there is none."""
     inputs = BackwardInputs(
-        do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final
+        do, d_kv, d_z, q, k, v, o, o_lo, inverse, kv, z, cu_seqlens, kv_initial, z_initial, c0, c1, c2, eps, want_final,
+        log_decay,
     )  # fmt: skip
     return _filled(q, backward(inputs))
 
@@ -281,7 +298,9 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     if has_initial:
         d_kv, d_z = (q.new_empty(s, dtype=torch.float32) for s in call.state_shapes(call.sequences))
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, given.k, given.v))
-    return _filled(q, Gradients(dq, dk, dv, d_kv, d_z))
+    g = given.log_decay
+    dg = None if g is None else torch.empty_like(g, memory_format=torch.contiguous_format)
+    return _filled(q, Gradients(dq, dk, dv, d_kv, d_z, dg))
 
 
 poly_forward.register_autograd(_differentiate_operator, setup_context=_save)

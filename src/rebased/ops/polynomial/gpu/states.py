@@ -98,9 +98,10 @@ def chunk_sums_kernel(
     """kv [chunks, H, F, VP] and z [chunks, H, F]: sums over the tokens of a chunk of phi(x)^T [y, 1]. If not ALL, the
     last chunk in time is left out: no running total needs it.
 
-    WEIGHTED: phi is multiplied by `scale` [B, H, T], and `weight` [B, H, T] replaces the 1. HI_LO: features x_i x_j go
-    in as two bf16 numbers. A program takes GROUP of the TILES feature tiles (at most four), so that x and y are
-    read once for all of them. What the running totals read first is written last: it may still be in the cache then.
+    WEIGHTED: phi is multiplied by `scale` [B, H, T], and `weight` [B, H, T] (if not None) replaces the 1. HI_LO:
+    features x_i x_j go in as two bf16 numbers. A program takes GROUP of the TILES feature tiles (at most four), so that
+    x and y are read once for all of them. What the running totals read first is written last: it may still be in the
+    cache then.
     """
     pid = tl.program_id(0)
     if not BACKWARD:
@@ -116,7 +117,8 @@ def chunk_sums_kernel(
     y = find_head(y, row, start, h, y_batch, y_token, y_head, V_UNIT)
     if WEIGHTED:
         scale += (row * H + h) * T + start
-        weight += (row * H + h) * T + start
+        if weight is not None:
+            weight += (row * H + h) * T + start
     LOW: tl.constexpr = TILES > PAIRS
     if GROUP == TILES:
         tile: tl.constexpr = 0
@@ -137,7 +139,8 @@ def chunk_sums_kernel(
         ones = (rows < length).to(tl.float32)
         if WEIGHTED:
             factor = tl.load(scale + rows, mask=rows < length, other=0.0)
-            ones = tl.load(weight + rows, mask=rows < length, other=0.0)
+            if weight is not None:
+                ones = tl.load(weight + rows, mask=rows < length, other=0.0)
         ones_hi = rounded(ones, dtype)
         ones = tl.where(column == 0, ones_hi[:, None], tl.where(column == 1, (ones - ones_hi)[:, None], 0.0)).to(dtype)
         x0 = load_slice_across(x, x_token, rows, length, 0, K, not EVEN)
@@ -198,21 +201,59 @@ def _run(sums, initial, totals, final, w, offset, sequence, begin, count, H, h,
         tl.store(final + ends, start + total)
 
 
+@triton.jit
+def _run_faded(sums, initial, totals, final, w, offset, sequence, begin, count, H, h, ends, states, shares, spans,
+               SIZE: tl.constexpr, HAS_INITIAL: tl.constexpr, WANT_FINAL: tl.constexpr, BACKWARD: tl.constexpr,
+               STAGES: tl.constexpr):  # fmt: skip
+    """_run with a gate: a total is multiplied by the decay of each chunk that it passes.
+
+    BACKWARD: also stores into `shares` (at this program's place of `spans` per chunk) what these numbers add to the
+    product of each state, decayed by its chunk, with the gradient of the state after the chunk."""
+    place = (sequence.to(tl.int64) * H + h) * SIZE + offset
+    total = w * 0.0
+    if HAS_INITIAL:
+        total = tl.load(initial + place)
+    for step in tl.range(0, count, num_stages=STAGES):
+        if BACKWARD:
+            chunk = begin + count - 1 - step
+            out = total
+        else:
+            chunk = begin + step
+            out = w * total
+        here = chunk.to(tl.int64) * H + h
+        at = here * SIZE + offset
+        tl.store(totals + at, out.to(totals.dtype.element_ty))
+        fade = tl.exp2(tl.load(ends + here).to(tl.float32))
+        if WANT_FINAL:
+            more = tl.load(sums + at)
+        else:
+            more = tl.load(sums + at, mask=(offset >= 0) & (step + 1 < count), other=0.0)
+        if BACKWARD:
+            bare = tl.load(states + at).to(tl.float32) * tl.where(w == 0.0, 0.0, 1.0 / tl.where(w == 0.0, 1.0, w))
+            tl.store(shares + here * spans, fade * tl.sum(bare * out, 0))
+            more = w * more
+        total = fade * total + more
+    if WANT_FINAL:
+        tl.store(final + place, total)
+
+
 @triton.jit(do_not_specialize=["chunks_per_sequence"])
 def running_totals_kernel(
     kv_sums, z_sums, kv_initial, z_initial, kv, z, kv_final, z_final,
-    first_chunk,
+    first_chunk, ends, kv_states, z_states, shares,
     c0, c1, c2,
     H, chunks_per_sequence,
     K: tl.constexpr, VP: tl.constexpr, SLICES: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
     HAS_INITIAL: tl.constexpr, WANT_FINAL: tl.constexpr, BACKWARD: tl.constexpr, PACKED: tl.constexpr,
-    SPAN: tl.constexpr, STAGES: tl.constexpr,
+    SPAN: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Exclusive running totals over the chunks of each sequence, multiplied by the weights of the features.
 
     Forward:   totals[c] = w * (initial + sums before c), final = initial + all sums.
     BACKWARD:  totals[c] = initial + w * (sums after c),  final = initial + w * all sums: the gradient of a state.
     A program takes SPAN numbers of kv (all of one feature tile), or one tile of z, of one sequence and head.
+    GATED: sums fade with the chunks that follow (BACKWARD: that precede); ends and shares are those of gate.py, and
+    kv_states and z_states the totals of the forward pass.
     """
     SPANS: tl.constexpr = TILES * TILE * VP // SPAN + TILES
     span = tl.program_id(0) % SPANS
@@ -232,14 +273,24 @@ def running_totals_kernel(
     if span < F * VP // SPAN:
         offset = span * SPAN + tl.arange(0, SPAN)
         w = _weights(offset // VP, span * SPAN // (TILE * VP), c0, c1, c2, K, SLICES, PAIRS, LOW)
-        _run(kv_sums, kv_initial, kv, kv_final, w, offset, sequence, begin, count, H, h, F * VP,
-             HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
+        if GATED:
+            _run_faded(kv_sums, kv_initial, kv, kv_final, w, offset, sequence, begin, count, H, h, ends, kv_states,
+                       shares + span if BACKWARD else shares, SPANS, F * VP,
+                       HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
+        else:
+            _run(kv_sums, kv_initial, kv, kv_final, w, offset, sequence, begin, count, H, h, F * VP,
+                 HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
     else:
         tile = span - F * VP // SPAN
         f = tl.arange(0, TILE) + tile * TILE
         z_w = _weights(f, tile, c0, c1, c2, K, SLICES, PAIRS, LOW)
-        _run(z_sums, z_initial, z, z_final, z_w, f, sequence, begin, count, H, h, F,
-             HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
+        if GATED:
+            _run_faded(z_sums, z_initial, z, z_final, z_w, f, sequence, begin, count, H, h, ends, z_states,
+                       shares + span if BACKWARD else shares, SPANS, F,
+                       HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
+        else:
+            _run(z_sums, z_initial, z, z_final, z_w, f, sequence, begin, count, H, h, F,
+                 HAS_INITIAL, WANT_FINAL, BACKWARD, STAGES)  # fmt: skip
 
 
 @triton.jit
