@@ -175,7 +175,7 @@ def prepare_kernel(
         a = tl.cumsum(tl.load(decay + one, mask=rows < T, other=0.0).to(tl.float32), 0)
         tl.store(gates + to + lanes, a)
     tl.debug_barrier()  # a thread reads what another wrote
-    STEP: tl.constexpr = min(KP, 64)  # columns at a time: shared memory is short in fp32
+    STEP: tl.constexpr = KP if KP < 64 else 64  # columns at a time: shared memory is short in fp32
     s = tl.zeros([C, C], tl.float32)
     for column in range(0, KP, STEP):
         some = column + tl.arange(0, STEP)
