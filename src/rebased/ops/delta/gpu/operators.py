@@ -172,7 +172,7 @@ class Tiles(NamedTuple):
 
 _PARALLEL = Tile(64, 4, 1)
 NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), _PARALLEL)
-SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(64, 8, 1))
+SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(32, 8, 1))
 WIDE = SMALL._replace(grad_states=Tile(64, 4, 2))
 EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16, 4, 1), Tile(16, 8, 1))
 
