@@ -157,7 +157,11 @@ def jobs(architectures: Sequence[int], only: str = "") -> dict[Job, str]:
 def _launches(call: Any, capability: int) -> list[Launched]:
     """What a call launches on such a GPU; nothing if no such call has these tiles there."""
     if not isinstance(call, classes.Call):
-        return operator_calls.launches(call)
+        if call.op != "delta":
+            return operator_calls.launches(call)
+        if "small" in call.options:
+            return operator_calls.launches(call) if capability in SMALL else []
+        return operator_calls.launches(call._replace(options=(*call.options, *["small"] * (capability in SMALL))))
     if call.tiles == "safe":
         return classes.launches(call)
     if call.tiles == "small" and capability not in SMALL:

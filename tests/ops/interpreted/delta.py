@@ -11,6 +11,7 @@ import torch
 from ops.delta_cases import assert_matches, delta_inputs, results
 from rebased.ops import delta_attention
 from rebased.ops.backend import triton_interpreted
+from rebased.ops.self_check import OPERATORS
 from tolerances import assert_small_error, relative_error, unit_roundoff
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -65,6 +66,17 @@ def test_strided_inputs_and_documents() -> None:
     got = delta_attention(**whole, degree=2, cu_seqlens=bounds, backend="triton")
     want = torch.cat([delta_attention(**each, degree=2, backend="chunked") for each in apart], dim=1)
     assert_small_error([got], [want], ["o"], torch.float32)
+
+
+def test_kernels_that_were_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch computes the forward pass, which leaves no buffers: so torch computes the backward pass too."""
+
+    class Everything(set[Any]):
+        def __contains__(self, kind: object) -> bool:
+            return True
+
+    monkeypatch.setattr(OPERATORS["delta.gpu.operators.forward"], "demoted", Everything([0]))
+    assert_matches(delta_inputs(1, 70, 1, 8, 4, 2), degree=2)
 
 
 def test_half_precision() -> None:

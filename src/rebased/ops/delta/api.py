@@ -97,8 +97,9 @@ def delta_attention(
             2, not centred); "auto" is "triton" on a GPU if its kernels take the call, else "chunked".
 
     Returns:
-        o [B, T, H, V] in the dtype of v, differentiable in all tensors. Half precision is computed in fp32. On a CPU
-        and a GPU a NaN in v or a gate may reach earlier tokens of its chunk, 64 tokens.
+        o [B, T, H, V] in the dtype of v, differentiable in all tensors. Half precision is computed in fp32; the
+        kernels multiply bf16 as bf16 and keep sums and states in fp32. A NaN in v or a gate may reach earlier tokens of
+        its chunk, 64 tokens.
 
     Raises:
         ValueError: if shapes, dtypes, devices or numbers are not as above. On a GPU the numbers of beta, log_decay and

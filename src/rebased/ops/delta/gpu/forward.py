@@ -109,9 +109,9 @@ def decays(late, early, inside, HAS_GATE: tl.constexpr):
 
 
 @triton.jit
-def _unit(x, AXIS: tl.constexpr, eps):
-    """1 / the length of each row (AXIS 1) or column (AXIS 0)."""
-    return tl.rsqrt(tl.sum(x * x, AXIS, keep_dims=True) + eps)
+def _unit(x, eps):
+    """1 / the length of each row."""
+    return tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) + eps)
 
 
 @triton.jit
@@ -156,31 +156,34 @@ def prepare_kernel(
     at = rows.to(tl.int64)[:, None]
     x = tl.load(q + b * q_batch + h * q_head + at * q_token + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     y = tl.load(k + b * k_batch + h * k_head + at * k_token + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    across = tl.load(
-        k + b * k_batch + h * k_head + rows.to(tl.int64)[None, :] * k_token + columns[:, None],
-        mask=(rows < T)[None, :] & (columns < K)[:, None], other=0.0,
-    ).to(tl.float32)  # fmt: skip
     if NORMALISE:
-        of_x, of_y = _unit(x, 1, eps), _unit(y, 1, eps)
-        x, y, across = x * of_x, y * of_y, across * _unit(across, 0, eps)
+        of_x, of_y = _unit(x, eps), _unit(y, eps)
+        x, y = x * of_x, y * of_y
         tl.store(gates + 2 * step + to + lanes[:, None], of_x)
         tl.store(gates + 3 * step + to + lanes[:, None], of_y)
     x, y = x.to(dtype), y.to(dtype)
     inner = lanes[:, None] * KP + columns[None, :]
     tl.store(qk + to * KP + inner, x)
-    tl.store(qk + (step + to) * KP + inner, y)
+    keys = qk + (step + to) * KP
+    tl.store(keys + inner, y)
     one = b * T * H + rows.to(tl.int64) * H + h
     strength = tl.load(beta + one, mask=rows < T, other=0.0).to(tl.float32)
     strength = tl.maximum(strength, SMALLEST_BETA)
     tl.store(gates + step + to + lanes, strength)
-    a = strength * 0.0
+    a = tl.zeros([C], tl.float32)
     if HAS_GATE:
         a = tl.cumsum(tl.load(decay + one, mask=rows < T, other=0.0).to(tl.float32), 0)
         tl.store(gates + to + lanes, a)
-    s = dot(y, across.to(dtype), PRODUCTS)
+    tl.debug_barrier()  # a thread reads what another wrote
+    STEP: tl.constexpr = KP if KP < 64 else 64  # columns at a time: shared memory is short in fp32
+    s = tl.zeros([C, C], tl.float32)
+    for column in range(0, KP, STEP):
+        some = column + tl.arange(0, STEP)
+        down = tl.load(keys + lanes[:, None] * KP + some[None, :])
+        across = tl.load(keys + lanes[None, :] * KP + some[:, None])
+        s = dot(down, across, PRODUCTS, s)
     earlier = lanes[:, None] > lanes[None, :]
     A = strength[:, None] * power(s, DEGREE) * decays(a[:, None], a[None, :], earlier, HAS_GATE)
-    # `a` and `strength` along columns: Triton converts their layout
     solved = _inverse(A, PRODUCTS) * strength[None, :]
     tl.store(N + to * C + lanes[:, None] * C + lanes[None, :], solved.to(dtype))
 

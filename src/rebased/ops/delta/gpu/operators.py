@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import shared_memory
-from rebased.ops.comparison import RECURRENT, ROUNDOFF, compare_calls, differentiate, pick, replace_tensors, some
+from rebased.ops.comparison import (
+    RECURRENT,
+    ROUNDOFF,
+    compare_calls,
+    differentiate,
+    pick,
+    plain_torch,
+    replace_tensors,
+    some,
+)
 from rebased.ops.delta.gpu.backward import grad_states_kernel, gradients_kernel, local_kernel
 from rebased.ops.delta.gpu.forward import C, outputs_kernel, prepare_kernel, states_kernel
 from rebased.ops.kernel_launch import compile_together, launch
@@ -163,7 +172,7 @@ class Tiles(NamedTuple):
 
 _PARALLEL = Tile(64, 4, 1)
 NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), _PARALLEL)
-SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(64, 8, 1))
+SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(32, 8, 1))
 WIDE = SMALL._replace(grad_states=Tile(64, 4, 2))
 EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16, 4, 1), Tile(16, 8, 1))
 
@@ -319,7 +328,8 @@ def _backward(
     """The gradients of q, k, v, beta, decay (empty if there is none) and initial."""
     if qk.numel() == 0:  # the forward pass was in torch
         args = (do, d_final, q, k, v, beta, decay, initial, qk, gates, N, x, states, degree, normalise, eps)
-        return tuple(_backward_in_torch(*args))
+        with plain_torch():
+            return tuple(x.clone() for x in _backward_in_torch(*args))
     s = Sizes.of(q, v, decay, degree, normalise)
     dx, d_states, d_initial = torch.empty_like(x), torch.empty_like(states), torch.empty_like(initial)
     dv = torch.empty(v.shape, device=v.device, dtype=s.dtype)
