@@ -54,6 +54,7 @@ class Mamba(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    built_in = ("conv_width", "output_gate")
 
     def __init__(
         self,

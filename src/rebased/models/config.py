@@ -9,6 +9,7 @@ from torch import nn
 
 from rebased.config import Config, check_added_later, short
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
+from rebased.mixers.wrapper import OPTIONS
 
 
 class MixerConfig(Config):
@@ -18,18 +19,25 @@ class MixerConfig(Config):
     mixer needs no config class.
     """
 
+    around: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no arguments of the constructor: options that every mixer can have (mixers/wrapper.py)."""
+
     name: str
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for the mixer's constructor."""
-        return {key: value for key, value in self if key != "name"}
+        return {key: value for key, value in self if key not in ("name", *self.around)}
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments for `wrap`."""
+        return {key: getattr(self, key) for key in self.around}
 
 
 @cache  # one class per mixer: configs of two classes are never equal
 def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     """Return the config class of a registered mixer: its constructor's arguments with their types and defaults.
 
-    Arguments that the model fills in (CONTEXT, FACTORY) are no fields.
+    Arguments that the model fills in (CONTEXT, FACTORY) are no fields. Options that the mixer does not have itself are.
     """
     fields: dict[str, Any] = {"name": (Literal[name], name)}
     for parameter in inspect.signature(cls, eval_str=True).parameters.values():
@@ -41,8 +49,9 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (kind, default)
-    schema = create_model(f"{name}Config", __base__=MixerConfig, **fields)
-    schema.added_later = tuple(getattr(cls, "added_later", ()))
+    around = tuple(key for key in OPTIONS if key not in (*fields, *getattr(cls, "built_in", ())))
+    schema = create_model(f"{name}Config", __base__=MixerConfig, **fields, **{key: OPTIONS[key] for key in around})
+    schema.around, schema.added_later = around, (*getattr(cls, "added_later", ()), *around)
     check_added_later(schema)
     return schema
 
