@@ -73,6 +73,16 @@ def _parse_mixer(value: Any) -> Any:
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]
 
 
+def _repeated(mixers: Any, pattern: str) -> list[Any]:
+    """Return the mixers of a pattern: [a, b] and "3:1" give [a, a, a, b]."""
+    counts = [int(n) if n.isdecimal() and len(n) < 6 else 0 for n in pattern.split(":")]
+    if 0 in counts or not isinstance(mixers, list | tuple) or len(counts) != len(mixers):
+        raise ValueError(
+            f"pattern {short(pattern)} is not one number per mixer, such as 3:1; mixers is {short(mixers)}"
+        )
+    return [mixer for mixer, n in zip(mixers, counts, strict=True) for _ in range(n)]
+
+
 class LMConfig(Config):
     """The config of a LanguageModel: everything that decides its parameters and what it computes. Frozen.
 
@@ -85,6 +95,8 @@ class LMConfig(Config):
         mixers: the mixers of the layers from first to last, repeated until there are n_layers. Each is a name
             ("rebased"; rebased.mixer_names() lists them) or a mapping with a name and arguments of the mixer's
             constructor ({"name": "rebased", "n_heads": 8}). Default ("short_conv", "rebased").
+        pattern: how often each of `mixers` follows itself, such as "3:1" for a hybrid: three layers of the first, one
+            of the second, and so on. The config keeps the mixers that come of it.
         mlp_ratio: hidden width of the MLP divided by d_model. Default 0: no MLP, as in the paper's MQAR models.
         block: "double_norm" (default): two LayerNorms and residuals per layer. "mamba": one RMSNorm and residual.
         embed_dropout: dropout of the sum of token and position embeddings, in [0, 1). Default 0.1.
@@ -112,6 +124,15 @@ class LMConfig(Config):
     positions: Literal["learned", "none"] = Field(
         "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _repeat_mixers(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "pattern" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "pattern"}
+        mixers = rest.get("mixers", cls.model_fields["mixers"].default)
+        return rest | {"mixers": _repeated(mixers, str(values["pattern"]))}
 
     @model_validator(mode="after")
     def _pattern_fits(self) -> "LMConfig":
