@@ -162,6 +162,14 @@ class RecurrentMixer(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
 
 
+def draw_time_steps(bias: Tensor) -> None:
+    """Fill a bias so that softplus(bias) is log-uniform from 0.001 to 0.1: memories of 10 to 1,000 tokens."""
+    low, high = (math.log(bound) for bound in DT_RANGE)
+    wide = torch.empty_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
+    dt = wide.uniform_(low, high).exp().clamp(min=DT_FLOOR)
+    bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+
 class TimeStep(nn.Module):
     """The decay of Mamba-2 and Gated DeltaNet: dt = softplus(x + bias), g = -e^A_log dt; one rate per head.
 
@@ -181,11 +189,9 @@ class TimeStep(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Draw the rates and the first steps."""
-        low, high = (math.log(bound) for bound in DT_RANGE)
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
         self.A_log.copy_(torch.empty_like(self.A_log, dtype=wide).uniform_(*self.rates).log())
-        dt = torch.empty_like(self.dt_bias, dtype=wide).uniform_(low, high).exp().clamp(min=DT_FLOOR)
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        draw_time_steps(self.dt_bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return dt and the log decay of x [B,T,H*channels]: [B,T,H,channels] each, in fp32 (fp64 for fp64)."""

@@ -18,7 +18,7 @@ from rebased.mixers.checks import check_state_size, check_torch_func, empty_outp
 from rebased.mixers.contract import Extendable, Isolating
 from rebased.mixers.documents import forward_documents, space_documents
 from rebased.mixers.slots import HasSlots, Slots, init_slots
-from rebased.ops import short_conv, short_conv_extend
+from rebased.ops import short_conv_extend
 
 OutputGate = Literal["none", "silu", "sigmoid"]
 OPTIONS: dict[str, tuple[Any, Any]] = {"conv_width": (int, 0), "output_gate": (OutputGate, "none")}
@@ -90,24 +90,17 @@ class WrappedMixer(nn.Module):
         """Return the mixer's output with the options: x [B,T,D] -> [B,T,D]."""
         if x.numel() == 0:
             return empty_output(self, x)
-        return self.finish(self.wrapped_mixer(self.convolve(x)), x)
+        return self.finish(self.wrapped_mixer(self.convolve(x)[0]), x)
 
-    def convolve(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Return what the mixer reads: silu of the convolution of x [B,T,D], each packed document by itself."""
-        if self.conv is None:
-            return x
-        check_torch_func(self, x)
-        taps = self.conv.weight.squeeze(1)
-        if cu_seqlens is None:
-            return short_conv(x, taps, activation="silu")
-        spaced, places = space_documents(x, cu_seqlens, gap=self.conv_width - 1)
-        return short_conv(spaced, taps, activation="silu").index_select(1, places).view_as(x)
+    def convolve(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return what the mixer reads, silu of the convolution of tokens x [B,T,D] after a state, and the next state.
 
-    def convolve_after(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `convolve` of tokens x [B,T,D] that follow those of a state, and the state after them."""
+        Without a state they are the first tokens.
+        """
         if self.conv is None:
             return x, state
         check_torch_func(self, x)
+        state = x.new_zeros(len(x), self.conv_width - 1, self.d_model) if state is None else state
         return short_conv_extend(x, self.conv.weight.squeeze(1), None, state, activation="silu")
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
@@ -139,7 +132,7 @@ class _Extends(WrappedMixer):
             raise ValueError(f"the state must be a WrappedState (init_state makes one); got {type(state).__name__}")
         if x.numel() == 0:
             return empty_output(self, x), WrappedState(state.conv, self.wrapped_mixer.extend(x, state.mixer)[1])
-        u, conv = self.convolve_after(x, state.conv)
+        u, conv = self.convolve(x, state.conv)
         o, after = self.wrapped_mixer.extend(u, state.mixer)
         return self.finish(o, x), WrappedState(conv, after)
 
@@ -153,7 +146,9 @@ class _Isolates(WrappedMixer):
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D]."""
-        return self.finish(forward_documents(self.wrapped_mixer, self.convolve(x, cu_seqlens), cu_seqlens), x)
+        spaced, places = space_documents(x, cu_seqlens, gap=max(self.conv_width - 1, 0))
+        u = self.convolve(spaced)[0].index_select(1, places).view_as(x)
+        return self.finish(forward_documents(self.wrapped_mixer, u, cu_seqlens), x)
 
 
 class _HasSlots(_Extends):
@@ -172,11 +167,11 @@ class _ShowsAttention(WrappedMixer):
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the mixer's attention matrix: x [B,T,D] -> [B,H,T,T]."""
-        return self.wrapped_mixer.attention_map(self.convolve(x))
+        return self.wrapped_mixer.attention_map(self.convolve(x)[0])
 
     def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
         """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
-        return self.finish(self.wrapped_mixer.apply_attention(attention, self.convolve(x)), x)
+        return self.finish(self.wrapped_mixer.apply_attention(attention, self.convolve(x)[0]), x)
 
 
 class _HasSimilarity(WrappedMixer):
@@ -184,7 +179,7 @@ class _HasSimilarity(WrappedMixer):
 
     def attention_scores(self, x: Tensor) -> Tensor:
         """Return the scaled product of every query and key: x [B,T,D] -> [B,H,T,T]."""
-        return self.wrapped_mixer.attention_scores(self.convolve(x))
+        return self.wrapped_mixer.attention_scores(self.convolve(x)[0])
 
     def similarity(self, scores: Tensor) -> Tensor:
         """Return the weight of a pair before it is divided by the sum: any shape -> the same shape."""
@@ -208,7 +203,7 @@ class WrappedSlots:
 
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return y [count,1,D] of one more token per slot, and overwrite the states."""
-        u, conv = self._mixer.convolve_after(x, self._conv)
+        u, conv = self._mixer.convolve(x, self._conv)
         self._conv.copy_(conv)
         return self._mixer.finish(self._slots.step(u, lengths, longest), x)
 
