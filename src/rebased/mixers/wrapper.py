@@ -71,7 +71,7 @@ class WrappedMixer(nn.Module):
             last, width = getattr(mixer, "output_projection", None), d_model
             if last is not None:  # the mixer now returns its heads, and its last layer comes after the gate
                 self.proj_o = mixer.get_submodule(last)
-                width = self.proj_o.in_features
+                width = mixer.get_submodule(last).in_features
                 setattr(mixer, last, nn.Identity())
             self.norm = nn.RMSNorm(width // self.n_heads if last else width, eps=NORM_EPS, **factory)
             self.proj_gate = nn.Linear(d_model, width, bias=False, **factory)
