@@ -21,8 +21,11 @@ from rebased.mixers.slots import HasSlots, Slots, init_slots
 from rebased.ops import short_conv_extend
 
 OutputGate = Literal["none", "silu", "sigmoid"]
-OPTIONS: dict[str, tuple[Any, Any]] = {"conv_width": (int, 0), "output_gate": (OutputGate, "none")}
-"""The options as fields of a mixer's config: type and default."""
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "conv_width": (int, 0, "taps of a short convolution with SiLU before the mixer; 0: none"),
+    "output_gate": (OutputGate, "none", "norm of the heads, times this function of a projection of x; none: neither"),
+}
+"""The options as fields of a mixer's config: type, default and meaning."""
 NORM_EPS = 1e-5
 
 

@@ -50,7 +50,10 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (kind, default)
     around = tuple(key for key in OPTIONS if key not in (*fields, *getattr(cls, "built_in", ())))
-    schema = create_model(f"{name}Config", __base__=MixerConfig, **(fields | {key: OPTIONS[key] for key in around}))
+    for key in around:
+        kind, default, meaning = OPTIONS[key]
+        fields[key] = (kind, Field(default, description=meaning))
+    schema = create_model(f"{name}Config", __base__=MixerConfig, **fields)
     schema.around, schema.added_later = around, (*getattr(cls, "added_later", ()), *around)
     check_added_later(schema)
     return schema

@@ -51,7 +51,7 @@ class WordProblem(Task):
 
     seq_len: int = Field(32, ge=1, description="elements T per sequence")
     vocab_size: int = Field(60, ge=2, description="tokens, at least as many as the group has elements")
-    group: Group = "a5"
+    group: Group = Field("a5", description="whose elements are multiplied; parity has two elements, the others 60")
 
     @model_validator(mode="after")
     def _check(self) -> "WordProblem":
