@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from rebased.config import Config, explain, load_config, merge, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, preset
 from rebased.runs.shipped import CONFIGS
-from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
 
 QUICK = CONFIGS / "mqar" / "quick.yaml"
 
@@ -213,12 +213,19 @@ def test_files_that_are_no_config(tmp_path: Path, text: str, message: str) -> No
         read_yaml(path)
 
 
-@pytest.mark.parametrize("text", ["1:40", "010", "0x10", "0b11", "1:40.5", "-017"])
+@pytest.mark.parametrize("text", ["010", "0x10", "0b11", "1:40.5", "-1:40", "-017"])
 def test_numbers_are_decimal(text: str) -> None:
-    """YAML 1.1 reads these as 100, 8, 16, 3, 100.5 and -15."""
+    """YAML 1.1 reads these as 8, 16, 3, 100.5, -100 and -15."""
     with pytest.raises(ValueError, match=r"here is not valid YAML in line 1, column 9: .* is not a decimal number"):
         parse_yaml(f"epochs: {text}", "here")
     assert parse_yaml(f"name: '{text}'", "here") == {"name": text}
+
+
+def test_a_ratio_is_text_and_no_number() -> None:
+    """YAML 1.1 reads these as 181 and 100."""
+    assert parse_yaml("{pattern: 3:1}", "here") == {"pattern": "3:1"}
+    with pytest.raises(ValueError, match="epochs"):
+        SyntheticTrainConfig.model_validate(parse_yaml("epochs: 1:40", "here"))
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,9 @@ _NUMBERS = {
         r"[-+]?([0-9][0-9_]*)?\.?[0-9_]*([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
     ),
 }
-"""Decimal numbers. YAML 1.1 also reads 010 as 8 and 1:40 as 100."""
+"""Decimal numbers. YAML 1.1 also reads 010 as 8 and 1:40.5 as 100.5."""
+_RATIO = ("tag:yaml.org,2002:str", re.compile(r"^\d+(:\d+)+$"))
+"""3:1 is text, such as a pattern of mixers. YAML 1.1 reads it as 181."""
 _TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
@@ -344,7 +346,7 @@ def _child_nodes(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    first: [_RATIO, *((tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(

@@ -250,6 +250,18 @@ def test_the_papers_models_and_their_training(name: str, parameters: int) -> Non
     assert (config.data.seq_len, train.batch_size, train.final_lr, train.betas) == (4096, 1024, 0.1, (0.9, 0.95))
 
 
+def test_based_with_a_window_has_the_layers_of_its_authors() -> None:
+    config = load_config(LMRunConfig, CONFIGS / "lm" / "based-window.yaml")
+    places: dict[str, list[int]] = {}
+    for layer in range(config.model.n_layers):
+        places.setdefault(config.model.mixer_of(layer).name, []).append(layer)
+    assert places["based"] == [1, 6, 11, 16, 21]
+    assert places["sliding_window"] == [2, 7, 12, 17, 22]
+    assert len(places["short_conv"]) == 17
+    tokens = config.train.steps * config.train.batch_size * config.data.seq_len
+    assert (config.train.lr, config.model.positions, round(tokens / 1e9)) == (8e-4, "none", 10)
+
+
 def test_the_three_models_on_enwik8_differ_in_the_model_alone() -> None:
     points = read_sweep(CONFIGS / "sweeps" / "enwik8.yaml", {})
     configs = [point.config for point in points if point.config.train.seed == 42]

@@ -159,9 +159,9 @@ def test_a_head_of_its_own_is_refused(weights: dict[str, Tensor], tmp_path: Path
 def test_models_that_the_layout_cannot_hold() -> None:
     with pytest.raises(ValueError, match="no attention"):
         authors_layout(LanguageModel(preset("conv_attention", d_model=16)))
-    odd = LMConfig(mixers=({"name": "rebased", "norm_axis": "per_head", "n_heads": 2},))
-    with pytest.raises(ValueError, match="paper's ReBased only"):
-        authors_layout(LanguageModel(odd))
+    for odd in ({"norm_axis": "per_head"}, {"conv_width": 4}, {"output_gate": "silu"}):
+        with pytest.raises(ValueError, match="paper's ReBased only"):
+            authors_layout(LanguageModel(LMConfig(mixers=({"name": "rebased", "n_heads": 2, **odd},))))
 
 
 def test_the_command(

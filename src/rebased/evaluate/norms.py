@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rebased.mixers import unwrap
 from rebased.models import LanguageModel
 
 BINS = 16
@@ -21,7 +22,7 @@ def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
     found = {
         f"{layer}/{name}": parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         for layer, block in enumerate(model.blocks)
-        for name, parameter in named_parameters(block.mixer).items()
+        for name, parameter in named_parameters(unwrap(block.mixer)).items()
     }
     if not found:
         return {}

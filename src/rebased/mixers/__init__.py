@@ -24,6 +24,7 @@ from rebased.mixers.contract import (
     mixer_name,
     mixer_names,
     register_mixer,
+    unwrap,
 )
 from rebased.mixers.delta import KDA, DeltaReBased, GatedDeltaNet
 from rebased.mixers.documents import (
@@ -47,6 +48,7 @@ from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
 from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slots, map_tensors, tensors_of
+from rebased.mixers.wrapper import WrappedMixer, WrappedState, wrap
 
 __all__ = [
     "CONTEXT",
@@ -87,6 +89,8 @@ __all__ = [
     "Slots",
     "SoftmaxAttention",
     "WindowCache",
+    "WrappedMixer",
+    "WrappedState",
     "attention_map",
     "call_extend",
     "call_init_state",
@@ -111,4 +115,6 @@ __all__ = [
     "register_mixer",
     "rows_at",
     "tensors_of",
+    "unwrap",
+    "wrap",
 ]

@@ -26,6 +26,7 @@ class QKVAttention(nn.Module):
     """What attention to all tokens and to a window share: one projection to q, k and v, an empty cache, its matrix."""
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    output_projection = "out_proj"
     spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
     cache: Callable[[Tensor, Tensor], Any] = KVCache
     """The class of the state, made of k and v."""
@@ -82,7 +83,7 @@ class QKVAttention(nn.Module):
         self, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
         """Return two tensors of this shape; device and dtype are those of the weights unless given."""
-        weight = self.out_proj.weight
+        weight = self.qkv.weight
         k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
         return k, v
 

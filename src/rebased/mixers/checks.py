@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.contract import describe_mixer
+from rebased.mixers.contract import describe_mixer, unwrap
 from rebased.ops import Backend
 from rebased.ops.backend import choose_path
 
@@ -28,7 +28,7 @@ def named_errors(mixer: nn.Module | type[nn.Module], where: str) -> Iterator[Non
 
     Errors of the package's own mixers stay as they are.
     """
-    cls = mixer if isinstance(mixer, type) else type(mixer)
+    cls = mixer if isinstance(mixer, type) else type(unwrap(mixer))
     try:
         yield
     except Exception as error:

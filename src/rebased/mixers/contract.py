@@ -13,6 +13,8 @@ A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead
 - `forward_at` leaves out positions that are not wanted (AttendsAt, positions.py).
 - `attention_map` and `apply_attention` show where it looks (HasAttentionMap, attention_maps.py).
 - `residual_projections` names the layers that write into the residual stream (find_residual_projections).
+- `output_projection` names the layer that makes y of the heads, the last thing the mixer does: an output gate stands
+  before it. `built_in` names options of wrapper.py that the mixer has in its own way; configs do not offer these.
 - `spreads_nan` says, in words, why a NaN in x may reach earlier tokens of its row. A mixer without it keeps a NaN or an
   infinity from them, as the contract suite checks.
 
@@ -107,15 +109,20 @@ def mixer_class(name: str) -> type[nn.Module]:
     return _REGISTER[name]
 
 
+def unwrap(mixer: nn.Module) -> Any:
+    """Return the mixer inside of its options (wrapper.py); a mixer without options as it is."""
+    return getattr(mixer, "wrapped_mixer", mixer)
+
+
 def mixer_name(mixer: nn.Module | type[nn.Module]) -> str:
     """Return the name a mixer, or its class, is registered under; the name of the class if there is none."""
-    cls = mixer if isinstance(mixer, type) else type(mixer)
+    cls = mixer if isinstance(mixer, type) else type(unwrap(mixer))
     return next((name for name, known in _REGISTER.items() if known is cls), cls.__name__)
 
 
 def describe_mixer(mixer: nn.Module | type[nn.Module]) -> str:
     """Return how error messages call a mixer, or its class: "mixer 'own' (class Own of own.py)"."""
-    cls = mixer if isinstance(mixer, type) else type(mixer)
+    cls = mixer if isinstance(mixer, type) else type(unwrap(mixer))
     try:
         source = inspect.getfile(cls)
     except (TypeError, OSError):  # a class from a notebook or an interactive session has no file

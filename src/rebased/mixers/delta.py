@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.gated import ForgetGate
-from rebased.mixers.recurrent import OutputGate, RecurrentMixer, TimeStep
+from rebased.mixers.recurrent import RecurrentMixer, TimeStep
+from rebased.mixers.wrapper import OutputGate
 from rebased.ops import Backend
 
 RATES = (1e-3, 16.0)
@@ -169,6 +170,8 @@ class KDA(_Delta):
         >>> layer = KDA(d_model=768)
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
     """
+
+    built_in = ("output_gate",)
 
     def __init__(
         self,

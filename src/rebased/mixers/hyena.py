@@ -94,6 +94,7 @@ class Hyena(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    built_in = ("conv_width", "output_gate")
     spreads_nan = "an FFT mixes all tokens of a row, and separates them again only while all are finite"
 
     def __init__(

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.delta import low_rank
-from rebased.mixers.recurrent import NORM_EPS, RecurrentMixer, TimeStep
+from rebased.mixers.recurrent import RecurrentMixer, TimeStep
+from rebased.mixers.wrapper import NORM_EPS, OutputGate
 from rebased.ops import Backend, delta_attention_extend
 
 GLA_RANK, GLA_TEMPERATURE = 16, 16.0
@@ -25,6 +26,8 @@ class GLA(RecurrentMixer):
     Args:
         d_model: width D of x.
         n_heads: number of heads H; 2 H must divide d_model. Default 4.
+        conv_width: taps of a short convolution with SiLU over q, k and v; 0 (default): none.
+        output_gate: "silu" (default), "sigmoid" or "none".
         backend: "auto" (default) or "chunked": plain torch in chunks. "reference": token by token.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
@@ -34,12 +37,15 @@ class GLA(RecurrentMixer):
     """
 
     normalise = False
+    added_later = ("conv_width", "output_gate")
 
     def __init__(
         self,
         d_model: int,
         *,
         n_heads: int = 4,
+        conv_width: int = 0,
+        output_gate: OutputGate = "silu",
         backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -47,8 +53,8 @@ class GLA(RecurrentMixer):
         if n_heads < 1 or d_model % (2 * n_heads):
             raise ValueError(f"d_model {d_model} is not divisible by 2 n_heads = {2 * n_heads}")
         super().__init__(
-            d_model, n_heads, d_model // (2 * n_heads), d_model // n_heads, conv_width=0, output_gate="silu",
-            backend=backend, device=device, dtype=dtype,
+            d_model, n_heads, d_model // (2 * n_heads), d_model // n_heads, conv_width=conv_width,
+            output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.proj_decay = low_rank(d_model, GLA_RANK, d_model // 2, bias=True, device=device, dtype=dtype)
 
@@ -86,6 +92,7 @@ class Mamba2(RecurrentMixer):
     """
 
     normalise = False
+    built_in = ("output_gate",)
 
     def __init__(
         self,

@@ -10,13 +10,13 @@ from torch.nn import functional
 from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
+from rebased.mixers.recurrent import draw_time_steps
 from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
 from rebased.ops.backend import kernel_path
 
 DtInit = Literal["mamba", "paper"]
 """How the step size dt starts: as in Mamba's own code, or as in the paper's runs, with a dt_proj bias of zero."""
 
-DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
 FORGET = 1e10  # a step so long that nothing is left of the state after it, in any dtype
 
 
@@ -54,6 +54,7 @@ class Mamba(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ("out_proj",)
+    built_in = ("conv_width", "output_gate")
 
     def __init__(
         self,
@@ -102,10 +103,7 @@ class Mamba(nn.Module):
             nn.init.zeros_(self.dt_proj.bias)
             return
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
-        low, high = (math.log(bound) for bound in DT_RANGE)
-        bias = self.dt_proj.bias
-        dt = torch.empty_like(bias, dtype=_accumulate_dtype(bias.dtype)).uniform_(low, high).exp().clamp(min=DT_FLOOR)
-        bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        draw_time_steps(self.dt_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the gated scan over time: x [B,T,D] -> [B,T,D].

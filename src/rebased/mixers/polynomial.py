@@ -38,6 +38,7 @@ class PolynomialAttention(nn.Module):
 
     coefficients: Coefficients
     scale: float | None = None  # of q . k in the operator; None: operator_width ** -0.5
+    output_projection = "proj_o"
     residual_projections: tuple[
         str, ...
     ] = ()  # proj_o starts at N(0, 0.02) like the other projections, as in the paper's runs

@@ -8,7 +8,7 @@ A mixer is this class with its gates. docs/mixers.md has the equations.
 
 import inspect
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.contract import FACTORY
+from rebased.mixers.wrapper import NORM_EPS, OutputGate, gate_heads
 from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv_extend
 
-OutputGate = Literal["none", "silu", "sigmoid"]
-NORM_EPS = 1e-5
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
 SPREADS_NAN = "a chunk of tokens is computed at once, and zero times NaN is NaN"
 
@@ -111,11 +110,7 @@ class RecurrentMixer(nn.Module):
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
         """Return y [B,T,D]: the norm of each head, the output gate and the last projection."""
-        o = self.head_norm(o.to(self.head_norm.weight.dtype)).flatten(-2)
-        if self.proj_gate is not None:
-            activation = functional.silu if self.output_gate == "silu" else torch.sigmoid
-            o = o * activation(self.proj_gate(x))
-        return self.proj_o(o)
+        return self.proj_o(gate_heads(o, x, self.head_norm, self.proj_gate, self.output_gate))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
@@ -167,6 +162,14 @@ class RecurrentMixer(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
 
 
+def draw_time_steps(bias: Tensor) -> None:
+    """Fill a bias so that softplus(bias) is log-uniform from 0.001 to 0.1: memories of 10 to 1,000 tokens."""
+    low, high = (math.log(bound) for bound in DT_RANGE)
+    wide = torch.empty_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
+    dt = wide.uniform_(low, high).exp().clamp(min=DT_FLOOR)
+    bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+
 class TimeStep(nn.Module):
     """The decay of Mamba-2 and Gated DeltaNet: dt = softplus(x + bias), g = -e^A_log dt; one rate per head.
 
@@ -186,11 +189,9 @@ class TimeStep(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Draw the rates and the first steps."""
-        low, high = (math.log(bound) for bound in DT_RANGE)
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
         self.A_log.copy_(torch.empty_like(self.A_log, dtype=wide).uniform_(*self.rates).log())
-        dt = torch.empty_like(self.dt_bias, dtype=wide).uniform_(low, high).exp().clamp(min=DT_FLOOR)
-        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        draw_time_steps(self.dt_bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return dt and the log decay of x [B,T,H*channels]: [B,T,H,channels] each, in fp32 (fp64 for fp64)."""

@@ -42,6 +42,7 @@ class RWKV(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ()  # proj_o starts at N(0, 0.02) like the others, as in the paper's runs
+    built_in = ("output_gate",)
 
     def __init__(
         self,

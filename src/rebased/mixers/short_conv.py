@@ -31,6 +31,7 @@ class ShortConv(nn.Module):
     """
 
     residual_projections: tuple[str, ...] = ()
+    built_in = ("conv_width", "output_gate")
 
     def __init__(
         self,

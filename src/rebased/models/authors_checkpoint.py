@@ -70,8 +70,9 @@ def authors_layout(model: LanguageModel) -> dict[str, Tensor]:
     if config.block != "double_norm":
         raise ValueError(f"the authors' layout has no block {config.block!r}; it has two norms per layer")
     for mixer in config.mixers:
-        arguments = mixer.arguments()
-        if arguments.get("qk_transform", "norm_affine") != "norm_affine" or arguments.get("norm_axis") == "per_head":
+        arguments = {**mixer.arguments(), **mixer.options()}
+        plain = arguments.get("qk_transform", "norm_affine") == "norm_affine" and not arguments.get("conv_width")
+        if not plain or arguments.get("norm_axis") == "per_head" or arguments.get("output_gate", "none") != "none":
             raise ValueError(f"the authors' layout has the paper's ReBased only; this model has {arguments}")
     named = {_authors_name(name): weight.detach() for name, weight in model.named_parameters()}
     return named | {TIED: named[_WORDS]}

@@ -18,6 +18,7 @@ from rebased.mixers import (
     mixer_class,
     named_errors,
     rows_at,
+    wrap,
 )
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm, RMSNorm
@@ -67,7 +68,8 @@ def build_mixer(
     build_on = torch.device(untaken["device"]) if "device" in untaken else nullcontext()
     with build_on, named_errors(cls, "in its constructor"):
         mixer = cls(**supplied, **spec.arguments())
-    return mixer.to(**untaken) if untaken else mixer
+    mixer = mixer.to(**untaken) if untaken else mixer
+    return wrap(mixer, config.d_model, **spec.options(), **factory)
 
 
 class Block(nn.Module):

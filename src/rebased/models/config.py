@@ -9,6 +9,7 @@ from torch import nn
 
 from rebased.config import Config, check_added_later, short
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
+from rebased.mixers.wrapper import OPTIONS
 
 
 class MixerConfig(Config):
@@ -18,18 +19,25 @@ class MixerConfig(Config):
     mixer needs no config class.
     """
 
+    around: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no arguments of the constructor: options that every mixer can have (mixers/wrapper.py)."""
+
     name: str
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for the mixer's constructor."""
-        return {key: value for key, value in self if key != "name"}
+        return {key: value for key, value in self if key not in ("name", *self.around)}
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments for `wrap`."""
+        return {key: getattr(self, key) for key in self.around}
 
 
 @cache  # one class per mixer: configs of two classes are never equal
 def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     """Return the config class of a registered mixer: its constructor's arguments with their types and defaults.
 
-    Arguments that the model fills in (CONTEXT, FACTORY) are no fields.
+    Arguments that the model fills in (CONTEXT, FACTORY) are no fields. Options that the mixer does not have itself are.
     """
     fields: dict[str, Any] = {"name": (Literal[name], name)}
     for parameter in inspect.signature(cls, eval_str=True).parameters.values():
@@ -41,8 +49,12 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (kind, default)
+    around = tuple(key for key in OPTIONS if key not in (*fields, *getattr(cls, "built_in", ())))
+    for key in around:
+        kind, default, meaning = OPTIONS[key]
+        fields[key] = (kind, Field(default, description=meaning))
     schema = create_model(f"{name}Config", __base__=MixerConfig, **fields)
-    schema.added_later = tuple(getattr(cls, "added_later", ()))
+    schema.around, schema.added_later = around, (*getattr(cls, "added_later", ()), *around)
     check_added_later(schema)
     return schema
 
@@ -64,6 +76,16 @@ def _parse_mixer(value: Any) -> Any:
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]
 
 
+def _repeated(mixers: Any, pattern: str) -> list[Any]:
+    """Return the mixers of a pattern: [a, b] and "3:1" give [a, a, a, b]."""
+    counts = [int(n) if n.isdecimal() and len(n) < 6 else 0 for n in pattern.split(":")]
+    if 0 in counts or not isinstance(mixers, list | tuple) or len(counts) != len(mixers):
+        raise ValueError(
+            f"pattern {short(pattern)} is not one number per mixer, such as 3:1; mixers is {short(mixers)}"
+        )
+    return [mixer for mixer, n in zip(mixers, counts, strict=True) for _ in range(n)]
+
+
 class LMConfig(Config):
     """The config of a LanguageModel: everything that decides its parameters and what it computes. Frozen.
 
@@ -76,6 +98,8 @@ class LMConfig(Config):
         mixers: the mixers of the layers from first to last, repeated until there are n_layers. Each is a name
             ("rebased"; rebased.mixer_names() lists them) or a mapping with a name and arguments of the mixer's
             constructor ({"name": "rebased", "n_heads": 8}). Default ("short_conv", "rebased").
+        pattern: how often each of `mixers` follows itself, such as "3:1" for a hybrid: three layers of the first, one
+            of the second, and so on. The config keeps the mixers that come of it.
         mlp_ratio: hidden width of the MLP divided by d_model. Default 0: no MLP, as in the paper's MQAR models.
         block: "double_norm" (default): two LayerNorms and residuals per layer. "mamba": one RMSNorm and residual.
         embed_dropout: dropout of the sum of token and position embeddings, in [0, 1). Default 0.1.
@@ -103,6 +127,15 @@ class LMConfig(Config):
     positions: Literal["learned", "none"] = Field(
         "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _repeat_mixers(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "pattern" not in values:
+            return values
+        rest = {key: value for key, value in values.items() if key != "pattern"}
+        mixers = rest.get("mixers", cls.model_fields["mixers"].default)
+        return rest | {"mixers": _repeated(mixers, str(values["pattern"]))}
 
     @model_validator(mode="after")
     def _pattern_fits(self) -> "LMConfig":

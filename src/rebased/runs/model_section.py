@@ -16,7 +16,7 @@ def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, 
     """
     if not isinstance(value, dict):
         return build(value)
-    known = ["preset", *LMConfig.model_fields]
+    known = ["preset", "pattern", *LMConfig.model_fields]
     for key in value:
         if key not in known:
             raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), known)}")

@@ -6,6 +6,7 @@ made of the settings in a record, which may have been written by other code or n
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +59,12 @@ class ModelName(NamedTuple):
 
 
 def kind_of(model: dict[str, Any]) -> str:
-    """The usual name of a model by its mixers, such as "ReBased"; else the names of the mixers, joined by " + "."""
+    """The usual name of a model by its mixers, such as "ReBased"; else the names of the mixers, "3 gla + attention"."""
     mixers = model["mixers"]
     pattern = tuple(mixer["name"] for mixer in mixers)
-    name = MODEL_NAMES.get(pattern, " + ".join(dict.fromkeys(pattern)))
+    times = [(each, len(list(group))) for each, group in groupby(pattern)]
+    names = dict.fromkeys(f"{n} {each}" if n > 1 and len(times) > 1 else each for each, n in times)
+    name = MODEL_NAMES.get(pattern, " + ".join(names))
     if name != "ReBased":
         return name
     last = mixers[-1]

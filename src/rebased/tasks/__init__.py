@@ -9,6 +9,7 @@ from rebased.tasks.overwriting import Overwriting
 from rebased.tasks.questions import Questions, find_questions
 from rebased.tasks.selective_copying import SelectiveCopying
 from rebased.tasks.splits import DEFAULT_TASK, AnyTask, Segment, Splits, TaskData, task_data
+from rebased.tasks.word_problem import WordProblem
 
 __all__ = [
     "DEFAULT_TASK",
@@ -28,6 +29,7 @@ __all__ = [
     "Splits",
     "Task",
     "TaskData",
+    "WordProblem",
     "epoch_batches",
     "find_questions",
     "register_task",

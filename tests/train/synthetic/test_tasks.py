@@ -16,15 +16,16 @@ SEGMENTS: dict[str, list[dict[str, int]]] = {
     "forgetting_mqar": [{"seq_len": 12, "kv_pairs": 2, "updates": 1}, {"seq_len": 16, "kv_pairs": 3, "updates": 2}],
     "copying": [{"seq_len": 10, "min_length": 2, "max_length": 4}, {"seq_len": 12, "min_length": 5, "max_length": 5}],
     "selective_copying": [{"seq_len": 10, "n_tokens": 2}, {"seq_len": 14, "n_tokens": 3}],
+    "word_problem": [{"seq_len": 6}, {"seq_len": 9}],
 }
-PARTS = {"forgetting_mqar": {"by_pairs", "slices"}}  # besides accuracy and by_length
+PARTS = {"forgetting_mqar": {"by_pairs", "slices"}, "word_problem": {"slices"}}  # besides accuracy and by_length
 
 
 def run_of(name: str, **settings: Any) -> SyntheticRunConfig:
     segments = SEGMENTS[name]
     task = {
         "name": name,
-        "vocab_size": 24,
+        "vocab_size": 60 if name == "word_problem" else 24,
         "train": [{**segments[0], "examples": 40}],
         "test": [{**segment, "examples": 20} for segment in segments],
         "held_out": [{**segments[1], "examples": 10}],

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from rebased.mixers import PolynomialAttention, RecurrentMixer
+from rebased.mixers import PolynomialAttention, RecurrentMixer, unwrap
 from rebased.models import LMConfig, shape_of
 from rebased.ops import feature_count
 
@@ -52,7 +52,7 @@ def flops_per_token(config: LMConfig, seq_len: int) -> int:
     between = 0
     for layer, block in enumerate(model.blocks):
         weights += sum(module.weight.numel() for module in block.modules() if isinstance(module, nn.Linear))
-        between += _between_tokens(block.mixer, config.mixer_of(layer).name, config.d_model, seq_len)
+        between += _between_tokens(unwrap(block.mixer), config.mixer_of(layer).name, config.d_model, seq_len)
     return 3 * (2 * weights + between)
 
 
