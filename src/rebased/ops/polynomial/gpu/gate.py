@@ -88,8 +88,8 @@ def decay_between(later, earlier):
 
 @triton.jit
 def sums_since(local, local_lo, base, origin, tokens, length, GATE: tl.constexpr, SIZE: tl.constexpr):
-    """(hi, lo) [tokens]: the sums of g from the first of SIZE tokens, where `base` is `origin`, to tokens. lo is None
-    if local_lo is: what is lost then counts in fp32 alone."""
+    """(hi, lo) [tokens]: the sums of g from the first of SIZE tokens, where `base` is `origin`, to tokens. Without
+    local_lo nobody reads lo, and it is hi: what is lost then counts in fp32 alone. Triton 3.6 cannot return None."""
     sums = load_numbers(local, tokens, length, True)
     if SIZE > GATE:
         before = tl.load(base + tokens // GATE * GATE, mask=tokens < length, other=0.0)
@@ -97,7 +97,7 @@ def sums_since(local, local_lo, base, origin, tokens, length, GATE: tl.constexpr
     if local_lo is None:
         if SIZE > GATE:
             sums += before.to(tl.float32)
-        return sums, None
+        return sums, sums
     else:
         lo = load_numbers(local_lo, tokens, length, True)
         if SIZE > GATE:
