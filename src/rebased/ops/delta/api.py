@@ -254,8 +254,8 @@ def _why_no_kernel(
         return "a decay per channel"
     if coefficients[0] != 0:
         return "centred squares"
-    if not takes(_degree(coefficients), q.shape[3], v.shape[3]):
-        return f"keys of width {q.shape[3]} with values of width {v.shape[3]}"
+    if not takes(q, v.shape[3], _degree(coefficients)):
+        return f"keys of width {q.shape[3]} with values of width {v.shape[3]} in {str(q.dtype).removeprefix('torch.')}"
     if in_torch_func() or in_forward_mode():
         return "transforms of torch.func"
     return None

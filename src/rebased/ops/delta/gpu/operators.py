@@ -31,15 +31,18 @@ from rebased.ops.polynomial.state import PolyState
 from rebased.ops.self_check import checked
 
 CHUNK = C.value
-WIDEST_KEYS = {1: 128, 2: 2 * SLICE}  # by degree
+WIDEST_KEYS = {1: 128, 2: 2 * SLICE}  # by degree, in bf16
+WIDEST_EXACT = 64
+"""The same of factors in fp32. With 128 and a gate the backward pass reads outside of its memory on an H200."""
 WIDEST_VALUES = 128
 HEADS_CHECKED = 2
 COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
 
 
-def takes(degree: int, key_width: int, value_width: int) -> bool:
-    """True if the kernels compute keys and values of these widths. A unit key of one number is no variable."""
-    return 1 < key_width <= WIDEST_KEYS[degree] and value_width <= WIDEST_VALUES
+def takes(q: Tensor, value_width: int, degree: int) -> bool:
+    """True if the kernels compute with these queries and values. A unit key of one number is no variable."""
+    widest = WIDEST_KEYS[degree] if choose_products(q) == "bf16" else min(WIDEST_KEYS[degree], WIDEST_EXACT)
+    return 1 < q.shape[3] <= widest and value_width <= WIDEST_VALUES
 
 
 def feature_tiles(key_width: int, degree: int) -> tuple[int, int]:
@@ -175,15 +178,17 @@ NARROW = Tiles(_PARALLEL, Tile(32, 4, 2), _PARALLEL, _PARALLEL, Tile(32, 4, 2), 
 SMALL = NARROW._replace(grad_states=Tile(32, 4, 1), gradients=Tile(32, 8, 1))
 WIDE = SMALL._replace(grad_states=Tile(64, 4, 2))
 EXACT = Tiles(_PARALLEL, Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(16, 4, 1), Tile(16, 8, 1))
+FEW_VALUES = Tile(32, 2, 1)
+"""Of products whose first factor is a score. Two warps, so no wgmma: for few values ptxas 12.8 gives it a descriptor
+that nothing sets."""
 
 
 def choose_tiles(sizes: Sizes) -> Tiles:
     """By the width of keys and the size of a factor: registers and shared memory are short where they are large."""
     if sizes.dtype == torch.float32:
         return EXACT
-    if sizes.KP <= 64:
-        return NARROW
-    return WIDE if shared_memory() >= LARGE else SMALL
+    tiles = NARROW if sizes.KP <= 64 else WIDE if shared_memory() >= LARGE else SMALL
+    return tiles._replace(outputs=FEW_VALUES, local=FEW_VALUES) if FEW_VALUES.values >= sizes.VP else tiles
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:
@@ -229,7 +234,8 @@ def _some_heads(tensors):
 
 
 def _roundoff(q: Tensor) -> float:
-    return {"bf16": ROUNDOFF[torch.bfloat16], "tf32": ROUNDOFF[torch.float32]}.get(choose_products(q), RECURRENT)
+    """Of the factors, twice: four are rounded on the way to a result (N, x, a state, a score), each by itself."""
+    return 2 * {"bf16": ROUNDOFF[torch.bfloat16], "tf32": ROUNDOFF[torch.float32]}.get(choose_products(q), RECURRENT)
 
 
 def _compare(args, result):

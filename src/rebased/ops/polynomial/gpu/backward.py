@@ -236,7 +236,9 @@ def query_grad_kernel(
         base += scalars
         origin = tl.load(base + first)
         sums, sums_lo = sums_since(local, local_lo, base, origin, rows, length, GATE, BM)
-        gate = (sums, sums_lo, origin, local, local_lo, base)
+        gate = (sums, origin, local, base)
+        if local_lo is not None:
+            gate = (sums, origin, local, base, sums_lo, local_lo)
         fade = divisor(tl.exp2(sums))
         found = tl.zeros([BM], tl.float32)
     for n in range(0, BM, DIAGONAL_STEP):
@@ -421,7 +423,9 @@ def key_grad_kernel(
         faded += scalars
         origin = tl.load(base + first)
         sums, sums_lo = sums_since(local, local_lo, base, origin, columns, length, GATE, BN)
-        gate = (sums, sums_lo, origin, local, local_lo, base)
+        gate = (sums, origin, local, base)
+        if local_lo is not None:
+            gate = (sums, origin, local, base, sums_lo, local_lo)
         found = tl.zeros([BN], tl.float32)
         own = find_state(sequence, chunk, first_chunk, chunks_per_sequence, H, h, 1, PACKED)
         total = tl.load(ends + own)

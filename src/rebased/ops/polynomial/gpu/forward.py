@@ -156,7 +156,9 @@ def forward_kernel(
         base += (row * H + h) * T + start
         origin = tl.load(base + first)
         sums, sums_lo = sums_since(local, local_lo, base, origin, rows, length, GATE, BM)
-        gate = (sums, sums_lo, origin, local, local_lo, base)
+        gate = (sums, origin, local, base)
+        if local_lo is not None:
+            gate = (sums, origin, local, base, sums_lo, local_lo)
         faded = divisor(tl.exp2(sums))
     for n in range(0, BM, DIAGONAL_STEP):  # mostly one iteration, which is no loop
         for step in tl.static_range(DIAGONAL_STEP // BN):

@@ -111,11 +111,12 @@ def sums_since(local, local_lo, base, origin, tokens, length, GATE: tl.constexpr
 def own_decays(gate, tokens, length, GATE: tl.constexpr, SIZE: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Decays of scores on the diagonal of SIZE tokens, which `gate` is of: [queries, keys], where keys are `tokens`;
     TRANSPOSED: [keys, queries], where queries are. 1 where the key comes later."""
-    hi, lo, origin, local, local_lo, base = gate
-    other, other_lo = sums_since(local, local_lo, base, origin, tokens, length, GATE, SIZE)
+    hi, origin, local, base = gate[0], gate[1], gate[2], gate[3]
+    EXACT: tl.constexpr = len(gate) == 6  # a tuple with None in it is more than Triton 3.6 can take
+    other, other_lo = sums_since(local, gate[5] if EXACT else None, base, origin, tokens, length, GATE, SIZE)
     x = other[None, :] - hi[:, None] if TRANSPOSED else hi[:, None] - other[None, :]
-    if local_lo is not None:
-        x += other_lo[None, :] - lo[:, None] if TRANSPOSED else lo[:, None] - other_lo[None, :]
+    if EXACT:
+        x += other_lo[None, :] - gate[4][:, None] if TRANSPOSED else gate[4][:, None] - other_lo[None, :]
     return tl.exp2(tl.minimum(x, 0.0))
 
 
@@ -126,7 +127,7 @@ def key_decays(gate, until, n, columns, length, GATE: tl.constexpr, SIZE: tl.con
     if DIAGONAL:
         return own_decays(gate, columns, length, GATE, SIZE, False)
     else:
-        _, _, origin, _, _, base = gate
+        origin, base = gate[1], gate[3]
         rest = decay_between(origin, tl.load(base + (n // GATE + 1) * GATE))
         return (rest * tl.load(until + columns))[None, :]
 
