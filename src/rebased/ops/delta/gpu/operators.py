@@ -41,7 +41,7 @@ COEFFICIENTS = {1: (0.0, 1.0, 0.0), 2: (0.0, 0.0, 1.0)}
 
 def takes(q: Tensor, value_width: int, degree: int) -> bool:
     """True if the kernels compute with these queries and values. A unit key of one number is no variable."""
-    widest = WIDEST_KEYS[degree] if choose_products(q) == "bf16" else min(WIDEST_KEYS[degree], WIDEST_EXACT)
+    widest = WIDEST_KEYS[degree] if q.dtype == torch.bfloat16 else min(WIDEST_KEYS[degree], WIDEST_EXACT)
     return 1 < q.shape[3] <= widest and value_width <= WIDEST_VALUES
 
 
