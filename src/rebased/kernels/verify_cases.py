@@ -213,7 +213,7 @@ def _other_operators(dtype: torch.dtype, T: int) -> Iterator[Case]:
     yield _scan(dtype, T, 48, 16)
     for gate in (False, True):
         yield _delta(dtype, 2, 16, 64, T, gate)
-        yield _delta(dtype, 1, 64, 64, T, gate)
+        yield _delta(dtype, 1, 32, 64, T, gate)
     yield _linear_step(dtype, 1, 256, 512)
     yield _linear_step(dtype, 16, 256, 512)
     yield _mlp_step(dtype, 256)

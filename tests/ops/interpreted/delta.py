@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
         ((1, 1, 2, 16, 16), 2, {"unit": True}),
         ((1, 130, 2, 24, 20), 1, {}),
         ((2, 63, 1, 5, 3), 1, {"decay": None, "unit": True}),
-        ((1, 70, 1, 64, 70), 1, {"decay": 0.01}),
+        ((1, 70, 1, 32, 70), 1, {"decay": 0.01}),
     ],
     ids=str,
 )
