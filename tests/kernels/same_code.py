@@ -183,6 +183,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     from kernels import classes, compile_classes, compute_classes, operator_calls
 
+    # such as a folder with another Triton
+    elsewhere = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(each).is_absolute()]
     with tempfile.TemporaryDirectory() as folder:
         tree, files = Path(folder) / "old", {name: Path(folder) / f"{name}.json" for name in ("plan", "old", "new")}
         subprocess.run(["git", "worktree", "add", "--detach", str(tree), args.old], cwd=ROOT, check=True)
@@ -196,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 (tree, ["--digest", str(files["plan"]), str(files["old"])]),
                 (ROOT, ["--digest", str(files["plan"]), str(files["new"])]),
             ):
-                path = os.pathsep.join(str(root / each) for each in ("src", "tests"))
+                path = os.pathsep.join([*(str(root / each) for each in ("src", "tests")), *elsewhere])
                 subprocess.run([*command, *words_], cwd=root, env=os.environ | {"PYTHONPATH": path}, check=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
