@@ -140,6 +140,23 @@ def assert_small_error(got: Iterable[Tensor], want: Iterable[Tensor], names: Ite
     assert not wrong, f"relative errors beyond {KERNEL_ERRORS[dtype]:.0e}: {wrong}"
 
 
+def changed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x, each number changed by up to one rounding of dtype: evenly spread, so by u / sqrt(3) in root mean square."""
+    noise = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1
+    return x * (1 + unit_roundoff(dtype) * noise.to(x.device))
+
+
+def assert_small_change(
+    got: Iterable[Tensor], want: Iterable[Tensor], moved: Iterable[Tensor], names: Iterable[str], dtype: torch.dtype
+) -> None:
+    """`assert_small_error` where a result may be worse conditioned than its inputs: a limit grows with how far the
+    result moves in fp64 when all inputs are `changed`."""
+    for a, b, other, name in zip(got, want, moved, names, strict=True):
+        condition = max(1.0, relative_error(other, b) / unit_roundoff(dtype) * math.sqrt(3))
+        error, most = relative_error(a, b), condition * KERNEL_ERRORS[dtype]
+        assert error < most, f"{name}: the relative error is {error:.1e}, beyond {most:.1e}"
+
+
 TINY_MODEL = (16, 16, 16, 16, 32) * 4 + (16, 257)
 """Sums of the tests' language models, at most: two layers of a norm, projections, tokens, a projection and an MLP,
 forth and back; logits, the vocabulary."""
