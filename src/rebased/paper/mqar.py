@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rebased.analysis.unpaired import Effect, effect_of
+from rebased.models import LMConfig
 from rebased.models.presets import preset_to_change
 from rebased.paper.precision import TF32, PrecisionTest
 from rebased.paper.reference import PAPER, deviations, place_of
@@ -104,10 +105,14 @@ def departures_of(run: Run) -> list[str]:
 
 def is_papers_model(run: Run) -> bool:
     """Whether a run's model and task are the paper's, and not ones with other heads, norms, similarities or fillers."""
-    task, model = run.settings["task"], run.settings["model"]
+    task = run.settings["task"]
     if any(task.get(key) != value for key, value in TASK.items()):
         return False
     if run.model not in (*PRESETS, *KERNEL_ORDER):
+        return False
+    try:  # with the settings that are newer than the record
+        model = LMConfig.model_validate(run.settings["model"]).model_dump(mode="json")
+    except ValueError:
         return False
     expected = papers_model(PRESETS.get(run.model, "rebased"), run.d_model)
     if len(model["mixers"]) != len(expected["mixers"]):
