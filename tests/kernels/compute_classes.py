@@ -364,9 +364,12 @@ def make_record(
             continue
         for name in done.classes:
             worst[name] = max(worst.get(name, 0.0), float(f"{done.error:.2g}"))
-    carried = {"carried": before["carried"]} if "carried" in before else {}
+    hashes = source_hashes()
+    carried = {name: before[name] for name in ("carried", "whole") if name in before}
+    if "whole" in carried:
+        carried["whole"] = [each for each in carried["whole"] if before["hashes"].get(each) == hashes.get(each)]
     return {
-        "hashes": source_hashes(), **carried, "machine": machine(), "command": command,
+        "hashes": hashes, **carried, "machine": machine(), "command": command,
         "seconds": round(seconds) + before.get("seconds", 0), "calls": len(results) + before.get("calls", 0),
         "machine_code_read": sum(done.read for _, done in results) + before.get("machine_code_read", 0),
         "complete": False, "failed": sorted(failed), "classes": dict(sorted(worst.items())),

@@ -9,9 +9,12 @@ COMPUTED, COMPILED = (Path(__file__).parent / name for name in ("computed.json",
 
 
 def unchanged_operators() -> set[str]:
-    """The operators whose kernels were computed on a GPU and compiled for all GPUs as they are now."""
-    now = set(source_hashes().items())
+    """The operators whose kernels were computed on a GPU and compiled for all GPUs as they are now. `whole`: those of
+    which that was so before the last change added kernels, and left the others as they were (same_code)."""
+    hashes = source_hashes()
+    unchanged = set(hashes)
     for path in (COMPUTED, COMPILED):
-        record = json.loads(path.read_text()) if path.exists() else {}
-        now &= set(record.get("hashes", {}).items()) if record.get("complete") else set()
-    return {operator for operator, _ in now}
+        record = json.loads(path.read_text()) if path.exists() else {"hashes": {}, "complete": False}
+        whole = record["hashes"] if record["complete"] else record.get("whole", ())
+        unchanged &= {operator for operator in whole if record["hashes"].get(operator) == hashes.get(operator)}
+    return unchanged

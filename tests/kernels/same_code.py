@@ -159,7 +159,8 @@ def carried_over(record: dict[str, Any], hashes: dict[str, str], proof: dict[str
     changed = {folder: [record["hashes"][folder], hashes[folder]] for folder in hashes if folder in record["hashes"]}
     changed = {folder: pair for folder, pair in changed.items() if pair[0] != pair[1]}
     note = proof | {"folders": changed}
-    return record | {"hashes": hashes, "carried": [*record.get("carried", []), note]}
+    whole = sorted(record["hashes"]) if record["complete"] else record.get("whole", [])
+    return record | {"hashes": hashes, "whole": whole, "carried": [*record.get("carried", []), note]}
 
 
 def main(words: Sequence[str] | None = None) -> int:

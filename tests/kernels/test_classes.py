@@ -250,5 +250,7 @@ def test_tests_are_left_out_only_while_kernels_are_those_of_the_records(
     assert records.unchanged_operators() == set(source_hashes())
     (tmp_path / "COMPILED").write_text(json.dumps(current | {"hashes": source_hashes() | {"scan": "of older kernels"}}))
     assert records.unchanged_operators() == set(source_hashes()) - {"scan"}
+    (tmp_path / "COMPUTED").write_text(json.dumps(current | {"complete": False, "whole": ["norm", "scan"]}))
+    assert records.unchanged_operators() == {"norm"}
     (tmp_path / "COMPUTED").write_text(json.dumps(current | {"complete": False}))
     assert records.unchanged_operators() == set()
