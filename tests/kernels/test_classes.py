@@ -151,7 +151,9 @@ def test_a_change_of_a_kernel_is_seen() -> None:
     assert first == again != second
     assert same_code.describe(*one) != same_code.describe(*other)
     assert same_code.compare({"a": [("x", first)]}, {"a": [("x", second)]}) == ["a"]
-    carried = same_code.carried_over({"hashes": {"norm": "1", "scan": "2"}}, {"norm": "1", "scan": "3"}, {"kernels": 9})
+    carried = same_code.carried_over(
+        {"hashes": {"norm": "1", "scan": "2"}, "complete": True}, {"norm": "1", "scan": "3"}, {"kernels": 9}
+    )
     assert carried == {
         "hashes": {"norm": "1", "scan": "3"},
         "carried": [{"kernels": 9, "folders": {"scan": ["2", "3"]}}],
