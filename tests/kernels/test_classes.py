@@ -156,6 +156,8 @@ def test_a_change_of_a_kernel_is_seen() -> None:
     )
     assert carried == {
         "hashes": {"norm": "1", "scan": "3"},
+        "complete": True,
+        "whole": ["norm", "scan"],
         "carried": [{"kernels": 9, "folders": {"scan": ["2", "3"]}}],
     }
 
