@@ -206,7 +206,8 @@ def test_a_mixer_of_ones_own(config: str, capsys: pytest.CaptureFixture[str]) ->
     assert rebased(*words) == 2
     assert "unknown mixer 'shifted'" in capsys.readouterr().err
     assert rebased(*words, "--import", "mine.py", "--out", "run") == 0
-    assert read_record(Path("run"))[0]["config"]["model"]["mixers"] == [{"name": "shifted", "gain": 2.0}]
+    options = {"conv_width": 0, "output_gate": "none"}  # that every mixer can have
+    assert read_record(Path("run"))[0]["config"]["model"]["mixers"] == [{"name": "shifted", "gain": 2.0} | options]
     Path("broken.py").write_text("import torch\nundefined_name\n")
     assert rebased(*words, "--import", "broken.py") == 2
     assert "--import broken.py failed: NameError: name 'undefined_name'" in capsys.readouterr().err

@@ -206,7 +206,7 @@ EVIDENCE = {
     "table1-t256": 180,
     "figure1-t256": 120,
     "figure7-t256": 48,
-    "extrapolation-d64": 15,
+    "extrapolation-d64": 45,
     "table3-16-epochs": 210,
     "table3-heads": 80,
     "kernels-rms-norm": 40,
