@@ -50,13 +50,10 @@ def read(path: Path, command: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_class_was_computed() -> None:
-    record, wanted = (
-        read(compute_classes.RECORD, "make test-gpu on a GPU"),
-        classes.reachable() | operator_calls.reachable(),
-    )
-    missing = not_in(record, wanted)
+    record = read(compute_classes.RECORD, "make test-gpu on a GPU")
     if not record["complete"]:
-        pytest.skip(f"{len(missing)} of {len(wanted)} classes still wait for a GPU: make test-gpu goes on")
+        pytest.skip(f"{len(record['classes']):,} classes are computed, others still wait: make test-gpu goes on")
+    missing = not_in(record, classes.reachable() | operator_calls.reachable())
     assert not missing, f"{len(missing)} classes were never computed (run make test-gpu on a GPU): {missing[:5]}"
     assert record["failed"] == []
     assert max(record["classes"].values()) <= 1
