@@ -11,9 +11,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from rebased.cli import main
 from rebased.data.tokenizer import ByteTokenizer
+from rebased.models import LanguageModel, LMConfig
 from rebased.models.authors_checkpoint import read_authors_checkpoint
 from rebased.models.weights import load_model
-from rebased.runs.export import export_model, model_card
+from rebased.runs.export import export_model, is_flat, model_card
 from rebased.runs.load import record_beside
 from rebased.runs.record import read_record
 from rebased.runs.shipped import ABOUT, find_model
@@ -113,3 +114,18 @@ def test_the_shipped_model_is_exported_and_its_card_knows_its_text(tmp_path: Pat
     assert f"| test | {about['measured_tokens']['test']:,} | {2 ** about['bits_per_byte']['test']:.2f} |" in card
     assert "import rebased.models.hf" in card
     assert "pip install 'rebased[hf]'" in card
+
+
+@pytest.mark.parametrize(
+    ("mixer", "flat"),
+    [
+        ({"name": "rebased", "n_heads": 2}, True),
+        ({"name": "rebased", "n_heads": 2, "output_gate": "silu"}, False),
+        ({"name": "rebased", "n_heads": 2, "conv_width": 4}, False),
+        ({"name": "gla", "n_heads": 2}, False),
+    ],
+    ids=str,
+)
+def test_code_is_exported_where_it_computes_the_model(mixer: dict[str, object], flat: bool) -> None:
+    config = LMConfig.model_validate({"vocab_size": 257, "d_model": 16, "max_len": 32, "mixers": [mixer]})
+    assert is_flat(LanguageModel(config)) is flat

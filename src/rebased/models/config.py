@@ -32,6 +32,10 @@ class MixerConfig(Config):
         """Return the keyword arguments for `wrap`."""
         return {key: getattr(self, key) for key in self.around}
 
+    def is_bare(self) -> bool:
+        """Return whether all these options have their defaults: nothing is around the mixer."""
+        return all(getattr(self, key) == OPTIONS[key][1] for key in self.around)
+
 
 @cache  # one class per mixer: configs of two classes are never equal
 def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:

@@ -227,6 +227,7 @@ class ShortConv(nn.Module):
 
 
 MIXERS = {"rebased": ReBased, "based": Based, "attention": Attention, "short_conv": ShortConv}
+NOT_HERE = ("name", "conv_width", "output_gate")  # no arguments; a model that uses the last two is not exported so
 
 
 class MLP(nn.Module):
@@ -248,7 +249,7 @@ class Block(nn.Module):
         super().__init__()
         D, is_mamba = model["d_model"], model["block"] == "mamba"
         self.norm1 = nn.RMSNorm(D, eps=1e-5) if is_mamba else nn.LayerNorm(D)
-        self.mixer = MIXERS[mixer["name"]](D, **{name: value for name, value in mixer.items() if name != "name"})
+        self.mixer = MIXERS[mixer["name"]](D, **{name: value for name, value in mixer.items() if name not in NOT_HERE})
         self.norm2 = None if is_mamba else nn.LayerNorm(D)
         self.mlp = MLP(D, model["mlp_ratio"] * D) if model["mlp_ratio"] else nn.Identity()
 

@@ -75,7 +75,7 @@ def _write_hf(model: LanguageModel, tokenizer: Tokenizer | None, folder: Path, r
 
 def is_flat(model: LanguageModel) -> bool:
     """True if models/modeling_rebased.py computes this model."""
-    return all(mixer.name in FLAT_MIXERS for mixer in model.config.mixers)
+    return all(mixer.name in FLAT_MIXERS and mixer.is_bare() for mixer in model.config.mixers)
 
 
 def model_card(model: LanguageModel, tokenizer: Tokenizer | None, record: list[dict[str, Any]]) -> str:
