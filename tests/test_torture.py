@@ -69,7 +69,7 @@ def test_an_input_is_a_function_of_its_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what a command takes")
-@pytest.mark.parametrize("trials", [8, pytest.param(40, marks=pytest.mark.release)])
+@pytest.mark.parametrize("trials", [15, pytest.param(40, marks=pytest.mark.release)])
 def test_a_slice_of_the_torture(trials: int) -> None:
     """The same trials every time. `make torture` runs as many as you have minutes for."""
     words = [sys.executable, "-m", "tests.torture", "--minutes", "5", "--seed", "0", "--kills", "0.4"]

@@ -12,6 +12,7 @@ from torch import Tensor
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
 
+from rebased.mixers import mixer_class, mixer_names  # noqa: E402
 from rebased.models import LanguageModel, LMConfig  # noqa: E402
 from rebased.models.hf import RebasedConfig, RebasedForCausalLM, find_rows  # noqa: E402
 from rebased.models.modeling_rebased import find_tokens  # noqa: E402
@@ -101,6 +102,12 @@ def padded() -> tuple[Tensor, Tensor]:
     mask = torch.ones_like(tokens)
     mask[1, :3] = mask[2, :5] = 0
     return tokens * mask, mask
+
+
+def test_patterns_name_every_kind_of_state() -> None:
+    named = {mixer if isinstance(mixer, str) else mixer["name"] for mixers in PATTERNS.values() for mixer in mixers}
+    ours = {name for name in mixer_names() if mixer_class(name).__module__.startswith("rebased.")}
+    assert ours <= named | {"based"}
 
 
 def test_saved_and_loaded_by_the_auto_class(shell: RebasedForCausalLM, tmp_path: Path) -> None:
