@@ -7,7 +7,8 @@
 A step is what `rebased lm train` does in one (train/lm/step.py), fed from the host: forward, backward, clipping and
 AdamW, bf16 products and fp32 weights, 32,768 tokens (T where T is longer), compiled block by block unless --compile
 says otherwise. Learned positions are as many as T. Each case is compiled and warmed up, then timed. `attention` takes
-the kernel that torch chooses, `attention-cudnn` cuDNN's.
+the kernel that torch chooses, `attention-cudnn` cuDNN's. `plain` is a model of torch's own layers, compiled whole and
+without clipping, and `plain+...` has one part of ours (plain_lm.py).
 
 Writes lm-<date>-<device>.json, after each case anew, and draws the same numbers beside it.
 """
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.lm_report import draw, profile_table, ratios, speed_table
 from benchmarks.machine import machine
+from benchmarks.plain_lm import PARTS, plain_step
 
 from rebased.data import TextBatch
 from rebased.files import replacing
@@ -72,7 +74,8 @@ MODELS = {
     "based": Model("lm-paper-text-based"),
     "attention-cudnn": Model("lm-attention", partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)),
     "paper-checkpoint": Model("lm-paper-checkpoint-rebased"),
-}
+    "plain": Model("lm-attention"),
+} | {f"plain+{part}": Model("lm-attention") for part in PARTS}
 
 
 class Case(NamedTuple):
@@ -99,6 +102,9 @@ def ready_step(case: Case) -> Callable[[], None]:
     """A model, its optimiser and a batch in the host's memory; each call is one step of training."""
     torch.manual_seed(0)
     shape, device = shape_of(case), torch.device(case.device)
+    name, *parts = case.model.split("+")
+    if name == "plain":
+        return plain_step(shape, case.batch, case.T, case.device, set(parts))
     settings: dict[str, Any] = {"compile": case.compile, "device": case.device, "capture": case.capture}
     train = LMTrainConfig(batch_size=case.batch, **settings)
     with torch.device(device):  # to draw weights on the host would take longer than all else
@@ -216,7 +222,7 @@ def save(record: dict[str, Any], path: Path) -> None:
 
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS)[:5])
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, metavar="T")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a step")
     parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
