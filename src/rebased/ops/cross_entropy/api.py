@@ -147,6 +147,8 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == total.dtype:
         total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += _product(a, b, total.dtype)
 
