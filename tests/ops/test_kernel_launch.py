@@ -1,6 +1,8 @@
 """rebased.ops.kernel_launch: a kernel is looked for once, found again, and never taken for another."""
 
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -331,3 +333,18 @@ def test_a_first_call_compiles_all_kernels_together(T: int, monkeypatch: pytest.
     got, want = attend(given, "triton"), attend([x.double() for x in given], "chunked")
     assert compiled == [True] * (3 if T == 100 else 7)
     assert_small_error(got, want, ("o", "dq", "dk", "dv"), torch.float32)
+
+
+BACKWARD = """
+import torch
+from rebased.ops import REBASED, poly_attention
+given = [torch.randn(8, 512, 4, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for width in (16, 16, 64)]
+torch.autograd.grad(poly_attention(*given, coefficients=REBASED), given, torch.ones_like(given[2]))
+"""
+
+
+@pytest.mark.gpu
+def test_processes_that_end_after_a_gradient_end_well() -> None:
+    """Without the wait at exit about one in ten was aborted on a busy machine; see _settle_gradient_threads."""
+    processes = [subprocess.Popen([sys.executable, "-c", BACKWARD]) for _ in range(12)]
+    assert [process.wait() for process in processes] == [0] * 12

@@ -9,10 +9,12 @@ Both this and compiling in threads need parts of Triton that are private and cha
 every launch is plainly kernel[grid](...), and kernels are compiled one after the other.
 """
 
+import atexit
 import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -35,6 +37,7 @@ LAUNCHER = (
 _log = logging.getLogger("rebased")
 _remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]] | None]] = {}
 _known: dict[type, bool] = {}
+_leaves: list[Tensor] = []  # alive to the very end
 _planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
 
 
@@ -214,3 +217,18 @@ def _keep(cache: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -
         cache.clear()
     cache[key] = value
     return value
+
+
+@atexit.register
+def _settle_gradient_threads() -> None:
+    """Wait until torch's gradient threads hold nothing of Python's, or Python's end may abort the process.
+
+    The thread of a GPU lets go of a gradient function after the caller has its gradients. If Python is ending by then,
+    the process dies: "terminate called without an active exception" (pytorch/pytorch, issue 190489). A gradient that
+    needs no Python makes the thread let go of the one before.
+    """
+    with suppress(Exception):  # a GPU that failed must not hide why
+        for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+            leaf = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
+            _leaves.append(leaf)
+            torch.autograd.grad(2 * leaf, leaf)
