@@ -338,7 +338,8 @@ def test_a_first_call_compiles_all_kernels_together(T: int, monkeypatch: pytest.
 BACKWARD = """
 import torch
 from rebased.ops import REBASED, poly_attention
-given = [torch.randn(8, 512, 4, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for width in (16, 16, 64)]
+options = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+given = [torch.randn(8, 512, 4, width, **options) for width in (16, 16, 64)]
 torch.autograd.grad(poly_attention(*given, coefficients=REBASED), given, torch.ones_like(given[2]))
 """
 
