@@ -11,7 +11,7 @@ read, and not where they are kept. For sm_86 and sm_89 Triton makes the same PTX
 (tests/kernels/test_classes.py), so ptxas alone is asked for these. Kernels for sm_90 are compiled by compute_classes,
 which also computes with them and reads their machine code; `--arch 90` compiles them here.
 
-A record of the same kernels and plans is continued: what it holds is not compiled again.
+A record is continued: kernels of operators that are as they were are not compiled again.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import triton
 from torch import Tensor
 
 from kernels import classes, operator_calls
-from kernels.classes import Launched, source_hashes
+from kernels.classes import Launched, folder_of, source_hashes
 from kernels.records import COMPILED
 from rebased.kernels.machine_code import compile_launch, read_cubin
 
@@ -186,11 +186,23 @@ def compile_all(todo: Sequence[Job], workers: int, seconds: float) -> Iterator[t
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The record at a path, if it is of the present kernels and plans; else an empty one."""
+    """The record at a path, without the kernels of operators that have changed since."""
     record = json.loads(path.read_text()) if path.exists() else {}
-    if record.get("hashes") == source_hashes():
+    now, then = source_hashes(), record.get("hashes", {})
+    if then == now:
         return dict(record)
-    return {"hashes": source_hashes(), "complete": False, "done": [], "architectures": {}}
+    same = {operator for operator, digest in now.items() if then.get(operator) == digest}
+    kept = {job.name for job in jobs(RECORDED) if operator_of(job) in same} if same else set()
+    if same and not record["complete"]:
+        kept &= set(record["done"])
+    whole = sorted(same & set(record["hashes"] if record.get("complete") else record.get("whole", ())))
+    fresh = {"hashes": now, "complete": False, "done": sorted(kept), "whole": whole}
+    return {"architectures": {}} | record | fresh if same else {"architectures": {}} | fresh
+
+
+def operator_of(job: Job) -> str:
+    """The folder of operators that a kernel is of."""
+    return folder_of(job.module.removeprefix("rebased.ops."))
 
 
 def write_record(path: Path, record: dict[str, Any], known: set[str], complete: bool) -> None:
@@ -240,7 +252,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if count % 50 == 0 or count == len(todo):
             print(f"{count} of {len(todo)} kernels, {time.monotonic() - start:.0f} s, {bad} problems", flush=True)
             write_record(args.record, record, known, complete=False)
-    complete = not args.only and all(job.name in known for job in jobs(RECORDED))
+    missing = {operator_of(job) for job in jobs(RECORDED) if job.name not in known}
+    complete = not missing
+    record["whole"] = sorted({*record.get("whole", ()), *(set(record["hashes"]) - missing)})
     write_record(args.record, record, known, complete)
     print(f"wrote {args.record}; {'complete' if complete else 'not complete: run it again to go on'}")
     return 1 if bad else 0

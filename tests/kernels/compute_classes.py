@@ -437,7 +437,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def write() -> dict[str, Any]:
         record = make_record(results, time.monotonic() - start, command, before)
-        record["complete"] = not record["failed"] and everything <= set(record["classes"])
+        missing = {folder_of(name) for name in everything - set(record["classes"])}
+        record["complete"] = not record["failed"] and not missing
+        record["whole"] = sorted({*record.get("whole", ()), *(set(record["hashes"]) - missing)})
         write_record(record, args.record)
         return record
 

@@ -159,6 +159,17 @@ def test_a_change_of_a_kernel_is_seen() -> None:
     }
 
 
+def test_only_operators_that_changed_are_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jobs = [compile_classes.Job(f"rebased.ops.{name}.gpu", f"{name}_kernel", (), (), 80) for name in ("norm", "scan")]
+    monkeypatch.setattr(compile_classes, "jobs", lambda *_: dict.fromkeys(jobs, ""))
+    monkeypatch.setattr(compile_classes, "source_hashes", lambda: {"norm": "1", "scan": "3"})
+    record = {"hashes": {"norm": "1", "scan": "2"}, "complete": False, "done": [job.name for job in jobs]}
+    record |= {"whole": ["norm", "scan"], "architectures": {"80": {"largest": 5}}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    kept = {"hashes": {"norm": "1", "scan": "3"}, "complete": False, "done": [jobs[0].name], "whole": ["norm"]}
+    assert compile_classes.read_record(tmp_path / "record.json") == record | kept
+
+
 def failing_work(pipe: Any) -> None:
     """As a process of the runner: one call ends it, one is wrong."""
     while (call := pipe.recv()) is not None:

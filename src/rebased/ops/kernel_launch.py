@@ -12,6 +12,7 @@ every launch is plainly kernel[grid](...), and kernels are compiled one after th
 import atexit
 import inspect
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +28,7 @@ from rebased.ops import self_check
 
 knobs = getattr(triton, "knobs", None)
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
+SETTLE_SECONDS = 0.02  # in which other threads can take the interpreter
 ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
 LAUNCHER = (
     "gridX", "gridY", "gridZ", "stream", "function",
@@ -37,7 +39,7 @@ LAUNCHER = (
 _log = logging.getLogger("rebased")
 _remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]] | None]] = {}
 _known: dict[type, bool] = {}
-_leaves: list[Tensor] = []  # alive to the very end
+_kept_to_the_end: list[Tensor] = []
 _planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
 
 
@@ -224,11 +226,12 @@ def _settle_gradient_threads() -> None:
     """Wait until torch's gradient threads hold nothing of Python's, or Python's end may abort the process.
 
     The thread of a GPU lets go of a gradient function after the caller has its gradients. If Python is ending by then,
-    the process dies: "terminate called without an active exception" (pytorch/pytorch, issue 190489). A gradient that
-    needs no Python makes the thread let go of the one before.
+    the process dies: "terminate called without an active exception" (pytorch/pytorch, issue 190489). Another gradient,
+    of tensors that stay alive, makes the thread let go of what it had before.
     """
     with suppress(Exception):  # a GPU that failed must not hide why
         for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-            leaf = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
-            _leaves.append(leaf)
-            torch.autograd.grad(2 * leaf, leaf)
+            leaf, one = (torch.ones((), device=f"cuda:{device}", requires_grad=leads) for leads in (True, False))
+            result = 2 * leaf
+            _kept_to_the_end.extend([leaf, one, result, *torch.autograd.grad(result, leaf, one)])
+        time.sleep(SETTLE_SECONDS)

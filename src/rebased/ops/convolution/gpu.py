@@ -23,6 +23,7 @@ from rebased.ops.kernel_launch import launch, strided_rows
 from rebased.ops.self_check import checked
 
 TILE, CHANNELS, WARPS = 2048, 64, 4  # per program: tokens times channels; channels at most
+BACKWARD_WARPS = 2  # sums over tokens wait for every warp: with four the kernel takes twice as long
 RUN, RUN_WARPS = 8, 2  # of the backward with silu: tokens of a run, a power of 2; warps per program
 MOST_TAPS = 6  # with silu inside the kernels: the inputs of a run are in registers
 
@@ -205,7 +206,7 @@ def _backward(
         options = {"RUN": RUN, "num_warps": RUN_WARPS}
         launch(silu_backward_kernel, grid, rows, state, weight, bias, *outputs, **constants, **options)
     else:
-        launch(backward_kernel, grid, rows, state, weight, *outputs, **constants, num_warps=WARPS)
+        launch(backward_kernel, grid, rows, state, weight, *outputs, **constants, num_warps=BACKWARD_WARPS)
     total = sums.sum((0, 1))
     return dx, dstate, total[:W].clone(), total[W].clone()
 
