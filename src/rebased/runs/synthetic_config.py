@@ -1,7 +1,7 @@
 """The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -61,8 +61,23 @@ class SyntheticTrainConfig(Config):
         return {"none": False, "model": True}.get(compile, compile)
 
 
+class SuitePart(Config):
+    """Where a run stands in a suite (suite.py), and which split chose what."""
+
+    name: str = Field(description="the suite")
+    protocol: str = Field(description="the digest of its protocol; only runs with the same one are compared")
+    task: str = Field(description="the task's name in the suite")
+    mixer: str = Field(description="the name of the compared mixer")
+    state_bytes: int | None = Field(description="what the state of its layer may have; none: nothing bounds it")
+    choosing_seeds: tuple[int, ...] = Field(description="seeds whose runs choose the rate and are not scored")
+    rate_chosen_on: Literal["test"] = Field("test", description="the split that chooses the rate and the epoch")
+    scored_on: Literal["held_out"] = Field("held_out", description="the split that scores, once")
+
+
 class SyntheticRunConfig(RunConfig):
     """A run on a synthetic task. Its execution settings are part of its digest."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("suite",)
 
     execution: ClassVar[tuple[str, ...]] = (
         "train.device",
@@ -75,6 +90,7 @@ class SyntheticRunConfig(RunConfig):
     task: AnyTask
     model: LMConfig
     train: SyntheticTrainConfig = SyntheticTrainConfig()
+    suite: SuitePart | None = Field(None, description="filled in by `rebased suite`")
 
     @field_validator("model", mode="wrap")
     @classmethod
