@@ -5,6 +5,7 @@ from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task,
 from rebased.tasks.copying import Copying
 from rebased.tasks.forgetting_mqar import ForgettingMQAR
 from rebased.tasks.mqar import MQAR, PAIRS_BY_LENGTH
+from rebased.tasks.noisy_recall import NoisyRecall
 from rebased.tasks.overwriting import Overwriting
 from rebased.tasks.questions import Questions, find_questions
 from rebased.tasks.selective_copying import SelectiveCopying
@@ -21,6 +22,7 @@ __all__ = [
     "Copying",
     "Examples",
     "ForgettingMQAR",
+    "NoisyRecall",
     "Overwriting",
     "Questions",
     "Segment",

@@ -1,7 +1,7 @@
 """Copying: read a string, then say it again, letter by letter."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -32,6 +32,11 @@ class Copying(Task):
         "seq_len": "T = {}",
         "min_length": "at least {} letters",
         "max_length": "at most {} letters",
+    }
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 18, "min_length": 3, "max_length": 8, "vocab_size": 12, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 102, "min_length": 5, "max_length": 50, "vocab_size": 30, "train": 100_000, "test": 3_000},
     }
 
     seq_len: int = Field(42, description="tokens T per sequence, at least 2 * max_length + 2")

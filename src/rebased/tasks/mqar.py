@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -34,6 +34,11 @@ class MQAR(Task):
 
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs")
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 16, "kv_pairs": 3, "vocab_size": 32, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 256, "kv_pairs": 64, "vocab_size": 8192, "train": 100_000, "test": 3_000},
+    }
 
     seq_len: int = Field(256, description="tokens T per sequence, an even number")
     kv_pairs: int = Field(64, description="pairs n of a key and a value, at most seq_len / 4")
