@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from rebased.cli.sweep_files import SweepFiles
 from rebased.config import did_you_mean
 from rebased.mixers import mixer_class, mixer_names
 from rebased.report.page import check_replaceable, write_page
+from rebased.report.prose import warn_about_records
 from rebased.report.suite import Board, suite_page
 from rebased.report.suite.page import files_of
 from rebased.runs.collect import gather
@@ -139,7 +141,10 @@ def suite(
         return code
     places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
     asked = [] if ALL in mixers else list(command.mixers())
-    board = Board(command.content, [run for run in gather(places).runs if run.settings.get("suite")], asked)
+    found = gather(places)
+    board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
+    as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
+    to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
     speeds = measure(command, board, to) if asked else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
     for name, text in files_of(board):

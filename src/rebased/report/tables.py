@@ -51,7 +51,9 @@ class Table(NamedTuple):
         """A <table> in a box that scrolls sideways."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
         rows = "".join(
-            f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{_to_html(cell)}</td>" for cell in cells) + "</tr>"
+            f'<tr><th scope="row">{escape(name)}</th>'
+            + "".join(f"<td>{_to_html(cell)}</td>" for cell in cells)
+            + "</tr>"
             for name, *cells in self.rows
         )
         many = ' class="many"' if len(self.head) > MANY else ""

@@ -27,7 +27,9 @@ SIZES = ("key_width", "d_state", "window")
 """Arguments of a mixer that the size of its state can be solved by; the first that it has. Otherwise it is d_model."""
 NUMBER = 4  # bytes of a number of the state, in fp32
 WIDEST = 2**14  # of a width that is solved
-_WIDTHS: dict[str, int | None] = {}  # solved widths, by what they depend on: each takes dozens of models without weights
+_WIDTHS: dict[
+    str, int | None
+] = {}  # solved widths, by what they depend on: each takes dozens of models without weights
 
 
 class SuiteTask(Config):
@@ -99,14 +101,18 @@ class Suite(Config):
                     choosing_seeds=self.choose_seeds,
                 )
                 tree = {"task": task.task, "model": model, "suite": part.model_dump()}
-                train = merge(self.train, task.train) | {"protocol": "held_out"} | ({"device": device} if device else {})
+                train = (
+                    merge(self.train, task.train) | {"protocol": "held_out"} | ({"device": device} if device else {})
+                )
                 found += [
                     SyntheticRunConfig.model_validate(tree | {"train": train | {"lr": rate, "seed": seed}})
                     for seed in (*self.choose_seeds, *self.score_seeds)
                     for rate in self.rates
                 ]
         if not found:
-            raise ValueError(f"{label}: the smallest state that it can have is larger than {max(self.state_bytes)} bytes")
+            raise ValueError(
+                f"{label}: the smallest state that it can have is larger than {max(self.state_bytes)} bytes"
+            )
         return found
 
     def solved_model(self, mixer: SuiteMixer, budget: int | None, task: SuiteTask) -> dict[str, Any] | None:

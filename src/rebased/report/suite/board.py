@@ -1,10 +1,10 @@
 """What the runs of a suite show: one cell per mixer, task and size of state; places, and effects of factors."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from statistics import fmean
 from typing import Literal
 
@@ -12,7 +12,7 @@ from rebased.analysis.intervals import Interval, t_interval
 from rebased.analysis.ranking import Contrast, compare_pairs, main_effects, other_of, places, seeds_to_decide
 from rebased.analysis.selection import choose_lr
 from rebased.analysis.unpaired import Groups
-from rebased.config import plural
+from rebased.config import plain, plural
 from rebased.report.demo import listed
 from rebased.runs.collect import ENDED
 from rebased.runs.finished import Run
@@ -21,6 +21,7 @@ from rebased.runs.suite import Suite, part_of
 Outcome = Literal["recall", "began"]
 MOST_SEEDS = 100  # a comparison that would need more is not worth its time
 NAMED = 4  # mixers that a sentence names
+LONGEST = 60  # letters of a mixer's name
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class SuiteCell:
     def interval(self) -> Interval:
         """Student's 95 % interval of the mean, within 0 and 1; nan for fewer than three runs."""
         low, high = t_interval(self.values())
-        return Interval(max(low, 0.0), min(high, 1.0)) if low == low else Interval(low, high)  # noqa: PLR0124 (nan)
+        return Interval(low, high) if isnan(low) else Interval(max(low, 0.0), min(high, 1.0))
 
     @cached_property
     def layer_bytes(self) -> int | None:
@@ -102,7 +103,8 @@ class Board:
             if reason or part is None:
                 self.left_out[reason or ""] += 1
                 continue
-            groups.setdefault((part.mixer, part.task, part.state_bytes), {}).setdefault((run.lr, run.seed), run)
+            label = plain(part.mixer)[:LONGEST]
+            groups.setdefault((label, part.task, part.state_bytes), {}).setdefault((run.lr, run.seed), run)
         order = [*self.own, *(name for name in suite.mixers if name not in self.own)]
         known = sorted({key[0] for key in groups}, key=lambda name: (order.index(name) if name in order else 99, name))
         self.cells = [
@@ -169,7 +171,7 @@ class Board:
     def _stands(self, name: str) -> str:
         mean, (low, high) = self.overall(name)
         shared = [other for other, place in self.places.items() if place == self.places[name] and other != name]
-        span = f" (95 % interval {low:.2f} to {high:.2f})" if low == low else ""  # noqa: PLR0124 (nan)
+        span = "" if isnan(low) else f" (95 % interval {low:.2f} to {high:.2f})"
         cells = plural(len(self.values()[name]), "cell")
         with_them = f", shared with {named(shared)}" if shared else ""
         return (
@@ -256,12 +258,12 @@ class Board:
 
 def describe_contrast(one: Contrast) -> Mapping[str, object]:
     """A contrast for --json."""
-    return {"factor": one.a, "difference": one.effect.difference, "cells": one.cells, "p": json_number(one.p)}
-
-
-def json_number(value: float) -> float | None:
-    """A number for JSON: None for nan."""
-    return None if json.dumps(value) == "NaN" else value
+    return {
+        "factor": one.a,
+        "difference": one.effect.difference,
+        "cells": one.cells,
+        "p": None if isnan(one.p) else one.p,
+    }
 
 
 def named(names: Sequence[str]) -> str:

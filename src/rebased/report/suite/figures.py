@@ -5,7 +5,7 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
-from rebased.report.drawing import SERIES, Axes, Draw, Panels, draw_panels, hover
+from rebased.report.drawing import SERIES, Axes, Draw, FuncFormatter, LogLocator, Panels, draw_panels, hover
 from rebased.report.suite.board import Board, SuiteCell
 
 FAINT = SERIES[5]
@@ -111,5 +111,8 @@ def recall_by_time(board: Board, speeds: Mapping[str, float]) -> Panels:
         hover(axes, xs, [y for _, y in found.values()], [f"{m}: {x:.3g} ms, {y:.2f}" for m, (x, y) in found.items()])
         axes.set(xscale="log", xlabel="milliseconds per 1,000 tokens", ylabel="recall", ylim=(-0.03, 1.05))
         axes.set_xlim(0.85 * min(xs), 1.9 * max(xs))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.minorticks_off()
 
     return draw_panels({"": draw}, "recall-by-time", "Recall by time of a training step")

@@ -15,19 +15,19 @@ from rebased.runs.run_names import sizes_of
 
 BYTES_CAPTION = (
     "Dots are means over fresh seeds on the held-out split, bars are 95 % intervals. Lines join the state sizes of one "
-    "mixer; grey dots are the other mixers, point at one to see which. Mixers whose state grows stand at the right edge."
+    "mixer. Grey dots are the other mixers: point at one to see which. Mixers whose state grows stand at the right."
 )
 PLACE_RULE = (
-    "A mixer's place is 1 + the number of mixers that are decidedly better. Every two mixers are compared over all cells "
-    "of task and state size that both have: runs are exchanged within a cell (a permutation test), with Holm's "
-    f"correction over all pairs. Below {SIGNIFICANT:g} a difference is decided. Mixers that share a place cannot be told "
-    "apart; they are listed by name."
+    "A mixer's place is 1 + the number of mixers that are decidedly better. Every two mixers are compared over all "
+    "cells of task and state size that both have: runs are exchanged within a cell (a permutation test), with Holm's "
+    f"correction over all pairs. Below {SIGNIFICANT:g} a difference is decided. Mixers that share a place cannot be "
+    "told apart; they are listed by name."
 )
 EFFECT_RULE = (
     "Main effects: all pairs of mixers that differ in one factor alone, on the same task and state size. Runs are "
     "exchanged within a pair, with Holm's correction over the factors of a task, for recall and for the share of runs "
-    "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect of "
-    "delta is that of both."
+    "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect "
+    "of delta is that of both."
 )
 
 
@@ -43,7 +43,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         table = recall_table(board, budget)
         if table.rows:
             size = "Mixers whose state nothing bounds" if budget is None else f"Recall with {budget:,} bytes of state"
-            sections.append(Section(size, table.to_html() + (paragraphs(PLACE_RULE) if budget else "")))
+            sections.append(Section(size, table.to_html()))
     if speeds:
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
@@ -51,7 +51,7 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         )
         sections.append(Section("Recall and time", figure(recall_by_time(board, speeds), caption)))
     sections += [
-        Section("The protocol", bullets(describe_protocol(board))),
+        Section("The protocol", paragraphs(PLACE_RULE) + bullets(describe_protocol(board))),
         Section("Runs", "".join(show_runs(cell) for cell in board.cells)),
         Section("How to make this page again", commands([command])),
     ]
@@ -135,10 +135,10 @@ def describe_protocol(board: Board) -> list[str]:
         "on the validation split."
     )
     sizes = (
-        f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes in "
-        "fp32. The width of its keys (or its window, or what else sets its size) is the largest that fits. The rest of "
-        "the model is the same for all; parameters differ as the tables say. A mixer that has its own convolution or "
-        "output gate keeps it only where it cannot be switched off (Mamba, Mamba-2)."
+        f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes "
+        "in fp32. The width of its keys (or its window, or what else sets its size) is the largest that fits. The rest "
+        "of the model is the same for all; parameters differ as the tables say. A mixer with a convolution or a gate of "
+        "its own keeps it only where it cannot be switched off (Mamba, Mamba-2)."
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
     unfinished = sum(not cell.is_complete for cell in board.cells)

@@ -33,7 +33,9 @@ def order_of_work(
     width, lr = rank(lambda run: run.config.model.d_model), rank(lambda run: run.config.train.lr)
     model = rank(lambda run: run.model)
     first, second = (task, seed) if by_task else (seed, task)
-    return sorted(runs, key=lambda run: (run.status != "begun", first(run), second(run), width(run), lr(run), model(run)))
+    return sorted(
+        runs, key=lambda run: (run.status != "begun", first(run), second(run), width(run), lr(run), model(run))
+    )
 
 
 class TimeBudget:
