@@ -8,7 +8,7 @@ from the bytes that its state may have.
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ SIZES = ("key_width", "d_state", "window")
 """Arguments of a mixer that the size of its state can be solved by; the first that it has. Otherwise it is d_model."""
 NUMBER = 4  # bytes of a number of the state, in fp32
 WIDEST = 2**14  # of a width that is solved
+WIDER = 8  # a model whose d_model is solved is at most so many times as wide as the others
 _WIDTHS: dict[
     str, int | None
 ] = {}  # solved widths, by what they depend on: each takes dozens of models without weights
@@ -46,7 +47,7 @@ class SuiteMixer(Config):
     mixer: dict[str, Any] = Field(description="its name and arguments, without the one that is solved")
     solve: str | None = Field(None, description="the argument, or d_model, that is solved; none: the first of SIZES")
     factors: dict[str, bool] = Field({}, description="what distinguishes it from others: {square: true, gate: false}")
-    grows: bool = Field(False, description="its state grows with the sequence: it is shown, not ranked")
+    unsized: bool = Field(False, description="its state cannot be given a size: it is shown with its own, not ranked")
 
 
 class Suite(Config):
@@ -81,7 +82,7 @@ class Suite(Config):
 
     def budgets(self, mixer: SuiteMixer) -> tuple[int | None, ...]:
         """The bytes that a mixer's state may have, one entry per size; (None,) if nothing bounds it."""
-        return (None,) if mixer.grows else self.state_bytes
+        return (None,) if mixer.unsized else self.state_bytes
 
     def configs(self, name: str, label: str, mixer: SuiteMixer, device: str | None = None) -> list[SyntheticRunConfig]:
         """The configs of all runs of a mixer: budgets, tasks, rates and seeds. `name` is the suite's, `label` the
@@ -128,7 +129,8 @@ class Suite(Config):
         data = SyntheticRunConfig.model_validate({"task": task.task, "model": self.place(mixer.mixer)}).task
         known = json.dumps((self.model, mixer.mixer, name, budget, longest(data)))
         if known not in _WIDTHS:
-            _WIDTHS[known] = widest(lambda width: self._bytes(model(width), longest(data)), budget)
+            most = WIDER * self.model["d_model"] if name == "d_model" else WIDEST
+            _WIDTHS[known] = widest(lambda width: self._bytes(model(width), longest(data)), budget, most)
         width = _WIDTHS[known]
         return None if width is None else model(width)
 
@@ -187,13 +189,13 @@ def load_suite(path: Path) -> Suite:
 
 
 def own_mixer(name: str, heads: int) -> SuiteMixer:
-    """A user's registered mixer as one of a suite: with its defaults, `heads` heads if it has heads, and without a
-    size to solve if it cannot tell the size of its state."""
+    """A user's registered mixer as one of a suite: with its defaults, and `heads` heads if it has heads. It is unsized
+    if it cannot tell the size of its state."""
     cls = mixer_class(name)
     settings: dict[str, Any] = {"name": name}
     if "n_heads" in inspect.signature(cls).parameters:
         settings["n_heads"] = heads
-    return SuiteMixer(mixer=settings, grows=not hasattr(cls, "state_size"))
+    return SuiteMixer(mixer=settings, unsized=not hasattr(cls, "state_size"))
 
 
 def solved_by(name: str) -> str:
@@ -202,19 +204,12 @@ def solved_by(name: str) -> str:
     return next((size for size in SIZES if size in arguments and size not in CONTEXT), "d_model")
 
 
-def widest(size: Callable[[int], int | None], budget: int) -> int | None:
-    """The largest width whose size is at most `budget`; None if there is none. Sizes grow with the width. A width
-    without a size is left out."""
-    high = next((width for width in _doubling() if (size(width) or 0) > budget), WIDEST)
-    low = 0
+def widest(size: Callable[[int], int | None], budget: int, most: int = WIDEST) -> int | None:
+    """The largest width, at most `most`, whose size is at most `budget`; None if there is none. Sizes grow with the
+    width. A width without a size is left out."""
+    powers = (2**n for n in range(most.bit_length()))
+    low, high = 0, next((width for width in powers if (size(width) or 0) > budget), most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if (size(middle) or 0) > budget else (middle, high)
     return next((width for width in range(low, 0, -1) if (found := size(width)) is not None and found <= budget), None)
-
-
-def _doubling() -> Iterator[int]:
-    width = 1
-    while width < WIDEST:
-        yield width
-        width *= 2

@@ -137,8 +137,8 @@ def describe_protocol(board: Board) -> list[str]:
     sizes = (
         f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes "
         "in fp32. The width of its keys (or its window, or what else sets its size) is the largest that fits. The rest "
-        "of the model is the same for all; parameters differ as the tables say. A mixer with a convolution or a gate of "
-        "its own keeps it only where it cannot be switched off (Mamba, Mamba-2)."
+        "of the model is the same for all; parameters differ as the tables say. Mixers with a convolution or a gate of "
+        "their own keep it only where it cannot be switched off (Mamba, Mamba-2)."
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
     unfinished = sum(not cell.is_complete for cell in board.cells)
