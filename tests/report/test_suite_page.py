@@ -74,7 +74,7 @@ def test_places_and_effects_of_clear_differences() -> None:
     assert rows[0][-1] == "recall and began to learn"
 
 
-def test_a_mixer_whose_state_grows_is_shown_and_not_ranked() -> None:
+def test_a_mixer_whose_state_has_no_set_size_is_shown_and_not_ranked() -> None:
     board = Board(SUITE, list(suite_runs(SUITE, {"Attention": 0.9, "ReBased": 0.5})), ["Attention"])
     assert board.places == {"ReBased": 1}
     assert [row[0] for row in recall_table(board, None).rows] == ["Attention"]

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rebased.cli.imports import import_user_code
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_time, run_sweep
-from rebased.cli.sweep_files import SweepFiles
+from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.config import did_you_mean
 from rebased.mixers import mixer_class, mixer_names
 from rebased.report.page import check_replaceable, write_page
@@ -29,7 +29,6 @@ from rebased.train.sweep.cost import processor_of, time_steps
 
 ALL = "all"
 GPU = "--gpu"
-CARRY_MIB = 64  # of unfinished runs: those of a suite on a GPU are larger than those of a sweep on a CPU
 
 
 class SuiteCommand(Command):

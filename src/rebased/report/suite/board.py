@@ -164,8 +164,9 @@ class Board:
         if ranked is not None:
             return self._stands(ranked), self._decided(ranked), self._rest(ranked)
         if self.own:
-            name = self.own[0]
-            return self._unranked(name), self._effects_in_words(), "Its state must be bounded to compare it further."
+            done = any(cell.is_complete for cell in self.of(self.own[0]))
+            rest = "give it a state of a size that can be set" if done else "the same command goes on"
+            return self._unranked(self.own[0]), self._effects_in_words(), f"To compare it: {rest}."
         return self._first(), self._effects_in_words(), self._rest(None)
 
     def _stands(self, name: str) -> str:
@@ -183,8 +184,7 @@ class Board:
         found = [f"{cell.mean:.2f} on {cell.task}" for cell in self.of(name)]
         if not found:
             return f"No cell of {name} is finished yet."
-        why = "is not ranked: nothing bounds its state, or no cell is complete"
-        return f"{name} recalls {listed(found)}; it {why}."
+        return f"{name} recalls {listed(found)}; it is not ranked: its state has no set size, or no cell is complete."
 
     def _first(self) -> str:
         if not self.places:
