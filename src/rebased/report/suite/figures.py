@@ -49,7 +49,7 @@ def recall_by_bytes(board: Board) -> Panels:
                 cells = [cell for cell in board.of(mixer) if cell.task == task]
                 if not cells:
                     continue
-                xs = [cell.layer_bytes or cell.budget or 0 for cell in cells]
+                xs: list[float] = [cell.layer_bytes or cell.budget or 0 for cell in cells]
                 if cells[-1].budget is None:
                     xs = [1.3 * max(sizes)]
                 means = [cell.mean for cell in cells]
@@ -62,8 +62,8 @@ def recall_by_bytes(board: Board) -> Panels:
                     axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
                 hover(axes, xs, means, [describe(cell) for cell in cells])
             for mixer, height in apart(ends).items():
-                own = {"weight": "bold"} if mixer in board.own else {}
-                axes.text(1.45 * max(sizes), height, mixer, color=looks[mixer]["color"], va="center", **own)
+                weight = "bold" if mixer in board.own else "normal"
+                axes.text(1.45 * max(sizes), height, mixer, color=looks[mixer]["color"], va="center", weight=weight)
             axes.set(xscale="log", xlabel="bytes of state", ylabel="recall", ylim=(-0.03, 1.05))
             axes.set_xlim(0.7 * min(sizes), edge * 1.6)
             axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
