@@ -110,3 +110,13 @@ def test_tidy_files_have_one_row_per_run_and_per_cell() -> None:
     assert sum(row["stage"] == "score" for row in records) == 20
     assert len(cell_table(board).rows) == 4
     assert [name for name, _ in files_of(board)] == ["cells.csv", "runs.csv"]
+
+
+def test_mixers_are_ranked_on_the_same_cells() -> None:
+    """A mixer with fewer cells has fewer tests, and would share the first place for that."""
+    few = [run for run in suite_runs(SUITE, {"Delta": 0.1}) if run.settings["suite"]["task"] == "MQAR"]
+    others = list(suite_runs(SUITE, {"ReBased": 0.5, "Linear": 0.1}))
+    assert Board(SUITE, [*few, *others]).places == {"ReBased": 1, "Linear": 2}
+    asked = Board(SUITE, [*few, *others], ["Delta"])  # a suite that is half done: on the cells that it has
+    assert asked.places == {"ReBased": 1, "Delta": 2, "Linear": 2}
+    assert "over 2 cells" in asked.sentences[0]

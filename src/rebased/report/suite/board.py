@@ -129,14 +129,28 @@ class Board:
         return found
 
     @cached_property
+    def ranked(self) -> dict[str, Groups]:
+        """The scores of the ranked mixers, all on the same cells: those that the reader's own mixer has completed, or
+        those that more than half of all mixers have. A mixer that lacks one of them is not ranked."""
+        values = self.values()
+        counts = Counter(cell for groups in values.values() for cell in groups)
+        own = next((values[name] for name in self.own if name in values), None)
+        cells = own if own is not None else [cell for cell in counts if 2 * counts[cell] > len(values)]
+        return {
+            name: {cell: groups[cell] for cell in cells}
+            for name, groups in values.items()
+            if all(cell in groups for cell in cells)
+        }
+
+    @cached_property
     def contrasts(self) -> list[Contrast]:
-        """Every two ranked mixers over all cells that both have; Holm over all pairs."""
-        return compare_pairs(self.values())
+        """Every two ranked mixers; Holm over all pairs."""
+        return compare_pairs(self.ranked)
 
     @cached_property
     def places(self) -> dict[str, int]:
         """The place of each ranked mixer. Mixers that cannot be told apart share one."""
-        found = places(list(self.values()), self.contrasts)
+        found = places(list(self.ranked), self.contrasts)
         return dict(sorted(found.items(), key=lambda each: (each[1], each[0].casefold())))
 
     def effects(self, task: str, outcome: Outcome = "recall") -> list[Contrast]:
@@ -146,9 +160,8 @@ class Board:
         return [one for one in main_effects(values, factors) if one.cells]
 
     def overall(self, mixer: str) -> tuple[float, Interval]:
-        """The mean of a mixer over its cells, and its interval over seeds."""
-        rows = [cell.values() for cell in self.of(mixer) if cell.is_complete]
-        by_seed = [fmean(values) for values in zip(*rows, strict=True)]
+        """The mean of a ranked mixer over the cells, and its interval over seeds."""
+        by_seed = [fmean(values) for values in zip(*self.ranked[mixer].values(), strict=True)]
         return fmean(by_seed), t_interval(by_seed)
 
     def parameters(self, budget: int | None) -> int | None:
@@ -173,7 +186,7 @@ class Board:
         mean, (low, high) = self.overall(name)
         shared = [other for other, place in self.places.items() if place == self.places[name] and other != name]
         span = "" if isnan(low) else f" (95 % interval {low:.2f} to {high:.2f})"
-        cells = plural(len(self.values()[name]), "cell")
+        cells = plural(len(self.ranked[name]), "cell")
         with_them = f", shared with {named(shared)}" if shared else ""
         return (
             f"{name} recalls {mean:.2f}{span} on average over {cells} of task and state size: place "
@@ -226,12 +239,11 @@ class Board:
 
         said = [f"{count:.0f} against {words(one)}" if name else f"{count:.0f} for {words(one)}" for count, one in able]
         beyond = plural(len(open_) - len(able), "comparison")
-        few = f"about {listed(said[:NAMED])} seeds per cell instead of {seeds}" if said else ""
-        more = f" ({len(said) - NAMED} more comparisons need more)" if len(said) > NAMED else ""
-        if not few:
-            return f"To decide the rest: more than {MOST_SEEDS} seeds per cell in each of {beyond}; call them equal."
+        if not said:
+            return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
+        more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
         end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(able) else ""
-        return f"To decide the rest: {few}{more}{end}."
+        return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
 
     def to_json(self) -> dict[str, object]:
         """What was found, for --json."""

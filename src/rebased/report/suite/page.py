@@ -19,7 +19,7 @@ BYTES_CAPTION = (
 )
 PLACE_RULE = (
     "A mixer's place is 1 + the number of mixers that are decidedly better. Every two mixers are compared over all "
-    "cells of task and state size that both have: runs are exchanged within a cell (a permutation test), with Holm's "
+    "complete cells of task and state size: runs are exchanged within a cell (a permutation test), with Holm's "
     f"correction over all pairs. Below {SIGNIFICANT:g} a difference is decided. Mixers that share a place cannot be "
     "told apart; they are listed by name."
 )
