@@ -2,6 +2,7 @@
 
 from rebased.tasks.batches import Batch, epoch_batches
 from rebased.tasks.compositional_mqar import CompositionalMQAR
+from rebased.tasks.compression import Compression
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task, task_class, task_name, task_names
 from rebased.tasks.copying import Copying
 from rebased.tasks.forgetting_mqar import ForgettingMQAR
@@ -25,6 +26,7 @@ __all__ = [
     "AnyTask",
     "Batch",
     "CompositionalMQAR",
+    "Compression",
     "Copying",
     "Examples",
     "ForgettingMQAR",

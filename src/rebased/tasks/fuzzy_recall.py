@@ -29,7 +29,7 @@ class FuzzyRecall(Task):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 31, "vocab_size": 10, "motif": 2, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 23, "vocab_size": 8, "motif": 2, "train": 8_000, "test": 500},
         "paper": {"seq_len": 128, "vocab_size": 16, "motif": 3, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
 

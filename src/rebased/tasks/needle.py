@@ -32,7 +32,7 @@ class Needle(Task):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 30, "vocab_size": 26, "digits": 3, "line": 4, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 20, "vocab_size": 25, "digits": 2, "line": 4, "train": 8_000, "test": 500},
         "paper": {"seq_len": 512, "vocab_size": 128, "digits": 7, "line": 25, "train": 20_000, "test": 2_000},
     }
 

@@ -27,7 +27,7 @@ class NgramCopying(Copying):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 18, "min_length": 4, "max_length": 8, "vocab_size": 14, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 14, "min_length": 3, "max_length": 6, "vocab_size": 12, "train": 8_000, "test": 500},
         "paper": {
             "seq_len": 102,
             "min_length": 10,
