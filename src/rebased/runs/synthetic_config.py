@@ -98,7 +98,8 @@ class SyntheticRunConfig(RunConfig):
         if "task" not in info.data:  # the task is invalid: only that error is shown
             return LMConfig()
         task = info.data["task"]
-        return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
+        needed = {"vocab_size": task.vocab_size, "max_len": longest(task), "readout": task.task_type.readout}
+        return finish_model(value, build, needed)
 
     @model_validator(mode="after")
     def _fits(self) -> "SyntheticRunConfig":
@@ -106,6 +107,10 @@ class SyntheticRunConfig(RunConfig):
             raise ValueError(
                 f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "
                 "leave it out to take the task's"
+            )
+        if self.model.readout != (needed := self.task.task_type.readout):
+            raise ValueError(
+                f"model.readout is {self.model.readout!r}; task {self.task.name!r} needs {needed!r}: leave it out"
             )
         limit = self.model.length_limit
         if limit is not None and limit < longest(self.task):

@@ -52,6 +52,9 @@ class Task(Config):
     """Named settings, {"quick": {"seq_len": 64, "train": 8000, "test": 1000}}: fields of the task, and the numbers of
     examples to train on and to test on. `task: {name: ..., size: quick}` of a config stands for them."""
 
+    readout: ClassVar[Literal["each", "last"]] = "each"
+    """What the model's logits are made of: the features of each position, or those of the last (LMConfig.readout)."""
+
     seq_len: int  # T, the length of every row
     vocab_size: int  # tokens are 0 .. vocab_size - 1
 

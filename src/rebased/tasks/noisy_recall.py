@@ -29,7 +29,7 @@ class NoisyRecall(Task):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 31, "vocab_size": 16, "noise_tokens": 8, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 31, "vocab_size": 24, "noise_tokens": 8, "train": 8_000, "test": 500},
         "paper": {"seq_len": 127, "vocab_size": 32, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
 
