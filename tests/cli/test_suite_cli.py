@@ -85,6 +85,18 @@ def test_without_a_mixer_the_page_shows_what_is_known() -> None:
     assert read("found.json")["places"] == {"ReBased": 1}
 
 
+def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their path is this machine's, and must not stand on a page."""
+    monkeypatch.setattr("rebased.cli.suite.MODELS", tmp_path / "shipped")
+    known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
+    write_bundle(list(suite_runs(known, {"ReBased": 0.5})), tmp_path / "shipped" / "suite-small.jsonl.gz")
+    assert suite("small.yaml", "rebased", "--workers", "1", "--json", "found.json") == 0  # nothing is left to train
+    assert read("found.json")["places"] == {"ReBased": 1}
+    page = Path("runs/suite-small/report.html").read_text()
+    assert "rebased suite small.yaml rebased --workers 1" in page
+    assert str(tmp_path) not in page
+
+
 def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite("small.yaml", "rebased", "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out

@@ -45,6 +45,11 @@ class SuiteCommand(Command):
         return self.out or Path("runs") / f"suite-{self.file.stem}"
 
     @property
+    def shipped(self) -> Path:
+        """The bundle of shipped results, which may not be there."""
+        return shipped_results(self.file)
+
+    @property
     def device(self) -> str | None:
         """Where runs are trained; None: where the suite file says."""
         return "cuda" if GPU in self.settings else None
@@ -69,7 +74,11 @@ class SuiteCommand(Command):
         return str(self)
 
     def __str__(self) -> str:
-        return shlex.join(["rebased", "suite", str(self.file), *self.settings, *self.options()])
+        words = ["rebased", "suite", str(self.file), *self.settings, *self.options()]
+        if str(self.shipped) in words:  # it is known without being named, and lies elsewhere on other machines
+            place = words.index(str(self.shipped))
+            del words[place - 1 : place + 1]
+        return shlex.join(words)
 
 
 def suite(
@@ -128,7 +137,7 @@ def suite(
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
-    shipped = [path for path in (MODELS / f"suite-{file.stem}.jsonl.gz",) if path.exists()]
+    shipped = [path for path in (shipped_results(file),) if path.exists()]
     files = SweepFiles(known if sources else (*shipped, *known), bundle, carry_unfinished, CARRY_MIB)
     command = SuiteCommand(
         file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit
@@ -153,6 +162,11 @@ def suite(
     say(to.console(), f"wrote {page}: open it in a browser")
     to.emit(board.to_json() | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
+
+
+def shipped_results(file: Path) -> Path:
+    """The bundle of shipped results of a suite."""
+    return MODELS / f"suite-{file.stem}.jsonl.gz"
 
 
 def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
