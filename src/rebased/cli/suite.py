@@ -144,7 +144,11 @@ def suite(
     )
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after
-    code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True) if mixers else 0
+    code = 0
+    if mixers:
+        order = ", ".join(command.content.tasks)
+        say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
+        code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True)
     if dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
@@ -187,12 +191,15 @@ def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
 
 
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
-    """Milliseconds per 1,000 tokens of a training step, of the asked mixers and of those that figures draw as lines."""
+    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state, of the asked mixers and
+    of those that figures draw as lines."""
     suite, found = board.suite, dict[str, float]()
+    last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
+    single = suite.model_copy(update=last)
     mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | command.mixers()
     with to.console().status("timing a training step of each mixer ..."):
         for label, mixer in mixers.items():
-            config = suite.configs(command.file.stem, label, mixer, command.device)[-1]
+            config = single.configs(command.file.stem, label, mixer, command.device)[0]
             step = median(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds
             found[label] = 1e6 * step / (config.train.batch_size * config.task.train[0].seq_len)
     return found

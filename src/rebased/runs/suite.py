@@ -81,7 +81,7 @@ class Suite(Config):
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
     def budgets(self, mixer: SuiteMixer) -> tuple[int | None, ...]:
-        """The bytes that a mixer's state may have, one entry per size; (None,) if nothing bounds it."""
+        """The bytes that a mixer's state may have, one entry per size; (None,) if it has no set size."""
         return (None,) if mixer.unsized else self.state_bytes
 
     def configs(self, name: str, label: str, mixer: SuiteMixer, device: str | None = None) -> list[SyntheticRunConfig]:
@@ -102,18 +102,15 @@ class Suite(Config):
                     choosing_seeds=self.choose_seeds,
                 )
                 tree = {"task": task.task, "model": model, "suite": part.model_dump()}
-                train = (
-                    merge(self.train, task.train) | {"protocol": "held_out"} | ({"device": device} if device else {})
-                )
+                train = merge(self.train, task.train) | {"protocol": "held_out"}
+                train |= {"device": device} if device else {}
                 found += [
                     SyntheticRunConfig.model_validate(tree | {"train": train | {"lr": rate, "seed": seed}})
                     for seed in (*self.choose_seeds, *self.score_seeds)
                     for rate in self.rates
                 ]
         if not found:
-            raise ValueError(
-                f"{label}: the smallest state that it can have is larger than {max(self.state_bytes)} bytes"
-            )
+            raise ValueError(f"{label}: its smallest state is larger than {max(self.state_bytes):,} bytes")
         return found
 
     def solved_model(self, mixer: SuiteMixer, budget: int | None, task: SuiteTask) -> dict[str, Any] | None:
