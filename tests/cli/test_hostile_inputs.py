@@ -256,7 +256,7 @@ def test_ctrl_c_during_imports_is_quiet() -> None:
     "words",
     [
         ("report", "x.jsonl"),
-        ("leaderboard", "x.jsonl"),
+        ("suite", "quick", "--known", "x.jsonl"),
         ("lm", "generate", "x.safetensors", "--prompt", "a"),
         ("lm", "export", "x.safetensors", "-o", "out"),
         ("lm", "import", "x.safetensors", "-o", "out"),
@@ -300,9 +300,8 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\uff
     [
         ["report", "sweep\x1b[31m", "-o", "out/page.html", "--title", HOSTILE.replace("\0", "")],
         ["report", "sweep\x1b[31m", "--tables", "out", "--formats", "md,tex,csv,svg"],
-        ["leaderboard", "sweep\x1b[31m", "-o", "out/page.html"],
     ],
-    ids=["page", "tables", "leaderboard"],
+    ids=["page", "tables"],
 )
 def test_no_control_character_leaves_through_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: list[str]

@@ -113,7 +113,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("--examples", "--split", "--windows", "--seq-len", "-o", "--json"),
     ),
     "paper": (["paper", "bundle.jsonl.gz"], ("-o", "--json", "--quiet")),
-    "leaderboard": (["leaderboard", "bundle.jsonl.gz"], ("-o", "--json")),
+    "suite": (["suite", "quick", "--known", "bundle.jsonl.gz"], ("-o", "--json", "--for", "--workers")),
     "configs": (["list", "configs", "mqar/quick"], ("--name",)),
     "params": (["paper", "--params"], ("--json", "-o")),
 }
@@ -252,7 +252,8 @@ def bundle(random: Random, folder: Path) -> list[str]:
     changed = [mutate_json(random, line) if n == at else json.dumps(line).encode() for n, line in enumerate(lines)]
     packed = gzip.compress(b"\n".join(changed) + b"\n")
     write(folder / "x.jsonl.gz", packed[: random.randrange(len(packed))] if random.random() < 0.1 else packed)
-    return [random.choice(("report", "paper", "leaderboard")), "x.jsonl.gz", "-o", "out.html"]
+    verb = random.choice((["report"], ["paper"], ["suite", "quick", "--known"]))
+    return [*verb, "x.jsonl.gz", "-o", "out" if "suite" in verb else "out.html"]
 
 
 def jsonl(random: Random, folder: Path) -> list[str]:
@@ -310,7 +311,7 @@ def warm_up() -> None:
         "report",
         "lm_compare",
         "lm_generate",
-        "leaderboard",
+        "suite",
         "probe",
         "paper",
         "lm_serve",

@@ -1,6 +1,7 @@
 """Compare two groups of runs that share no seeds: a difference with its interval, equivalence, and exact tests."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from math import inf, nan, sqrt
 from statistics import fmean, variance
 from typing import NamedTuple
@@ -84,12 +85,18 @@ def permutation_p(a: Groups, b: Groups) -> float:
     Labels are shuffled SHUFFLES times. The observed order counts as one more, so p is never 0.
     """
     observed = abs(effect(a, b).difference)
-    rng, found = np.random.default_rng(SEED), np.zeros(SHUFFLES)
-    for key in a:
-        pool, n = np.array([*a[key], *b[key]]), len(a[key])
-        shuffled = rng.permuted(np.tile(pool, (SHUFFLES, 1)), axis=1)  # [SHUFFLES, runs]
+    pools, found = [np.array([*a[key], *b[key]]) for key in a], np.zeros(SHUFFLES)
+    for pool, order, values in zip(pools, _orders(tuple(map(len, pools))), a.values(), strict=True):
+        shuffled, n = pool[order], len(values)  # [SHUFFLES, runs]
         found += (shuffled[:, :n].mean(1) - shuffled[:, n:].mean(1)) / len(a)
     return float((1 + np.sum(np.abs(found) >= observed - 1e-12)) / (1 + SHUFFLES))
+
+
+@lru_cache(maxsize=4)  # a ranking compares many pairs of the same sizes
+def _orders(sizes: tuple[int, ...]) -> list[np.ndarray]:
+    """SHUFFLES random orders of the runs of each stratum, by their numbers: [SHUFFLES, runs] per stratum."""
+    rng = np.random.default_rng(SEED)
+    return [rng.permuted(np.tile(np.arange(size), (SHUFFLES, 1)), axis=1) for size in sizes]
 
 
 def fisher_p(yes_a: int, n_a: int, yes_b: int, n_b: int) -> float:

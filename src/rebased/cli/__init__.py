@@ -32,7 +32,7 @@ COMMANDS = {
     "check": ("rebased.cli.check:check", "Test a mixer or a task, yours or ours, against its contract."),
     "paper": ("rebased.cli.paper:paper", "Compare our results with every table and figure of the paper."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from runs."),
-    "leaderboard": ("rebased.cli.leaderboard:leaderboard", "Rank mixers by accuracy and bytes of state."),
+    "suite": ("rebased.cli.suite:suite", "Compare your mixer with ours at equal bytes of state, in ten minutes."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks."),
     "explore": ("rebased.cli.explore:explore", "Compare two trained models on a page: predictions, attention, state."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
@@ -67,7 +67,7 @@ GROUPS: dict[str, str] = {
 # The panels of `rebased --help`: what a newcomer needs comes first. A first word that is missing here goes to the last.
 PANELS = {
     "Start here": ("demo", "train", "report", "explore", "list"),
-    "Compare models": ("sweep", "probe", "check", "leaderboard", "paper"),
+    "Compare models": ("suite", "sweep", "probe", "check", "paper"),
     "Language models": ("data", "lm"),
     "More": (),
 }
@@ -78,7 +78,7 @@ EXAMPLES = {
     "sweep": "table1-cpu",
     "check": "rebased",
     "report": "runs -o report.html",
-    "leaderboard": "results.jsonl.xz",
+    "suite": "quick my_mixer.py:MyMixer",
     "probe": "runs/my-run -o probe.html",
     "lm train": "--config lm/quick",
     "lm compare": "runs",

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_points, run_sweep
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.evaluate.attention_speed import time_attention
@@ -43,13 +43,6 @@ class DemoCommand(Command):
         return shlex.join(words)
 
 
-class Progress(Output):
-    """Where the demo's sweep writes: only messages. The demo has a result of its own."""
-
-    def emit(self, result: Any) -> None:
-        """Give nothing."""
-
-
 def demo(
     *, out: Annotated[Path, OUT_OPTION] = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Output = TO_TERMINAL
 ) -> int:
@@ -79,7 +72,7 @@ def demo(
     settings = ("--grid.train.seed", str(list(range(FIRST_SEED, FIRST_SEED + seeds))))
     command = DemoCommand(config, settings, out, "local", None, False, (), SweepFiles((), None, None, CARRY_MIB), None)
     points = read_points(config, (), {settings[0].removeprefix("--"): settings[1]}).points
-    if code := run_sweep(command, Progress(to.json, to.quiet), dry_run=False, retry_failed=True):
+    if code := run_sweep(command, Messages(to.json, to.quiet), dry_run=False, retry_failed=True):
         return code
     runs = [Run(digest, read_record(out / digest)) for digest in (point.config.digest() for point in points)]
     if diverged := [run for run in runs if run.status != "done"]:

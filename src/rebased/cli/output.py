@@ -62,6 +62,13 @@ class Output:
             say(self.console(), f"wrote {self.json}")
 
 
+class Messages(Output):
+    """Where a command writes that another command calls: only messages. The caller has a result of its own."""
+
+    def emit(self, result: Any) -> None:
+        """Give nothing."""
+
+
 TO_TERMINAL = Output()
 """Without --json and --quiet: the default of every command."""
 

@@ -151,7 +151,7 @@ def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bo
     console, folder, files = to.console(), command.folder, command.files
     check_folder(folder)
     with each_warning_once(console):
-        points, select = read_points(command.file, command.imports, parse_overrides(command.settings, OPTIONS))
+        points, select, by_task = command.read()
     with ExitStack() as stack:
         if command.mps and not dry_run:
             stack.enter_context(mps_daemon())
@@ -167,7 +167,7 @@ def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bo
                 | {"estimated_seconds": cost.total, "estimated_range": [cost.least, cost.most]}
             )
             return 0
-        queue = SweepQueue(runs, stages, command.budget(cost), plan.runs)
+        queue = SweepQueue(runs, stages, command.budget(cost), plan.runs, by_task=by_task)
         check_time(queue)
         tally = Tally(plan, cost, where.workers, stages)
         try:
@@ -284,6 +284,10 @@ class Command(NamedTuple):
         """The folder of the runs."""
         return self.out or Path("runs") / self.file.stem
 
+    def read(self) -> Sweep:
+        """The runs, after the user's code has been imported."""
+        return read_points(self.file, self.imports, parse_overrides(self.settings, OPTIONS))
+
     def make_executor(self, *, uses_gpu: bool) -> Executor:
         """The executor that the options ask for. Its workers import the user's code; their working directory may be
         another one."""
@@ -303,16 +307,18 @@ class Command(NamedTuple):
         """The command that trains all that is not done. Without --retry-failed, runs that failed are left out."""
         return f"{self} --retry-failed" if failed else str(self)
 
-    def __str__(self) -> str:
-        words = ["rebased", "sweep", str(self.file), *self.settings]
-        words += ["--out", str(self.out)] if self.out else []
+    def options(self) -> list[str]:
+        """The words of its options."""
+        words = ["--out", str(self.out)] if self.out else []
         words += ["--executor", self.executor] if self.executor != "local" else []
         words += ["--workers", str(self.workers)] if self.workers else []
         words += ["--mps"] if self.mps else []
-        words += [word for name in self.imports for word in ("--import", name)]
         words += self.files.words()
-        words += ["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else []
-        return shlex.join(words)
+        return words + (["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else [])
+
+    def __str__(self) -> str:
+        imports = [word for name in self.imports for word in ("--import", name)]
+        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *imports, *self.options()])
 
 
 def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:

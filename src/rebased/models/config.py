@@ -110,13 +110,15 @@ class LMConfig(Config):
         positions: "learned" (default): an embedding per position is added to that of the token. "none": nothing is
             added. Mixers must then see the order themselves, as short convolutions do, and sequences may be of any
             length.
+        readout: "each" (default): the logits of a position are those of its features. "last": a small decoder tells all
+            positions from the features of the last one (the task `compression`). Such a model does not generate.
 
     Example:
         >>> config = LMConfig(d_model=96, n_layers=4, mixers=("short_conv", {"name": "rebased", "n_heads": 8}))
         >>> model = LanguageModel(config)
     """
 
-    added_later: ClassVar[tuple[str, ...]] = ("positions",)
+    added_later: ClassVar[tuple[str, ...]] = ("positions", "readout")
 
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
@@ -130,6 +132,9 @@ class LMConfig(Config):
     embed_dropout: float = Field(0.1, ge=0, lt=1)
     positions: Literal["learned", "none"] = Field(
         "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"
+    )
+    readout: Literal["each", "last"] = Field(
+        "each", description="logits of a position from its features; or from those of the last position (compression)"
     )
 
     @model_validator(mode="before")

@@ -24,6 +24,7 @@ from rebased.mixers import (
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
+from rebased.models.readout import LastReadout
 from rebased.ops import IGNORE, embed, linear_cross_entropy
 from rebased.ops.invariance import GRID, is_batch_invariant
 
@@ -55,6 +56,7 @@ class Network(nn.Module):
             Block(config, layer, **factory) for layer in range(config.n_layers)
         )
         self.norm = LayerNorm(config.d_model, **factory)
+        self.readout = LastReadout(config.d_model, **factory) if config.readout == "last" else None
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -97,7 +99,7 @@ class Network(nn.Module):
                 x = checkpoint(block, x, cu_seqlens, use_reentrant=False)
             else:
                 x = block(x, cu_seqlens)
-        return self.norm(x)
+        return self.norm(x) if self.readout is None else self.readout(self.norm(x))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of these features: [..., D] -> [..., vocab]."""
@@ -131,7 +133,7 @@ class Network(nn.Module):
         It is faster than `hidden`: what follows the last mixer works on each position by itself, so the others are left
         out there. On a GPU ReBased and Based leave them out too (mixers/positions.py).
         """
-        if is_batch_invariant():
+        if is_batch_invariant() or self.readout is not None:
             return rows_at(self.hidden(tokens), positions)
         x = self._embed(tokens, start=0)
         *blocks, last = self.blocks
@@ -148,6 +150,10 @@ class Network(nn.Module):
 
     def init_state(self, batch: int) -> LMState:
         """Return the state before the first token, for `batch` sequences, on the device of the weights."""
+        if self.readout is not None:
+            raise ValueError(
+                "a model with readout 'last' needs the whole sequence: it can be trained, but not generate"
+            )
         for block in self.blocks:
             if not can_extend(block.mixer):
                 raise ValueError(

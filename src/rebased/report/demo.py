@@ -75,8 +75,10 @@ def demo_page(
             paragraphs("Runs that are done are not repeated; --out NEW_FOLDER trains all of them again:")
             + commands([command, f"rebased train --config {runs[0].folder}/config.yaml --out again"])
             + paragraphs(
-                "The last line trains one run, from the folder of this page. The button below saves all data."
-            ),
+                "The last line trains one run, from the folder of this page. The button below saves all data.",
+                "And your own mixer? This trains it on four tasks and compares it with ours at equal bytes of state:",
+            )
+            + commands(["rebased suite quick my_mixer.py:MyMixer"]),
         ),
     ]
     data = {

@@ -43,7 +43,6 @@ INK, GRID = "#1f2328", "#d1d9e0"
 SERIES = ("#0969da", "#c2570c", "#1a7f5a", "#8250df", "#a40e4c", "#57606a", "#007a8a", "#8a6d00")
 VARIABLES = {INK: "var(--ink)", GRID: "var(--line)"} | {colour: f"var(--series-{i})" for i, colour in enumerate(SERIES)}
 DASHES = {"-": "", "--": "7 3", "-.": "10 3 2 3", ":": "2 3"}  # SVG dash patterns: lines differ in more than colour
-OUTLINES = {"s": "M14 2H22V10H14Z", "^": "M18 1L23 10H13Z", "D": "M18 1L23 6L18 11L13 6Z"}  # markers in the legend
 STYLE: dict[Any, Any] = {
     "font.sans-serif": ["DejaVu Sans"],  # it comes with matplotlib; a list of ten would stand in every label of an SVG
     "text.color": INK,
@@ -225,8 +224,6 @@ def sample(line: Any) -> str:
         marks = f'<path d="M0 6H36" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{DASHES[dash]}"/>'
     if marker == "x":
         marks += f'<path d="M14 2L22 10M14 10L22 2" stroke="{colour}" stroke-width="2"/>'
-    elif marker in OUTLINES:
-        marks += f'<path d="{OUTLINES[marker]}" fill="{colour}"/>'
     elif marker in ("o", "."):
         marks += f'<circle cx="18" cy="6" r="{4 if marker == "o" else 2.5}" fill="{colour}"/>'
     return f'<svg viewBox="0 0 36 12" aria-hidden="true">{marks}</svg>'

@@ -21,7 +21,7 @@ GENERATOR = "rebased report"
 
 
 class Section(NamedTuple):
-    """A heading and what stands below it."""
+    """A heading, which the first section may lack, and what stands below it."""
 
     heading: str
     body: str  # HTML
@@ -30,7 +30,8 @@ class Section(NamedTuple):
     def to_html(self) -> str:
         """The <section>."""
         name = f' id="{escape(self.anchor)}"' if self.anchor else ""
-        return f"<section{name}>\n<h2>{escape(self.heading)}</h2>\n{self.body}\n</section>"
+        heading = f"<h2>{escape(self.heading)}</h2>\n" if self.heading else ""
+        return f"<section{name}>\n{heading}{self.body}\n</section>"
 
 
 class Page(NamedTuple):

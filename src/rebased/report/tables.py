@@ -31,6 +31,7 @@ class Number(str):
     """
 
     values: Mapping[str, float | str | None]
+    anchor: str = ""  # a place on the page that it links to
 
     def __new__(cls, text: str, value: float | None, parts: Mapping[str, float | str | None] | None = None) -> Self:
         cell = super().__new__(cls, text)
@@ -50,7 +51,9 @@ class Table(NamedTuple):
         """A <table> in a box that scrolls sideways."""
         head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.head)
         rows = "".join(
-            f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+            f'<tr><th scope="row">{escape(name)}</th>'
+            + "".join(f"<td>{_to_html(cell)}</td>" for cell in cells)
+            + "</tr>"
             for name, *cells in self.rows
         )
         many = ' class="many"' if len(self.head) > MANY else ""
@@ -113,6 +116,17 @@ class Table(NamedTuple):
         cells = [row[column] for row in self.rows if row[column] not in EMPTY]
         kinds = dict.fromkeys(kind for cell in cells for kind in getattr(cell, "values", ("",)))
         return list(kinds) or [""]
+
+
+def linked(cell: Number, anchor: str) -> Number:
+    """The cell as a link to a place on the page."""
+    cell.anchor = anchor
+    return cell
+
+
+def _to_html(cell: str) -> str:
+    anchor = getattr(cell, "anchor", "")
+    return f'<a href="#{escape(anchor)}">{escape(cell)}</a>' if anchor else escape(cell)
 
 
 def exact(cell: str, kind: str) -> object:

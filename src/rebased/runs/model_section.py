@@ -8,11 +8,11 @@ from rebased.models import LMConfig
 from rebased.models.presets import check_heads, preset_to_change
 
 
-def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, int]) -> LMConfig:
+def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, Any]) -> LMConfig:
     """The complete LMConfig of a model section such as {preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}}.
 
-    `build` validates the merged fields. `sizes` are the vocab_size and max_len that the rest of the run needs; the
-    section may override them.
+    `build` validates the merged fields. `sizes` are the vocab_size, max_len and so on that the rest of the run needs;
+    the section may override them.
     """
     if not isinstance(value, dict):
         return build(value)

@@ -12,10 +12,10 @@ ABOUT = "about.json"  # what the record of a shipped model's run says
 TEXT_MODEL = "lm/stdlib-bytes"
 """The shipped model that commands take where none is named."""
 
-Kind = Literal["run", "lm", "sweep"]
-"""What a config file describes: one run on a synthetic task, one run of a language model, or a sweep."""
+Kind = Literal["run", "lm", "sweep", "suite"]
+"""What a config file describes: one run on a synthetic task, one run of a language model, a sweep, or a suite."""
 
-FOLDERS: dict[Kind, str] = {"lm": "lm", "sweep": "sweeps"}
+FOLDERS: dict[Kind, str] = {"lm": "lm", "sweep": "sweeps", "suite": "suites"}
 """Where the configs of a kind are shipped. All other folders hold runs on synthetic tasks."""
 
 
@@ -28,7 +28,7 @@ def shipped_configs() -> dict[str, Path]:
 def find_config(name: Path | str, kind: Kind) -> Path:
     """Return the path of a config: the file of that path if there is one, else the shipped config of that name.
 
-    Shipped configs of the kinds "lm" and "sweep" can be named without their folder: "table1-cpu" is short for
+    Shipped configs of the kinds "lm", "sweep" and "suite" can be named without their folder: "table1-cpu" is short for
     "sweeps/table1-cpu".
     """
     path, shipped = Path(name), shipped_configs()

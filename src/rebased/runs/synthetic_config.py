@@ -1,7 +1,7 @@
 """The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -61,8 +61,23 @@ class SyntheticTrainConfig(Config):
         return {"none": False, "model": True}.get(compile, compile)
 
 
+class SuitePart(Config):
+    """Where a run stands in a suite (suite.py), and which split chose what."""
+
+    name: str = Field(description="the suite")
+    protocol: str = Field(description="the digest of its protocol; only runs with the same one are compared")
+    task: str = Field(description="the task's name in the suite")
+    mixer: str = Field(description="the name of the compared mixer")
+    state_bytes: int | None = Field(description="what the state of its layer may have; none: nothing bounds it")
+    choosing_seeds: tuple[int, ...] = Field(description="seeds whose runs choose the rate and are not scored")
+    rate_chosen_on: Literal["test"] = Field("test", description="the split that chooses the rate and the epoch")
+    scored_on: Literal["held_out"] = Field("held_out", description="the split that scores, once")
+
+
 class SyntheticRunConfig(RunConfig):
     """A run on a synthetic task. Its execution settings are part of its digest."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("suite",)
 
     execution: ClassVar[tuple[str, ...]] = (
         "train.device",
@@ -75,6 +90,7 @@ class SyntheticRunConfig(RunConfig):
     task: AnyTask
     model: LMConfig
     train: SyntheticTrainConfig = SyntheticTrainConfig()
+    suite: SuitePart | None = Field(None, description="filled in by `rebased suite`")
 
     @field_validator("model", mode="wrap")
     @classmethod
@@ -82,7 +98,8 @@ class SyntheticRunConfig(RunConfig):
         if "task" not in info.data:  # the task is invalid: only that error is shown
             return LMConfig()
         task = info.data["task"]
-        return finish_model(value, build, {"vocab_size": task.vocab_size, "max_len": longest(task)})
+        needed = {"vocab_size": task.vocab_size, "max_len": longest(task), "readout": task.task_type.readout}
+        return finish_model(value, build, needed)
 
     @model_validator(mode="after")
     def _fits(self) -> "SyntheticRunConfig":
@@ -90,6 +107,10 @@ class SyntheticRunConfig(RunConfig):
             raise ValueError(
                 f"model.vocab_size {self.model.vocab_size} is below the task's {self.task.vocab_size}; "
                 "leave it out to take the task's"
+            )
+        if self.model.readout != (needed := self.task.task_type.readout):
+            raise ValueError(
+                f"model.readout is {self.model.readout!r}; task {self.task.name!r} needs {needed!r}: leave it out"
             )
         limit = self.model.length_limit
         if limit is not None and limit < longest(self.task):

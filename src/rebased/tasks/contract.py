@@ -48,6 +48,13 @@ class Task(Config):
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}"}
     """How reports write a segment field: {} is its value, or "4–16" where segments differ."""
 
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Named settings, {"quick": {"seq_len": 64, "train": 8000, "test": 1000}}: fields of the task, and the numbers of
+    examples to train on and to test on. `task: {name: ..., size: quick}` of a config stands for them."""
+
+    readout: ClassVar[Literal["each", "last"]] = "each"
+    """What the model's logits are made of: the features of each position, or those of the last (LMConfig.readout)."""
+
     seq_len: int  # T, the length of every row
     vocab_size: int  # tokens are 0 .. vocab_size - 1
 
@@ -155,7 +162,8 @@ def _copy(block: Examples, whole: Examples, start: int) -> None:
         rows.copy_(part[: len(rows)])
 
 
-RESERVED = ("name", "train", "test", "held_out", "seeds", "train_seed", "test_seed", "held_out_seed", "examples")
+SEEDS = ("seeds", "train_seed", "test_seed", "held_out_seed")
+RESERVED = ("name", "size", "train", "test", "held_out", *SEEDS, "examples")
 """What the task section of a config says besides a task's own fields."""
 
 _REGISTER: dict[str, type[Task]] = {}

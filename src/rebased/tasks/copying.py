@@ -1,11 +1,11 @@
 """Copying: read a string, then say it again, letter by letter."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
-from torch import Generator
+from torch import Generator, Tensor
 
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task
 
@@ -32,6 +32,11 @@ class Copying(Task):
         "seq_len": "T = {}",
         "min_length": "at least {} letters",
         "max_length": "at most {} letters",
+    }
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 18, "min_length": 3, "max_length": 8, "vocab_size": 12, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 102, "min_length": 5, "max_length": 50, "vocab_size": 30, "train": 100_000, "test": 3_000},
     }
 
     seq_len: int = Field(42, description="tokens T per sequence, at least 2 * max_length + 2")
@@ -67,23 +72,27 @@ class Copying(Task):
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
         """Rows [rows,T] and their labels. The label of the end is drawn for the train split alone."""
-        device = generator.device
-        lengths = torch.randint(  # [rows,1], the upper bound is excluded
-            self.min_length, self.max_length + 1, (rows, 1), generator=generator, device=device
-        )
-        letters = torch.randint(
-            FIRST_LETTER, self.vocab_size, (rows, self.max_length), generator=generator, device=device
-        )
-        at = torch.arange(self.seq_len, device=device).expand(rows, -1)  # [rows,T]
+        letters, lengths = self._draw_strings(rows, generator)
+        return self._repeat(letters, lengths, torch.zeros_like(lengths), 0, split)
 
-        def letter(index: torch.Tensor) -> torch.Tensor:
+    def _draw_strings(self, rows: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Letters [rows,max_length] and how many of them are the string, [rows,1]."""
+        use: Any = {"generator": generator, "device": generator.device}
+        lengths = torch.randint(self.min_length, self.max_length + 1, (rows, 1), **use)  # the upper bound is excluded
+        return torch.randint(FIRST_LETTER, self.vocab_size, (rows, self.max_length), **use), lengths
+
+    def _repeat(self, letters: Tensor, lengths: Tensor, start: Tensor, shown: int, split: Split) -> Examples:
+        """The rows of these strings, repeated from letter `start` [rows,1] on; the first `shown` have no label."""
+        at = torch.arange(self.seq_len, device=letters.device).expand(len(letters), -1)  # [rows,T]
+
+        def letter(index: Tensor) -> Tensor:
             return letters.gather(1, index.clamp(0, self.max_length - 1))
 
-        again = at - lengths - 2  # the index in the string of the letter that stands there again
+        again = at - lengths - 2 + start  # the index in the string of the letter that stands there again
         inputs = torch.where(at <= lengths, letter(at - 1), letter(again))
         inputs = torch.where(at == 0, BEGIN, torch.where(at == lengths + 1, SEPARATOR, inputs))
         inputs = torch.where(again < lengths, inputs, PAD)
-        labels = torch.where((again >= -1) & (again < lengths - 1), letter(again + 1), IGNORE)
+        labels = torch.where((again >= start + shown - 1) & (again < lengths - 1), letter(again + 1), IGNORE)
         if split == "train":
             labels = torch.where(again == lengths - 1, END, labels)
         return Examples(inputs, labels)

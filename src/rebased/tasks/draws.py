@@ -1,4 +1,4 @@
-"""Draws that tasks share: numbers without replacement, evenly or by weight."""
+"""Draws that tasks share: numbers without replacement, evenly or by weight, and which of them are equal."""
 
 import math
 
@@ -37,3 +37,13 @@ def draw_distinct(rows: int, n: int, size: int, generator: Generator) -> Tensor:
     if len(short):  # which rows fall short says nothing about which numbers they hold, so a new draw is fair
         kept[short] = draw_distinct(len(short), n, size, generator)
     return kept
+
+
+def first_equal(numbers: Tensor) -> Tensor:
+    """[rows,n] -> [rows,n]: for each number the column in which the row has it first."""
+    ordered, order = numbers.sort(dim=1, stable=True)  # stable: of equal numbers the earliest comes first
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    column = torch.arange(numbers.shape[1], device=numbers.device)
+    leader = torch.where(new, column, 0).cummax(1).values
+    return torch.empty_like(order).scatter_(1, order, order.gather(1, leader))

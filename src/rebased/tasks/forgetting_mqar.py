@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 from torch import Generator
@@ -28,6 +28,11 @@ class ForgettingMQAR(MQAR):
 
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
     segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 20, "kv_pairs": 3, "updates": 2, "vocab_size": 32, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 256, "kv_pairs": 36, "updates": 4, "vocab_size": 8192, "train": 100_000, "test": 3_000},
+    }
 
     kv_pairs: int = Field(16, description="pairs n of a key and a value")
     updates: int = Field(4, description="keys u that get a new value, at most kv_pairs")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -35,12 +35,17 @@ class MQAR(Task):
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs")
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
 
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 16, "kv_pairs": 3, "vocab_size": 32, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 256, "kv_pairs": 64, "vocab_size": 8192, "train": 100_000, "test": 3_000},
+    }
+
     seq_len: int = Field(256, description="tokens T per sequence, an even number")
     kv_pairs: int = Field(64, description="pairs n of a key and a value, at most seq_len / 4")
     vocab_size: int = 8192  # keys are 1 .. N/2 - 1, values N/2 .. N - 1
     alpha: Alpha = Field(0.01, description="where keys are asked for: slot g has weight (g + 1)^(alpha - 1)")
-    random_non_queries: bool = Field(
-        False, description="fillers become uniform random tokens, keys and values among them"
+    random_non_queries: Literal[False, True, "no_keys"] = Field(
+        False, description="fillers become uniform random tokens; no_keys: all but the keys that the row asks for"
     )
 
     @model_validator(mode="after")
@@ -91,10 +96,9 @@ class MQAR(Task):
         """The position of the value that each question asks for: [N,T] int64, -1 where nothing is asked."""
         inputs, labels, _ = examples
         positions = torch.full_like(labels, -1)
-        values = inputs[:, 1 : self.context_length : 2]  # [N,n], all distinct
+        context = inputs[:, : self.context_length]  # of all its tokens just one is the value
         rows, columns = (labels != IGNORE).nonzero(as_tuple=True)
-        pair = (values[rows] == labels[rows, columns].unsqueeze(1)).int().argmax(1)
-        positions[rows, columns] = 2 * pair + 1
+        positions[rows, columns] = (context[rows] == labels[rows, columns].unsqueeze(1)).int().argmax(1)
         return positions
 
     def build(self, n: int, seed: int, device: torch.device | str = "cpu", split: Split = "train") -> Examples:
@@ -103,11 +107,21 @@ class MQAR(Task):
         Fillers have a generator of their own, so a seed asks the same questions with and without random fillers.
         """
         examples = super().build(n, seed, device, split)
-        if self.random_non_queries:
-            filling = Generator(device).manual_seed(mix_seed(seed, 1))
-            for x in examples.inputs.split(BLOCK_ROWS):
-                noise = torch.randint(self.vocab_size, (BLOCK_ROWS, self.seq_len), generator=filling, device=device)
-                x.copy_(torch.where(x == FILLER, noise[: len(x)], x))
+        if not self.random_non_queries:
+            return examples
+        filling, filling_again = (Generator(device).manual_seed(mix_seed(seed, stream)) for stream in (1, 2))
+
+        def fill(generator: Generator) -> Tensor:
+            return torch.randint(self.vocab_size, (BLOCK_ROWS, self.seq_len), generator=generator, device=device)
+
+        for x, labels in zip(examples.inputs.split(BLOCK_ROWS), examples.labels.split(BLOCK_ROWS), strict=True):
+            noise = fill(filling)
+            if self.random_non_queries == "no_keys":
+                is_key = labels.new_zeros(BLOCK_ROWS, self.vocab_size).bool()
+                is_key[: len(x)].scatter_(1, x[labels != IGNORE].view(len(x), -1), True)
+                while (clash := is_key.gather(1, noise)).any():
+                    noise = torch.where(clash, fill(filling_again), noise)
+            x.copy_(torch.where(x == FILLER, noise[: len(x)], x))
         return examples
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -31,6 +31,11 @@ class Overwriting(MQAR):
 
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
     segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 20, "kv_pairs": 3, "updates": 3, "vocab_size": 32, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 256, "kv_pairs": 32, "updates": 32, "vocab_size": 8192, "train": 100_000, "test": 3_000},
+    }
 
     kv_pairs: int = Field(16, description="keys n")
     updates: int = Field(16, description="further writes, at most three of one key")

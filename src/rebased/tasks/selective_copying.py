@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -29,6 +29,11 @@ class SelectiveCopying(Task):
 
     segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "n_tokens")
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "n_tokens": "{} tokens to copy"}
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"seq_len": 20, "n_tokens": 3, "vocab_size": 8, "train": 8_000, "test": 500},
+        "paper": {"seq_len": 256, "n_tokens": 16, "vocab_size": 16, "train": 12_800, "test": 1_280},
+    }
 
     seq_len: int = Field(256, description="tokens T per sequence, at least 2 * n_tokens + 1")
     vocab_size: int = Field(16, ge=4)  # two signs and at least two tokens

@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
 from torch import Generator, Tensor
 
-from rebased.config import Config, check_added_later, explain, nearest_word, short
+from rebased.config import Config, check_added_later, did_you_mean, explain, merge, nearest_word, short
 from rebased.ops.backend import check_memory
 from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
 from rebased.tasks.seeds import mix_seed
@@ -169,7 +169,22 @@ def _parse_task(value: Any) -> Any:
         raise ValueError(
             f"a task is a name, or a mapping of settings ({{name: mqar, vocab_size: 64}}); got {short(value)}"
         )
-    return task_data(value.get("name", DEFAULT_TASK)).model_validate(value)
+    name = value.get("name", DEFAULT_TASK)
+    if "size" in value:
+        changes = {key: entry for key, entry in value.items() if key != "size"}
+        value = merge(sized(name, value["size"]), changes, "task")
+    return task_data(name).model_validate(value)
+
+
+def sized(name: str, size: str) -> dict[str, Any]:
+    """The task section that a named size of a task stands for: one segment per split, the held-out split like test."""
+    cls = task_class(name)
+    if str(size) not in cls.sizes:
+        raise ValueError(f"task {name!r} has no size {short(size)}; {did_you_mean(str(size), list(cls.sizes))}")
+    shared = dict(cls.sizes[size])
+    counts = {"train": shared.pop("train"), "test": shared["test"], "held_out": shared.pop("test")}
+    segment = {key: shared.pop(key) for key in cls.segment_fields if key in shared}
+    return shared | {"name": name} | {split: [segment | {"examples": n}] for split, n in counts.items()}
 
 
 AnyTask = Annotated[SerializeAsAny[TaskData], BeforeValidator(_parse_task)]

@@ -1,8 +1,9 @@
 """Word problems of groups: multiply what was read so far. Parity is the smallest; A5 is the hardest of its size."""
 
+from collections.abc import Mapping
 from functools import cache
 from itertools import permutations, product
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -48,6 +49,11 @@ class WordProblem(Task):
         inputs  1 0 1 1 0 0
         labels  1 1 0 1 1 1
     """
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "quick": {"group": "parity", "seq_len": 32, "vocab_size": 2, "train": 8_000, "test": 500},
+        "paper": {"group": "a5", "seq_len": 16, "vocab_size": 60, "train": 100_000, "test": 3_000},
+    }
 
     seq_len: int = Field(32, ge=1, description="elements T per sequence")
     vocab_size: int = Field(60, ge=2, description="tokens, at least as many as the group has elements")

@@ -53,6 +53,7 @@ class Sweep(NamedTuple):
 
     points: list[Point]
     select: Select | None = None
+    by_task: bool = False  # one task is finished before the next one begins
 
 
 class SweepFile(Config):

@@ -3,6 +3,7 @@
 Runs that have begun come first. Then all models of one task, width and learning rate follow one another, over all
 tasks, widths and rates with the first seed; then with the second seed, and so on. So after each seed every model has
 been compared with every other one on the same terms. Seeds, tasks, widths, rates and models have the order of the grid.
+A suite (`by_task`) finishes one task after the other.
 """
 
 import time
@@ -18,9 +19,11 @@ from rebased.train.sweep.stages import Stages
 RESERVE = 20.0  # seconds at the end of the time for saving runs and writing the bundle; at most a tenth of the time
 
 
-def order_of_work(runs: Sequence[PlannedRun], grid: Sequence[PlannedRun] | None = None) -> list[PlannedRun]:
+def order_of_work(
+    runs: Sequence[PlannedRun], grid: Sequence[PlannedRun] | None = None, *, by_task: bool = False
+) -> list[PlannedRun]:
     """The runs in the order in which they are trained. `grid` has all runs of the sweep, of which some are done: their
-    values come first, second, ... as in the whole grid."""
+    values come first, second, ... as in the whole grid. With `by_task` tasks come before seeds."""
 
     def rank(key: Callable[[PlannedRun], Hashable]) -> Callable[[PlannedRun], int]:
         places = {value: n for n, value in enumerate(dict.fromkeys(map(key, grid or runs)))}
@@ -29,7 +32,10 @@ def order_of_work(runs: Sequence[PlannedRun], grid: Sequence[PlannedRun] | None 
     seed, task = rank(lambda run: run.config.train.seed), rank(lambda run: run.task)
     width, lr = rank(lambda run: run.config.model.d_model), rank(lambda run: run.config.train.lr)
     model = rank(lambda run: run.model)
-    return sorted(runs, key=lambda run: (run.status != "begun", seed(run), task(run), width(run), lr(run), model(run)))
+    first, second = (task, seed) if by_task else (seed, task)
+    return sorted(
+        runs, key=lambda run: (run.status != "begun", first(run), second(run), width(run), lr(run), model(run))
+    )
 
 
 class TimeBudget:
@@ -95,9 +101,11 @@ class SweepQueue(Queue):
         stages: Stages | None = None,
         budget: TimeBudget | None = None,
         grid: Sequence[PlannedRun] | None = None,
+        *,
+        by_task: bool = False,
     ) -> None:
         """`runs` are to be trained, of all runs in `grid`, which gives the order."""
-        self.runs, self.stages, self.budget = order_of_work(runs, grid), stages, budget
+        self.runs, self.stages, self.budget = order_of_work(runs, grid, by_task=by_task), stages, budget
         self._waiting = list(range(len(self.runs)))
         for run in runs:
             if stages and run.status == "failed":

@@ -1,0 +1,205 @@
+"""rebased suite: compare mixers on the same tasks with the same bytes of state, yours among them."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rebased.cli.imports import import_user_code
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
+from rebased.cli.sweep import Command, read_time, run_sweep
+from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
+from rebased.config import did_you_mean
+from rebased.mixers import mixer_class, mixer_names
+from rebased.report.page import check_replaceable, write_page
+from rebased.report.prose import warn_about_records
+from rebased.report.suite import Board, suite_page
+from rebased.report.suite.page import files_of
+from rebased.runs.collect import gather
+from rebased.runs.shipped import MODELS, find_config
+from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
+from rebased.train.kinds import training_of
+from rebased.train.sweep import PlannedRun, Point, Select, Sweep
+from rebased.train.sweep.cost import processor_of, time_steps
+
+ALL = "all"
+GPU = "--gpu"
+
+
+class SuiteCommand(Command):
+    """The command that starts or resumes a suite. Its settings are the names of mixers."""
+
+    @property
+    def content(self) -> Suite:
+        """The suite of its file."""
+        return load_suite(find_config(self.file, "suite"))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs."""
+        return self.out or Path("runs") / f"suite-{self.file.stem}"
+
+    @property
+    def shipped(self) -> Path:
+        """The bundle of shipped results, which may not be there."""
+        return shipped_results(self.file)
+
+    @property
+    def device(self) -> str | None:
+        """Where runs are trained; None: where the suite file says."""
+        return "cuda" if GPU in self.settings else None
+
+    def mixers(self) -> dict[str, SuiteMixer]:
+        """The mixers that are to be trained, by their names on the page. The user's code has been imported."""
+        suite, targets = self.content, [word for word in self.settings if word != GPU]
+        return dict(suite.mixers if ALL in targets else [find_mixer(suite, target) for target in targets])
+
+    def read(self) -> Sweep:
+        """The runs, and that rates are chosen on the first seeds."""
+        suite = self.content
+        points = [
+            Point({"mixer": label}, config)
+            for label, mixer in self.mixers().items()
+            for config in suite.configs(self.file.stem, label, mixer, self.device)
+        ]
+        return Sweep(points, Select(seeds=len(suite.choose_seeds)) if len(suite.rates) > 1 else None, by_task=True)
+
+    def again(self, failed: Sequence[PlannedRun]) -> str:
+        """The same command. It also trains runs again that failed."""
+        return str(self)
+
+    def __str__(self) -> str:
+        words = ["rebased", "suite", str(self.file), *self.settings, *self.options()]
+        if str(self.shipped) in words:  # it is known without being named, and lies elsewhere on other machines
+            place = words.index(str(self.shipped))
+            del words[place - 1 : place + 1]
+        return shlex.join(words)
+
+
+def suite(
+    file: Path,
+    *mixers: str,
+    out: Annotated[Path | None, OUT_OPTION] = None,
+    gpu: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
+    mps: Annotated[bool, Parameter(negative="")] = False,
+    known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
+    bundle: Path | None = None,
+    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None,
+    carry_unfinished: Path | None = None,
+    to: Output = TO_TERMINAL,
+) -> int:
+    """Compare mixers on the same tasks with the same bytes of state, and write a page. The same command resumes it.
+
+    Every rate is tried with one seed and chosen on a validation split; fresh seeds at that rate are scored once on a
+    held-out split. Sizes of a mixer are solved from the bytes that its state may have. The results of the package's own
+    mixers are shipped and not computed again. `rebased suite quick my.py:MyMixer` takes under ten minutes on two idle
+    cores if your mixer is as fast as ours; an estimate comes first, and what is there when you stop is a result.
+
+    The exit code is 1 if a run has failed, 75 if the time of --for was up before all runs were done, and 130 if it was
+    interrupted. The page is written in each case.
+
+    Parameters
+    ----------
+    file
+        YAML file of a suite, or the name of a shipped one: quick, or campaign for a GPU.
+    mixers
+        What to train: FILE:NAME or MODULE:NAME of your own (@register_mixer; its name or its class), the name of one in
+        the suite, or all. Without any, the page shows what is known.
+    out
+        Folder for the runs and for report.html, cells.csv and runs.csv. Default: runs/suite- and the suite's name.
+    gpu
+        Train on a GPU.
+    dry_run
+        Print the plan and an estimate of the time, and stop.
+    workers
+        Number of runs at once. If there are more than GPUs, several runs share a GPU.
+    mps
+        Start CUDA's MPS daemon for the time of the suite: several runs then share a GPU better.
+    known
+        Bundles, records or folders with runs from elsewhere. They are not trained again, and the page shows them.
+    bundle
+        Write one compressed file, such as mine.jsonl.gz, with the results of --known and of this command.
+    time_limit
+        Stop in time, such as 9m: no run is started that would not end by then, and running ones are saved.
+    carry_unfinished
+        Write the checkpoints of unfinished runs into this file (.tar) or folder, as `rebased sweep` does.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers {workers}: give 1 or more")
+    to.check()
+    sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
+    for source in sources:
+        import_user_code(source, said=source)
+    shipped = [path for path in (shipped_results(file),) if path.exists()]
+    files = SweepFiles(known if sources else (*shipped, *known), bundle, carry_unfinished, CARRY_MIB)
+    command = SuiteCommand(
+        file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit
+    )
+    page = command.folder / "report.html"
+    check_replaceable(page)  # before minutes of training, not after
+    code = 0
+    if mixers:
+        order = ", ".join(command.content.tasks)
+        say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
+        code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True)
+    if dry_run:
+        return code
+    places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
+    asked = [] if ALL in mixers else list(command.mixers())
+    found = gather(places)
+    board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
+    as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
+    to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
+    speeds = measure(command, board, to) if asked else {}
+    write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
+    for name, text in files_of(board):
+        (command.folder / name).write_text(text, encoding="utf-8")
+    for sentence in board.sentences:
+        say(to.result_console(), sentence)
+    say(to.console(), f"wrote {page}: open it in a browser")
+    to.emit(board.to_json() | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
+    return code
+
+
+def shipped_results(file: Path) -> Path:
+    """The bundle of shipped results of a suite."""
+    return MODELS / f"suite-{file.stem}.jsonl.gz"
+
+
+def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
+    """The name and the settings of a mixer that the command line names. The user's code has been imported."""
+    source, _, name = target.rpartition(":")
+    labels = {label.casefold(): label for label in suite.mixers}
+    if not source:
+        if name.casefold() not in labels:
+            raise ValueError(f"the suite has no mixer {name!r}; {did_you_mean(name, [*suite.mixers])} (or FILE:NAME)")
+        return labels[name.casefold()], suite.mixers[labels[name.casefold()]]
+    registered = next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
+    if registered is None:
+        raise ValueError(f"{source} registers no mixer {name!r}; decorate your class with @register_mixer({name!r})")
+    if name.casefold() in labels:
+        raise ValueError(f"{name} is the name of a mixer of the suite; give yours another name")
+    heads = next((mixer.mixer["n_heads"] for mixer in suite.mixers.values() if "n_heads" in mixer.mixer), 1)
+    return name, own_mixer(registered, heads)
+
+
+def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
+    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state, of the asked mixers and
+    of those that figures draw as lines."""
+    suite, found = board.suite, dict[str, float]()
+    last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
+    single = suite.model_copy(update=last)
+    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | command.mixers()
+    with to.console().status("timing a training step of each mixer ..."):
+        for label, mixer in mixers.items():
+            config = single.configs(command.file.stem, label, mixer, command.device)[0]
+            step = median(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds
+            found[label] = 1e6 * step / (config.train.batch_size * config.task.train[0].seq_len)
+    return found

@@ -1,0 +1,118 @@
+"""The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+from statistics import fmean
+from typing import Any
+
+from rebased.report.drawing import SERIES, Axes, Draw, FuncFormatter, LogLocator, Panels, draw_panels, hover
+from rebased.report.suite.board import Board, SuiteCell
+
+FAINT = SERIES[5]
+COLOURS = tuple(colour for colour in SERIES if colour != FAINT)
+GAP = 0.075  # of recall between two labels
+ROOM = 2.6  # the x axis ends at so many times the largest state: there the labels stand
+
+
+def looks_of(board: Board) -> dict[str, dict[str, Any]]:
+    """The line styles of the mixers that are drawn as lines: the reader's own first, thicker."""
+    own = [name for name in board.own if name in board.mixers]
+    names = [*own, *(name for name in board.suite.drawn if name in board.mixers and name not in own)]
+    return {
+        name: {"color": colour, "lw": 2.5 if name in own else 1.5, "marker": "o", "ms": 6 if name in own else 4}
+        for name, colour in zip(names, COLOURS * len(names), strict=False)
+    }
+
+
+def apart(wanted: Mapping[str, float]) -> dict[str, float]:
+    """Heights of labels near the wanted ones, at least GAP from one another."""
+    order = sorted(wanted, key=lambda name: wanted[name])
+    heights: list[float] = []
+    for name in order:
+        heights.append(max(wanted[name], heights[-1] + GAP) if heights else wanted[name])
+    over = max(0.0, heights[-1] - 1.02) if heights else 0.0
+    for i in range(len(heights) - 1, -1, -1):  # pushed back below the top edge
+        ceiling = heights[i + 1] - GAP if i + 1 < len(heights) else 1.02
+        heights[i] = min(heights[i], ceiling) if over else heights[i]
+    return dict(zip(order, heights, strict=True))
+
+
+def recall_by_bytes(board: Board) -> Panels:
+    """One panel per task: recall against bytes of state."""
+    looks, sizes = looks_of(board), board.suite.state_bytes
+    edge = ROOM * max(sizes)
+
+    def panel(task: str) -> Draw:
+        def draw(axes: Axes) -> None:
+            ends: dict[str, float] = {}
+            for mixer in board.mixers:
+                cells = [cell for cell in board.of(mixer) if cell.task == task]
+                if not cells:
+                    continue
+                xs: list[float] = [cell.layer_bytes or cell.budget or 0 for cell in cells]
+                if cells[-1].budget is None:
+                    xs = [1.3 * max(sizes)]
+                means = [cell.mean for cell in cells]
+                if mixer in looks:
+                    bars = [[abs(end - cell.mean) for end in interval_of(cell)] for cell in cells]
+                    errors = [list(column) for column in zip(*bars, strict=True)]
+                    axes.errorbar(xs, means, yerr=errors, elinewidth=1, capsize=2, **looks[mixer])
+                    ends[mixer] = means[-1]
+                else:
+                    axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
+                hover(axes, xs, means, [describe(cell) for cell in cells])
+            for mixer, height in apart(ends).items():
+                weight = "bold" if mixer in board.own else "normal"
+                axes.text(1.45 * max(sizes), height, mixer, color=looks[mixer]["color"], va="center", weight=weight)
+            axes.set(xscale="log", xlabel="bytes of state", ylabel="recall", ylim=(-0.03, 1.05))
+            axes.set_xlim(0.7 * min(sizes), edge * 1.6)
+            axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
+            axes.minorticks_off()
+
+        return draw
+
+    return draw_panels({task: panel(task) for task in board.suite.tasks}, "recall-by-bytes", "Recall by bytes of state")
+
+
+def interval_of(cell: SuiteCell) -> tuple[float, float]:
+    """The ends of a cell's interval; its mean where there is none."""
+    low, high = cell.interval
+    return (cell.mean, cell.mean) if isnan(low) else (low, high)
+
+
+def describe(cell: SuiteCell) -> str:
+    """A cell in words."""
+    low, high = cell.interval
+    span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
+    size = f"{cell.layer_bytes:,} B" if cell.layer_bytes else "a state of unknown size"
+    return f"{cell.mixer}, {size}: {cell.mean:.2f}{span}"
+
+
+def recall_by_time(board: Board, speeds: Mapping[str, float]) -> Panels:
+    """Mean recall at the largest state against milliseconds per 1,000 tokens, one labelled dot per mixer."""
+    largest = max(board.suite.state_bytes)
+    looks = looks_of(board)
+
+    def draw(axes: Axes) -> None:
+        found: dict[str, tuple[float, float]] = {}
+        for mixer, speed in speeds.items():
+            means = [cell.mean for cell in board.of(mixer) if cell.budget in (largest, None)]
+            if means:
+                found[mixer] = speed, fmean(means)
+        heights = apart({mixer: place[1] for mixer, place in found.items()})
+        for mixer, (x, y) in found.items():
+            colour = looks[mixer]["color"] if mixer in looks else FAINT
+            axes.plot([x], [y], color=colour, marker="o", ls="none", ms=6)
+            axes.annotate(
+                mixer, (x, y), xytext=(1.06 * x, heights[mixer]), color=colour, va="center",
+                weight="bold" if mixer in board.own else "normal",
+            )  # fmt: skip
+        xs: Sequence[float] = [x for x, _ in found.values()] or [1.0]
+        hover(axes, xs, [y for _, y in found.values()], [f"{m}: {x:.3g} ms, {y:.2f}" for m, (x, y) in found.items()])
+        axes.set(xscale="log", xlabel="milliseconds per 1,000 tokens", ylabel="recall", ylim=(-0.03, 1.05))
+        axes.set_xlim(0.85 * min(xs), 1.9 * max(xs))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.minorticks_off()
+
+    return draw_panels({"": draw}, "recall-by-time", "Recall by time of a training step")

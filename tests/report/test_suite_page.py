@@ -1,0 +1,122 @@
+"""The page of a suite: which runs choose, which are scored, who leads, and what stands on the page."""
+
+import re
+
+import pytest
+
+from fake_suite import fake_run_of, small_suite, suite_runs
+from page_reader import assert_self_contained
+from rebased.report.suite import Board, suite_page
+from rebased.report.suite.page import cell_table, effect_table, files_of, recall_table, run_table
+from rebased.runs.finished import Run
+
+SUITE = small_suite()
+
+
+def test_rates_are_chosen_on_the_test_split_and_fresh_seeds_scored_on_the_held_out_one() -> None:
+    board = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})))
+    assert len(board.cells) == 4
+    for cell in board.cells:
+        assert cell.rate == 1e-2
+        assert [run.seed for run in cell.scored] == [11, 12, 13, 14, 15]
+        assert cell.values() == pytest.approx([0.51, 0.52, 0.53, 0.54, 0.55])
+        assert cell.is_complete
+
+
+def test_a_cell_without_all_rates_or_seeds_is_not_ranked() -> None:
+    runs = list(suite_runs(SUITE, {"ReBased": 0.5}))
+    board = Board(SUITE, [run for run in runs if run.seed != 15])
+    assert not any(cell.is_complete for cell in board.cells)
+    assert board.places == {}
+    assert board.sentences[0] == "No mixer has a complete cell yet."
+    no_choice = Board(SUITE, [run for run in runs if run.lr > 1e-3])
+    assert [cell.rate for cell in no_choice.cells] == [None] * 4
+    assert not any(cell.scored for cell in no_choice.cells)
+    assert suite_page(no_choice, "small", "x", {}, "").to_html()
+
+
+def test_a_mixer_with_one_lucky_seed_does_not_lead() -> None:
+    """Planted in records: one seed per cell solves the task, and the mean is the best of all."""
+    lucky = []
+    for run in suite_runs(SUITE, {"Delta": 0.25}):
+        solved = run.seed == 13 or (run.seed == 1 and run.lr == 1e-2)  # also the seed that chooses
+        lucky.append(fake_run_of(run.config, 1.0 if solved else 0.2, 1.0 if solved else 0.2))
+    board = Board(SUITE, [*lucky, *suite_runs(SUITE, {"ReBased": 0.3, "Linear": 0.28})])
+    assert board.overall("Delta")[0] > board.overall("ReBased")[0] > board.overall("Linear")[0]
+    assert board.places["Delta"] == board.places["ReBased"] == 1
+    assert "share the first" in board.sentences[0]
+    names = [row[0] for row in recall_table(board, 512).rows if row[1] == "1"]
+    assert names == sorted(names)  # of those that share a place none stands first by its mean
+
+
+def test_a_run_of_another_protocol_is_left_out_and_counted() -> None:
+    other = small_suite(train={"epochs": 2, "batch_size": 32, "device": "cpu"})
+    board = Board(SUITE, [*suite_runs(SUITE, {"ReBased": 0.5}), *suite_runs(other, {"Delta": 0.9})])
+    assert board.mixers == ["ReBased"]
+    assert board.left_out == {"made by another protocol": 28}
+    assert "28 runs left out: made by another protocol." in suite_page(board, "small", "x", {}, "").to_html()
+
+
+def test_places_and_effects_of_clear_differences() -> None:
+    board = Board(SUITE, list(suite_runs(SUITE, {"Linear": 0.1, "ReBased": 0.5, "Delta": 0.5})), ["ReBased"])
+    assert board.places == {"Delta": 1, "ReBased": 1, "Linear": 3}
+    square, delta = board.effects("MQAR")
+    assert square.is_decided
+    assert square.effect.difference == pytest.approx(0.4)
+    assert not delta.is_decided
+    began, _ = board.effects("MQAR", "began")
+    assert (began.effect.difference, began.is_decided) == (1.0, True)
+    first, second, third = board.sentences
+    assert "place 1 of 3 mixers, shared with Delta." in first
+    assert second == "Decided: over all cells it recalls more than Linear."
+    assert third.startswith("To decide the rest")
+    rows = [row for row in effect_table(board).rows if row[:2] == ("MQAR", "square")]
+    assert rows[0][-1] == "recall and began to learn"
+
+
+def test_a_mixer_whose_state_has_no_set_size_is_shown_and_not_ranked() -> None:
+    board = Board(SUITE, list(suite_runs(SUITE, {"Attention": 0.9, "ReBased": 0.5})), ["Attention"])
+    assert board.places == {"ReBased": 1}
+    assert [row[0] for row in recall_table(board, None).rows] == ["Attention"]
+    assert "it is not ranked" in board.sentences[0]
+
+
+def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:
+    name = "<script>alert(1)</script>\x1b[31m"
+    strange = [rename(run, name) for run in suite_runs(SUITE, {"Delta": 0.4})]
+    board = Board(SUITE, [*strange, *suite_runs(SUITE, {"ReBased": 0.5})], ["ReBased"])
+    page = suite_page(board, "small", "rebased suite small", {"ReBased": 2.0}, "A CPU").to_html()
+    assert_self_contained(page)
+    assert "<script>alert" not in page
+    links = set(re.findall(r'href="#(runs-[^"]*)"', page))
+    assert len(links) == 8
+    assert all(f'id="{link}"' in page for link in links)
+    assert (
+        page.index("<svg") < page.index(board.sentences[0][:20]) < page.index("<h2>")
+    )  # a picture, then three sentences
+
+
+def rename(run: Run, name: str) -> Run:
+    run.lines[0]["config"]["suite"]["mixer"] = name
+    return run
+
+
+def test_tidy_files_have_one_row_per_run_and_per_cell() -> None:
+    runs = list(suite_runs(SUITE, {"ReBased": 0.5}))
+    board = Board(SUITE, runs)
+    records = run_table(board).to_records()
+    assert len(records) == len(runs)
+    assert {row["stage"] for row in records} == {"choose", "score"}
+    assert sum(row["stage"] == "score" for row in records) == 20
+    assert len(cell_table(board).rows) == 4
+    assert [name for name, _ in files_of(board)] == ["cells.csv", "runs.csv"]
+
+
+def test_mixers_are_ranked_on_the_same_cells() -> None:
+    """A mixer with fewer cells has fewer tests, and would share the first place for that."""
+    few = [run for run in suite_runs(SUITE, {"Delta": 0.1}) if run.settings["suite"]["task"] == "MQAR"]
+    others = list(suite_runs(SUITE, {"ReBased": 0.5, "Linear": 0.1}))
+    assert Board(SUITE, [*few, *others]).places == {"ReBased": 1, "Linear": 2}
+    asked = Board(SUITE, [*few, *others], ["Delta"])  # a suite that is half done: on the cells that it has
+    assert asked.places == {"ReBased": 1, "Delta": 2, "Linear": 2}
+    assert "over 2 cells" in asked.sentences[0]
