@@ -38,9 +38,7 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
-        engine.post = lambda call: loop.call_soon_threadsafe(call)
-        engine.start()
+        engine.start(asyncio.get_running_loop())
         yield
         engine.close()
 

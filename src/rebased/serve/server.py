@@ -17,7 +17,6 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rebased.serve.connections import Connection, Connections
@@ -108,7 +107,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready, self._on_signal, self._grace = on_ready, on_signal, grace_seconds
         self._hurry = asyncio.Event()
-        AppStatus.disable_automatic_graceful_drain()  # otherwise streams are cut off at once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""
