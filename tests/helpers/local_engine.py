@@ -50,6 +50,7 @@ class LocalEngine(EngineClient):
         self.line = ThreadLine(self.engine)
         super().__init__(self.engine.about(), ByteTokenizer(), self.line, max_waiting=max_waiting)
         self.engine.post = self._arrived
+        self.stats = self.engine.scheduler.stats
         self.scheduler, self.decoder, self.prefixes = self.engine.scheduler, self.engine.decoder, self.engine.prefixes
 
     @property

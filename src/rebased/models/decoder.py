@@ -56,8 +56,8 @@ class Decoder:
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
     Attributes, all on the device of the model: `tokens` [S] int64, which the next step reads; `lengths` [S] int64, how
-    many tokens each state has read; `active` [S] bool, written by steps; `logits` [S,vocab] of the last step; `sampling`. `failed` says
-    for which slots the last step could choose no token, and why: free them.
+    many tokens each state has read; `active` [S] bool, as the last step knew it; `logits` [S,vocab] of the last step;
+    `sampling`. `failed` says for which slots the last step could choose no token, and why: free them.
 
     Example:
         >>> decoder = Decoder(model, slots=2)
@@ -91,8 +91,9 @@ class Decoder:
             )
         self.fusion: Fusion = ("kernels" if fuses_by_default(model) else "none") if fusion == "auto" else fusion
         self._read: Any = torch.compile(self._plain_logits, dynamic=False) if fusion == "compile" else None
-        limit, device = model.config.length_limit, model.embedding.weight.device
-        self.capacity, self.grows = min(capacity, limit or sys.maxsize), grows
+        device = model.embedding.weight.device
+        self._length_limit = model.config.length_limit
+        self.capacity, self.grows = min(capacity, self._length_limit or sys.maxsize), grows
         model.init_state(1)  # an error that names a mixer without states
         self.layers = [init_slots(block.mixer, slots, self.capacity) for block in model.blocks]
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -236,7 +237,7 @@ class Decoder:
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
         longest = 1 + int(self._lengths.max(where=self._active, initial=0))
-        limit = self.model.config.length_limit
+        limit = self._length_limit
         if limit is not None and longest > limit:
             raise ValueError(f"a slot has read all {limit} positions of the model; free it before the next step")
         self._reserve(longest)
@@ -304,7 +305,7 @@ class Decoder:
                 f"a sequence of {length} tokens does not fit into a capacity of {self.capacity}; make the decoder with "
                 f"capacity={length}"
             )
-        self.capacity = min(max(2 * self.capacity, length), self.model.config.length_limit or sys.maxsize)
+        self.capacity = min(max(2 * self.capacity, length), self._length_limit or sys.maxsize)
         for layer in self.layers:
             layer.reserve(self.capacity)
         if self._graphs is not None and self.has_caches:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from rebased.models.options import GenerateOptions
 
 FinishReason = Literal["stop", "length"]
@@ -59,11 +57,11 @@ class Began(NamedTuple):
 
 
 class NewTokens(NamedTuple):
-    """What a step made. The arrays have one entry per sequence that got a token."""
+    """What a step made. The first three lists have one entry per sequence that got a token."""
 
-    numbers: np.ndarray  # [n] int64, of the sequences
-    tokens: np.ndarray  # [n] int64
-    logprobs: np.ndarray  # [n] floats
+    numbers: list[int]  # of the sequences
+    tokens: list[int]
+    logprobs: list[float]
     tops: dict[int, tuple[float, list[tuple[int, float]]]]  # as `Scored` has them, by number, where they were asked for
     ended: dict[int, FinishReason]  # why sequences are over, by number
 

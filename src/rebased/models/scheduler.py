@@ -71,7 +71,7 @@ class _Launched(NamedTuple):
     ends: np.ndarray  # the end-of-text tokens; -1: none
     is_last: np.ndarray  # whether a sequence gets no token after this one
     failed: dict[int, Exception]  # by slot
-    tops: Tops  # by slot
+    tops: Tops  # by the numbers of sequences
 
 
 class Scheduler:
@@ -111,6 +111,7 @@ class Scheduler:
         self._free = list(range(decoder.slots))  # a heap: the lowest slot is taken first
         self._running: dict[int, _Sequence] = {}  # by slot
         self._open: dict[int, _Sequence] = {}  # by number: those in slots, and those whose last step is launched
+        self._keeping: set[int] = set()  # numbers of those whose states are kept at the end
         self._launched: deque[_Launched] = deque()
         self._numbers = count()
         self._number = np.zeros(decoder.slots, dtype=np.int64)  # of the sequence in each slot
@@ -186,7 +187,7 @@ class Scheduler:
         self._length[slots] += 1
         for slot in slots[is_last].tolist():
             sequence = self._running[slot]
-            if self._keeps(sequence):
+            if sequence.number in self._keeping:
                 sequence.end_state = self.decoder.get(slot)
             self._leave_slot(sequence)
         self.stats.steps += 1
@@ -202,19 +203,21 @@ class Scheduler:
             self._fail_some(step, logprobs)
         if self._has_ended:
             self._drop_ended()
-        rows = np.fromiter((number in self._open for number in step.numbers.tolist()), dtype=bool, count=len(tokens))
-        numbers, tokens, logprobs = step.numbers[rows], tokens[rows], logprobs[rows]
-        is_end = tokens == step.ends[rows]
-        ended: dict[int, FinishReason] = dict.fromkeys(numbers[step.is_last[rows]].tolist(), "length")
-        ended |= dict.fromkeys(numbers[is_end].tolist(), "stop")
-        places = zip(numbers.tolist(), step.slots[rows].tolist(), strict=True)
-        tops = {number: step.tops[slot] for number, slot in places if slot in step.tops} if step.tops else {}
-        if self.prefixes.limit:
-            for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
-                if self._keeps(sequence := self._open[number]):
-                    sequence.tokens.append(token)
-        self.stats.made_tokens += len(tokens)
-        self._told.append(NewTokens(numbers, tokens, logprobs, tops, ended))
+        numbers, is_last, is_end = step.numbers.tolist(), step.is_last, tokens == step.ends
+        kept = [row for row, number in enumerate(numbers) if number in self._open]  # others ended meanwhile
+        if len(kept) < len(numbers):
+            numbers, is_last, is_end = [numbers[row] for row in kept], is_last[kept], is_end[kept]
+            tokens, logprobs = tokens[kept], logprobs[kept]
+        ended: dict[int, FinishReason] = {numbers[row]: "length" for row in is_last.nonzero()[0]}
+        ended |= {numbers[row]: "stop" for row in is_end.nonzero()[0]}
+        tops = {number: step.tops[number] for number in numbers if number in step.tops} if step.tops else {}
+        made = NewTokens(numbers, tokens.tolist(), logprobs.tolist(), tops, ended)
+        self._told.append(made)
+        self.stats.made_tokens += len(numbers)
+        if self._keeping:
+            for number, token in zip(made.numbers, made.tokens, strict=True):
+                if number in self._keeping:
+                    self._open[number].tokens.append(token)
         for number, reason in ended.items():
             sequence = self._open[number]
             useful = len(sequence.prompt) + len(sequence.tokens) - (reason == "stop")  # nothing follows an end of text
@@ -321,8 +324,7 @@ class Scheduler:
         for number in range(reading.number * n, (reading.number + 1) * n):
             if job.only_read:
                 sequence = self._begin_sequence(job, number, None)
-                none = np.zeros(0, dtype=np.int64)
-                self._told.append(NewTokens(none, none, none, {}, {sequence.number: "length"}))
+                self._told.append(NewTokens([], [], [], {}, {sequence.number: "length"}))
                 self._close(sequence, 0)
             else:
                 self._ready.append((reading, number))
@@ -331,6 +333,8 @@ class Scheduler:
         sequence = _Sequence(job, number, next(self._numbers), slot)
         self._open[sequence.number] = sequence
         self._told.append(Began(sequence.number, job.key, number))
+        if job.keep_end and self.prefixes.limit and not self.batch_invariant:  # a prompt that is read has other bits
+            self._keeping.add(sequence.number)
         return sequence
 
     def _take_slot(self, reading: Reading, number: int) -> None:
@@ -354,13 +358,10 @@ class Scheduler:
         heapq.heappush(self._free, slot)
         self.decoder.free(slot)
 
-    def _keeps(self, sequence: _Sequence) -> bool:
-        """Whether the state at the end of a sequence is kept: not with batch_invariant, where it has its own bits."""
-        return sequence.job.keep_end and self.prefixes.limit > 0 and not self.batch_invariant
-
     def _close(self, sequence: _Sequence, useful: int) -> None:
         """End a sequence. Its state is kept if it has read no more than the first `useful` tokens, prompt included."""
-        if self._keeps(sequence):
+        if sequence.number in self._keeping:
+            self._keeping.remove(sequence.number)
             state = sequence.end_state
             if state is None and sequence.slot is not None and self.decoder.length(sequence.slot) <= useful:
                 state = self.decoder.get(sequence.slot)
@@ -376,11 +377,11 @@ class Scheduler:
         job.over = job.left == 0
 
     def _tops(self) -> Tops:
-        """Return the log-probability and the most probable tokens of the sequences that asked for them, by slot."""
+        """Return the log-probability and the most probable tokens of the sequences that asked for them, by number."""
         wanted = {slot: each.job.top for slot, each in self._running.items() if each.job.top}
         if not wanted:
             return {}
-        found: Tops = {}
+        found: Tops = {}  # by slot
         logits, tokens = self.decoder.logits, self.decoder.tokens
 
         def score(slots: list[int]) -> None:
@@ -395,7 +396,7 @@ class Scheduler:
         for slot in [slot for slot in wanted if slot not in found]:
             with self._failing_alone(self._running[slot].job, "the next token could not be scored"):
                 score([slot])
-        return found
+        return {self._running[slot].number: scored for slot, scored in found.items()}
 
     @contextmanager
     def _failing_alone(self, job: Job, what: str) -> Iterator[None]:
@@ -429,6 +430,7 @@ class Scheduler:
         self._has_ended = False
         for sequence in [each for each in self._open.values() if each.job.over]:
             del self._open[sequence.number]
+            self._keeping.discard(sequence.number)
             if sequence.slot is not None:
                 with suppress(Exception):  # of a device that is gone; the next step will tell
                     self._leave_slot(sequence)

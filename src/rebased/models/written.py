@@ -84,9 +84,7 @@ class Written:
 
     def _note_tokens(self, made: NewTokens, new: dict[_Sequence, None]) -> None:
         known, tops = self._sequences, made.tops
-        for number, token, logprob in zip(
-            made.numbers.tolist(), made.tokens.tolist(), made.logprobs.tolist(), strict=True
-        ):
+        for number, token, logprob in zip(made.numbers, made.tokens, made.logprobs, strict=True):
             if (sequence := known.get(number)) is not None:  # it may have ended at a stop string
                 sequence.new.append(Scored(token, *tops[number]) if number in tops else Scored(token, logprob, []))
                 new[sequence] = None

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.job import Event, Failed, Job
-from rebased.models.scheduler import Stats
 from rebased.models.written import Written
-from rebased.serve.engine import About, Add, Cancel, Close, Command, Stop, Update
+from rebased.serve.engine import About, Add, Cancel, Close, Command, Counts, Stop, Update
 
 _log = logging.getLogger("rebased")
 
@@ -62,7 +61,7 @@ class EngineClient:
 
     def __init__(self, about: About, tokenizer: Tokenizer, line: Line, *, max_waiting: int = 1024) -> None:
         self.about, self.tokenizer, self.max_waiting, self._line = about, tokenizer, max_waiting, line
-        self.stats, self.prefix_bytes, self.prefix_states = Stats(), 0, 0
+        self.counts = Counts()
         self.broken: str | None = None  # why the last step failed, or the engine ended
         self.on_lost: Callable[[], None] = lambda: None  # called in the event loop if the engine ends by itself
         self._clients: dict[int, _Client] = {}  # by the keys of jobs that are not over
@@ -167,7 +166,8 @@ class EngineClient:
             updates, self._updates = self._updates, []
         if not updates:
             return
-        _, self.stats, self.prefix_bytes, self.prefix_states, self.broken = updates[-1]
+        self.broken = updates[-1].broken
+        self.counts = next((each.counts for each in reversed(updates) if each.counts is not None), self.counts)
         by_job: dict[int, list[Event]] = {}
         for job, event in self._written.take([each for update in updates for each in update.told]):
             by_job.setdefault(job.key, []).append(event)

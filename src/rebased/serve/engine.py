@@ -21,7 +21,7 @@ _log = logging.getLogger("rebased")
 WARM_UP = (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9))  # one per way to choose tokens
 CAPTURED_AFTER = 5  # steps, at least one of which is a replay
 PREFILL_CHUNK = {"cuda": 16_384, "cpu": 1024}  # tokens: some 20 ms of a GPU, in which sequences in slots wait
-DEADLINE_SECONDS = 0.05  # how often it looks whether the time of a job is over
+LOOK_SECONDS = 0.05  # how often it looks whether the time of a job is over, and tells its counts
 TIME_OVER = Failed("timeout", "the request took longer than the server allows")
 
 
@@ -56,10 +56,16 @@ class Update(NamedTuple):
     """What happened in a step, and counts."""
 
     told: list[Told]
-    stats: Stats
-    prefix_bytes: int
-    prefix_states: int
     broken: str | None  # why the last step failed
+    counts: "Counts | None"  # now and then, and when nothing is left to do
+
+
+class Counts(NamedTuple):
+    """Counts since the engine began, and what it keeps."""
+
+    stats: Stats = Stats()
+    prefix_bytes: int = 0
+    prefix_states: int = 0
 
 
 class About(NamedTuple):
@@ -124,7 +130,7 @@ class Engine:
         self._wake = threading.Condition()
         self._jobs: dict[int, Add] = {}  # by key
         self._closed = False
-        self._look_at = 0.0  # when deadlines are looked at next
+        self._look_at = 0.0  # when it looks next
 
     def about(self) -> About:
         """Return what others must know of it."""
@@ -160,7 +166,9 @@ class Engine:
             commands, self._inbox = self._inbox, []
         for command in commands:
             self._obey(command)
-        told: list[Told] = self._end_late_jobs()
+        now = time.monotonic()
+        looks = now >= self._look_at
+        told = self._end_late_jobs(now) if looks else []
         before = self.scheduler.stats.steps
         told += self.scheduler.step()
         if self.scheduler.stats.steps > before:
@@ -168,8 +176,11 @@ class Engine:
         told = [self._log_failure(each) if isinstance(each, OfJob) else each for each in told]
         for key in [key for key, each in self._jobs.items() if each.job.over]:
             del self._jobs[key]
-        stats = replace(self.scheduler.stats)
-        self.post(Update(told, stats, self.prefixes.bytes, len(self.prefixes), self.broken))
+        counts = None
+        if looks or not self._jobs:
+            self._look_at = now + LOOK_SECONDS
+            counts = Counts(replace(self.scheduler.stats), self.prefixes.bytes, len(self.prefixes))
+        self.post(Update(told, self.broken, counts))
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -184,11 +195,7 @@ class Engine:
             case Close():
                 self._closed = True
 
-    def _end_late_jobs(self) -> list[Told]:
-        now = time.monotonic()
-        if now < self._look_at:
-            return []
-        self._look_at = now + DEADLINE_SECONDS
+    def _end_late_jobs(self, now: float) -> list[Told]:
         late = [key for key, each in self._jobs.items() if now > each.deadline]
         for key in late:
             self.scheduler.cancel(self._jobs.pop(key).job)

@@ -22,13 +22,13 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         """Yield the engine's counts as Prometheus takes them."""
-        engine, stats = self._engine, self._engine.stats
+        engine, (stats, prefix_bytes, prefix_states) = self._engine, self._engine.counts
         for name, what, value in (
             ("slots", "choices that can be decoded at once", engine.about.slots),
             ("running", "choices that are being decoded", engine.running),
             ("waiting", "choices that wait for a slot", engine.waiting),
-            ("prefix_cache_bytes", "bytes of kept states", engine.prefix_bytes),
-            ("prefix_cache_states", "kept states", engine.prefix_states),
+            ("prefix_cache_bytes", "bytes of kept states", prefix_bytes),
+            ("prefix_cache_states", "kept states", prefix_states),
         ):
             yield GaugeMetricFamily(f"rebased_{name}", what, value=value)
         for name, what, count in (
