@@ -1,8 +1,10 @@
 """The engine in a process of its own: HTTP, text and JSON do not share an interpreter with it."""
 
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,10 +13,13 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from rebased.serve.engine import About, Close, Command, Engine, Update
 from rebased.serve.log_rate import limited_log
 
 END_SECONDS = 10.0  # in which the engine must end
+SWITCH_SECONDS = 0.0005  # after which a thread lets another one go on: a step may take less than the usual 5 ms
 
 
 class EngineProcess:
@@ -118,6 +123,8 @@ def _receive(pipe: Connection) -> Any:
 def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
     """The engine's process: build the engine, and serve until the pipe is closed or says so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches both processes; the front end decides
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one core is the front end's
     try:
         engine = build()
     except (ValueError, OSError, ImportError) as error:  # whoever started it shows the message
@@ -133,6 +140,7 @@ def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
                 engine.obey(_receive(pipe))
         engine.obey(Close())
 
+    sys.setswitchinterval(SWITCH_SECONDS)  # a job that arrives is not kept waiting
     threading.Thread(target=read, daemon=True).start()
     with limited_log("rebased"), suppress(BrokenPipeError, ConnectionResetError):
         engine.run()

@@ -22,10 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rebased.serve.connections import Connection, Connections
 from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
-
-SWITCH_SECONDS = (
-    0.0005  # after which the event loop lets the engine's thread go on: a step may take less than the usual 5 ms
-)
+from rebased.serve.process import SWITCH_SECONDS
 
 QUEUED = 2048  # connections that the system holds until they are accepted
 ACCEPTED_AT_ONCE = 4  # so that idle connections are closed before descriptors are used up
