@@ -61,6 +61,7 @@ MODELS = {
 IDLE = ("canned", "nothing")  # they compute nothing
 CASES = ["64x1024x128", "200x1024x128", "64x4096x128", "200x4096x128", "64x1024x1024", "200x1024x1024"]
 FEW_SLOTS, MANY_SLOTS = 64, 256
+LONG_ANSWER = 512  # tokens
 CANNED_CHUNK = 8  # tokens per chunk of a canned answer
 VOCABULARY = 4096  # of models that compute nothing
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -454,7 +455,7 @@ def main(words: Sequence[str] | None = None) -> None:
     every = [*IDLE, *MODELS, "shipped"]
     parser.add_argument("--models", nargs="+", choices=every, default=[*IDLE, "paper-text", "attention"])
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="CLIENTSxPROMPTxANSWER")
-    parser.add_argument("--requests", type=int, default=4, help="per client")
+    parser.add_argument("--requests", type=int, help="per client; default: 4, and 2 with answers of 512 tokens or more")
     parser.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
     parser.add_argument("--slots", type=int, help="default: 64 for up to 64 clients, 256 for more")
     parser.add_argument("--prefill-chunk", type=int, help="default: the server's")
@@ -519,7 +520,8 @@ def main(words: Sequence[str] | None = None) -> None:
                     port = told.pop("port")
                     while left and time.monotonic() < ends:
                         clients, prompt, answer = left.pop(0)
-                        load = Load(clients, args.requests, prompt, args.shared, answer)
+                        requests = args.requests or (2 if answer >= LONG_ANSWER else 4)
+                        load = Load(clients, requests, prompt, args.shared, answer)
                         share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
                         row = measure(pool, workers, port, load, vocab_size, share)
                         record["cases"].append({"model": model, "slots": slots} | told | row)
