@@ -16,8 +16,8 @@ from rebased.serve.engine import About, Add, Cancel, Close, Command, Counts, Sto
 
 _log = logging.getLogger("rebased")
 
-PAUSE_PER_CLIENT = 50e-6  # seconds: about what it takes to write a chunk to one client
-LONGEST_PAUSE = 0.02
+PAUSE_PER_CLIENT = 100e-6  # seconds: twice what it takes to write a chunk to one client
+LONGEST_PAUSE = 0.05
 
 
 class Full(Exception):
