@@ -1,17 +1,22 @@
-"""Requests per second and latencies of `rebased lm serve`'s server, over ReBased and over softmax attention.
+"""Tokens per second and latencies of `rebased lm serve`'s server, over ReBased and over softmax attention.
 
-    PYTHONPATH=src python benchmarks/serve.py --minutes 8          on a GPU; needs rebased[serve] and httpx
-    PYTHONPATH=src python benchmarks/serve.py --clients 64 --prompt-tokens 4096
+    PYTHONPATH=src python benchmarks/serve.py --minutes 9          on a GPU; needs rebased[serve]
+    PYTHONPATH=src python benchmarks/serve.py --models paper-text --cases 64x4096x128
     PYTHONPATH=src python benchmarks/serve.py --tiny               the same at a small size, on a CPU
+    PYTHONPATH=src python benchmarks/serve.py --models shipped --device cpu --cases 32x64x64     the shipped model
     PYTHONPATH=src python benchmarks/serve.py --plot benchmarks/results/serve-....json      on any machine
 
-For each model a server is started in a process of its own, with random weights of the paper's language models, and
-asked by `clients` clients at a time: streams over HTTP, prompts of random tokens (no two alike, but for the first
-`--shared` tokens), greedy, exactly --max-tokens tokens each. Latency is from the request to its last chunk, first token
-from the request to the first chunk with text. The clients are spread over some processes; --requests is per client.
+A case is CLIENTSxPROMPTxANSWER: so many clients at a time, each with prompts and answers of so many tokens. For each
+model and number of slots a server is started, with random weights of the paper's language models: 64 slots for up to 64
+clients, 256 for more. Requests are streams over HTTP, prompts of random tokens (no two alike, but for the first
+`--shared` tokens), greedy. Latency is from the request to its end, first token from the request to the first chunk with
+text. The clients are spread over some processes; --requests is per client.
+
+Two models compute nothing, and come first. "canned" is no server of ours: a few lines that send fixed answers, which
+shows what the clients can take. "nothing" is our server over a decoder that returns zeros: what the host can do.
 
 Writes serve-<date>-<device>.json, after each case anew, the plot beside it, and prints a table. It never takes longer
-than --minutes: models share them, and requests that are under way when a model's time is over are cut off.
+than --minutes: servers share them, and requests that are under way when a server's time is over are cut off.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -27,8 +33,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,15 +45,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 
 from benchmarks.machine import machine
 
+from rebased.data.tokenizer import ByteTokenizer
 from rebased.files import replacing
-from rebased.models import LanguageModel, LMConfig, preset
+from rebased.models import LanguageModel, LMConfig, LMState, preset
+from rebased.models.step_graph import Stepped
+from rebased.models.weights import load_model
 from rebased.ops.backend import has_gpu
+from rebased.runs.shipped import find_model
 
 MODELS = {
     "attention": "lm-attention",
     "paper-text": "lm-paper-text-rebased",
     "based": "lm-paper-text-based",
 }
+IDLE = ("canned", "nothing")  # they compute nothing
+CASES = ["64x1024x128", "200x1024x128", "64x4096x128", "200x4096x128", "64x1024x1024", "200x1024x1024"]
+FEW_SLOTS, MANY_SLOTS = 64, 256
+LONG_ANSWER = 512  # tokens
+CANNED_CHUNK = 8  # tokens per chunk of a canned answer
+VOCABULARY = 4096  # of models that compute nothing
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PERCENTILES = (50, 90, 99)
 ENDING = 15.0  # seconds that are left to save, draw and show
@@ -82,49 +99,112 @@ class Load(NamedTuple):
     max_tokens: int
 
 
+def case_of(word: str) -> tuple[int, int, int]:
+    clients, prompt, answer = map(int, word.split("x"))
+    return clients, prompt, answer
+
+
 def shape_of(model: str, context: int, device: str) -> LMConfig:
+    if model in IDLE:
+        return LMConfig(vocab_size=VOCABULARY, d_model=8, n_layers=1, mixers=("short_conv",), positions="none")
+    if model == "shipped":
+        return load_model(find_model(None)).config
     if device == "cpu":  # for the test of this file: the same at a small size
         small = preset(MODELS[model], d_model=48, vocab_size=64, max_len=context)
         return small.model_copy(update={"n_layers": 2})
     return preset(MODELS[model], max_len=context)
 
 
-def be_server(args: argparse.Namespace) -> None:
-    """The other process: serve one model of random weights on a free port, which the first line of stdout tells."""
-    from rebased.serve.api import build_app
+def build_engine(args: argparse.Namespace) -> Any:
+    """The engine, in its own process."""
     from rebased.serve.engine import Engine
-    from rebased.serve.server import open_socket, serve
-    from rebased.serve.service import Limits, Service
 
     torch.manual_seed(0)
-    device, context = torch.device(args.device), args.prompt_tokens + args.max_tokens
-    shape = shape_of(args.server, context, args.device)
-    with torch.device(device):
-        model = LanguageModel(shape).to(DTYPES[args.precision]).eval()
+    device = torch.device("cpu" if args.server in IDLE else args.device)
+    if args.server == "shipped":
+        model = load_model(find_model(None), device).to(DTYPES[args.precision]).eval()
+    else:
+        with torch.device(device):
+            model = LanguageModel(shape_of(args.server, args.context, args.device)).to(DTYPES[args.precision]).eval()
     engine = Engine(
         model,
-        Words(shape.vocab_size),  # type: ignore[arg-type]
         slots=args.slots,
-        context=context,
-        max_waiting=100_000,
+        context=args.context,
         prefill_chunk=args.prefill_chunk,
         cache_bytes=args.cache_mb * 2**20,
         capture=device.type == "cuda" and args.capture,
     )
     engine.warm_up()
-    about = {"parameters": model.num_parameters(), "state_bytes": engine.decoder.state_bytes}
-    about |= {"fusion": engine.decoder.fusion, "captured": engine.captures}
-    app = build_app(Service(args.server, engine, Limits(max_tokens=args.max_tokens, seconds=3600)))
-    with open_socket("127.0.0.1", 0) as sock:
-        about["port"] = sock.getsockname()[1]
-        with closing(engine):
-            serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), on_signal=engine.drain)
+    if args.server == "nothing":
+        compute_nothing(engine)
+    return engine
+
+
+def compute_nothing(engine: Any) -> None:
+    """Let an engine read prompts and make tokens without computing."""
+    zeros = Stepped(torch.zeros(engine.slots, dtype=torch.int64), torch.zeros(engine.slots))
+
+    def read(pieces: Sequence[tuple[Any, int, int]]) -> tuple[list[Any], list[LMState]]:
+        return [None] * len(pieces), [LMState(stop, reading.state.layers) for reading, _, stop in pieces]
+
+    engine.scheduler._reader._extend = read
+    engine.decoder.compute = lambda longest, mode: zeros
+
+
+def be_server(args: argparse.Namespace) -> None:
+    """The other process: serve one model on a free port, which the first line of stdout tells."""
+    if args.server == "canned":
+        return asyncio.run(serve_canned(args))
+    from rebased.serve.api import build_app
+    from rebased.serve.client import EngineClient
+    from rebased.serve.process import EngineProcess
+    from rebased.serve.server import open_socket, serve
+    from rebased.serve.service import Limits, Service
+
+    with open_socket("127.0.0.1", 0) as sock, EngineProcess(partial(build_engine, args)) as process:
+        known = process.about
+        about = {"parameters": known.parameters, "state_bytes": known.state_bytes, "port": sock.getsockname()[1]}
+        about |= {"fusion": known.fusion, "captured": known.captures}
+        tokenizer: Any = ByteTokenizer() if args.server == "shipped" else Words(known.config.vocab_size)
+        engine = EngineClient(known, tokenizer, process, max_waiting=100_000)
+        app = build_app(Service(args.server, engine, Limits(max_tokens=args.context, seconds=3600)))
+        serve(app, sock, on_ready=lambda: print(json.dumps(about), flush=True), on_signal=engine.drain)
+
+
+async def serve_canned(args: argparse.Namespace) -> None:
+    """Answer every request with the same stream, chunk by chunk, as fast as the clients take it."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    def chunk(content: dict[str, Any]) -> bytes:
+        body = b"data: %b\n\n" % json.dumps(content).encode()
+        return b"%x\r\n%b\r\n" % (len(body), body)
+
+    text = chunk({"id": "cmpl-0", "choices": [{"index": 0, "text": " 1234" * CANNED_CHUNK, "finish_reason": None}]})
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+                length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+                tokens = json.loads(await reader.readexactly(length))["max_tokens"]
+                writer.write(head)
+                for _ in range(-(-tokens // CANNED_CHUNK)):
+                    writer.write(text)
+                    await writer.drain()
+                    await asyncio.sleep(0)  # so that the clients get their chunks by turns, as from a model
+                writer.write(chunk({"choices": [], "usage": {"completion_tokens": tokens}}) + b"0\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=2048)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    await server.serve_forever()
 
 
 @contextmanager
 def server(model: str, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A server of this model in a process of its own; yields what it tells about itself."""
-    command = [sys.executable, __file__, "--server", model, *words]
+    command = [sys.executable, __file__, *words, "--server", model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -137,75 +217,93 @@ def server(model: str, words: Sequence[str]) -> Iterator[dict[str, Any]]:
             CHILDREN.remove(process)
             process.terminate()
             try:
-                process.wait(5)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
-async def ask(client: Any, prompt: list[int], max_tokens: int) -> tuple[float, float, int]:
-    """One request. Returns (seconds to the first text, seconds to the end, tokens)."""
-    body = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    begin, first, tokens = time.perf_counter(), 0.0, 0
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"status {answer.status_code}: {(await answer.aread())[:200]!r}")
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                first = first or time.perf_counter() - begin
-                if '"completion_tokens"' in line:
-                    tokens = json.loads(line[6:])["usage"]["completion_tokens"]
-    return first, time.perf_counter() - begin, tokens
+def body_of(prompt: list[int], max_tokens: int) -> bytes:
+    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    return json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
+
+
+class Client:
+    """A client with one connection. It knows as much of HTTP as it needs: clients must be faster than the server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, body: bytes) -> tuple[float, float, int]:
+        """One request. Returns (seconds to the first text, seconds to the end, tokens)."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        begin, first, tail, status = time.perf_counter(), 0.0, b"", b""
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        while not tail.endswith(b"\r\n0\r\n\r\n"):
+            got = await reader.read(2**16)
+            status, tail = status or got[:300], (tail + got)[-2000:]
+            if not got or b" 200 " not in status[:20]:
+                self.close()
+                raise RuntimeError(f"the answer broke off or is an error: {status!r}")
+            if not first and b"data: {" in got:
+                first = time.perf_counter() - begin
+        found = re.search(rb'"completion_tokens": ?(\d+)', tail)
+        if found is None:
+            raise RuntimeError(f"an answer without its number of tokens: {tail[-300:]!r}")
+        return first, time.perf_counter() - begin, int(found[1])
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
 class Played(NamedTuple):
     """What some clients saw."""
 
-    results: list[tuple[float, float, int]]  # as `ask` returns them
+    results: list[tuple[float, float, int]]  # as `Client.ask` returns them
     failures: list[str]
     cut_off: int
     begin: float  # on the clock of all processes
     end: float
 
 
-async def play(url: str, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
+async def play(port: int, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
     """Let one client per seed ask, each one request after the other, until the time is over."""
-    import httpx
-
     shared = random.Random(load.clients).choices(range(vocab_size), k=load.shared)
     results: list[tuple[float, float, int]] = []
     failures: list[str] = []
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=3600, limits=limits) as client:
+    rest = load.prompt_tokens - load.shared
 
-        async def one(prompts: list[list[int]]) -> None:
-            for prompt in prompts:
-                try:
-                    results.append(await ask(client, prompt, load.max_tokens))
-                except (httpx.HTTPError, RuntimeError) as error:
-                    failures.append(f"{type(error).__name__}: {error}"[:300])
+    async def one(client: Client, bodies: list[bytes]) -> None:
+        for body in bodies:
+            try:
+                results.append(await client.ask(body))
+            except (OSError, RuntimeError) as error:
+                failures.append(f"{type(error).__name__}: {error}"[:300])
 
-        rest = load.prompt_tokens - load.shared
-        drawn = [
-            [shared + own.choices(range(vocab_size), k=rest) for _ in range(load.requests)]
-            for own in map(random.Random, seeds)
-        ]
-        begin = time.time()
-        asking = [asyncio.ensure_future(one(prompts)) for prompts in drawn]
-        _, cut = await asyncio.wait(asking, timeout=max(0.0, seconds))
-        for task in cut:
-            task.cancel()
-        await asyncio.gather(*cut, return_exceptions=True)
-    return Played(results, failures, len(cut), begin, time.time())
+    drawn = [
+        [body_of(shared + own.choices(range(vocab_size), k=rest), load.max_tokens) for _ in range(load.requests)]
+        for own in map(random.Random, seeds)
+    ]
+    clients = [Client("127.0.0.1", port) for _ in seeds]
+    begin = time.time()
+    asking = [asyncio.ensure_future(one(*each)) for each in zip(clients, drawn, strict=True)]
+    _, cut = await asyncio.wait(asking, timeout=max(0.0, seconds))
+    for task in cut:
+        task.cancel()
+    await asyncio.gather(*cut, return_exceptions=True)
+    end = time.time()
+    for client in clients:
+        client.close()
+    return Played(results, failures, len(cut), begin, end)
 
 
-def play_share(url: str, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
-    return asyncio.run(play(url, load, seeds, vocab_size, seconds))
+def play_share(port: int, load: Load, seeds: Sequence[int], vocab_size: int, seconds: float) -> Played:
+    return asyncio.run(play(port, load, seeds, vocab_size, seconds))
 
 
 def process_id(_: int) -> int:
@@ -220,7 +318,7 @@ def wait_for_all(pool: ProcessPoolExecutor, workers: int) -> None:
 
 
 def measure(
-    pool: ProcessPoolExecutor, workers: int, url: str, load: Load, vocab_size: int, seconds_left: float
+    pool: ProcessPoolExecutor, workers: int, port: int, load: Load, vocab_size: int, seconds_left: float
 ) -> dict[str, Any]:
     """Let all clients ask, spread over the processes of the pool: one process could not read what a server writes."""
     end = time.monotonic() + seconds_left
@@ -228,7 +326,7 @@ def measure(
     def ask_all(load: Load, first_seed: int) -> Played:
         seeds = range(first_seed, first_seed + load.clients)
         left, parts = end - time.monotonic(), min(workers, load.clients)
-        shares = [pool.submit(play_share, url, load, seeds[part::parts], vocab_size, left) for part in range(parts)]
+        shares = [pool.submit(play_share, port, load, seeds[part::parts], vocab_size, left) for part in range(parts)]
         played = [share.result() for share in shares]
         return Played(
             [result for each in played for result in each.results],
@@ -277,6 +375,8 @@ def show(record: dict[str, Any]) -> None:
     for name in (
         "model",
         "clients",
+        "prompt",
+        "answer",
         "requests/s",
         "tokens/s",
         "latency p50, p90, p99 / s",
@@ -290,35 +390,40 @@ def show(record: dict[str, Any]) -> None:
             ", ".join("-" if row[key][f"p{p}"] is None else f"{row[key][f'p{p}']:.3f}" for p in PERCENTILES)
             for key in ("latency", "first_token")
         )
-        numbers = (f"{row['clients']:,}", f"{row['requests_per_second']:,.2f}", f"{row['tokens_per_second']:,.0f}")
+        sizes = (f"{row[name]:,}" for name in ("clients", "prompt_tokens", "max_tokens"))
+        numbers = (*sizes, f"{row['requests_per_second']:,.2f}", f"{row['tokens_per_second']:,.0f}")
         table.add_row(row["model"], *numbers, latency, first, str(row["failed"]), str(row.get("cut_off", 0)))
-    Console(width=120).print(table)
+    Console(width=130).print(table)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Requests per second and latencies against the number of clients, a line per model."""
+    """Tokens per second and the time to the first token, one group of bars per case, one bar per model."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from benchmarks.axes import logarithmic
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    rows = [row for row in record["cases"] if row["answered"]]
-    for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-        own = sorted((row for row in rows if row["model"] == model), key=lambda row: row["clients"])
-        clients, colour = [row["clients"] for row in own], f"C{number}"
-        axes[0].plot(clients, [row["requests_per_second"] for row in own], marker="o", color=colour, label=model)
-        for p, style in (("p50", "-"), ("p99", "--")):
-            latency = [row["latency"][p] for row in own]
-            axes[1].plot(clients, latency, style, marker="o", color=colour, label=f"{model}, {p}")
-    for axis, name in zip(axes, ("requests per second", "seconds per request"), strict=True):
-        logarithmic(axis)
-        axis.set(xlabel="clients at once", ylabel=name)
-        axis.grid(True, which="both", alpha=0.25)
+    rows = [row for row in record["cases"] if row["answered"] and row["model"] not in IDLE]
+    cases = list(dict.fromkeys((row["clients"], row["prompt_tokens"], row["max_tokens"]) for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for number, model in enumerate(models):
+        own = {(row["clients"], row["prompt_tokens"], row["max_tokens"]): row for row in rows if row["model"] == model}
+        places = [place + 0.8 * (number - (len(models) - 1) / 2) / len(models) for place in range(len(cases))]
+        for axis, value in (
+            (axes[0], lambda row: row["tokens_per_second"]),
+            (axes[1], lambda row: row["first_token"]["p50"]),
+        ):
+            heights = [value(own[case]) if case in own else 0 for case in cases]
+            axis.bar(places, heights, width=0.8 / max(1, len(models)), label=model)
+    names = [f"{clients} clients\n{prompt:,} + {answer:,}" for clients, prompt, answer in cases]
+    for axis, name in zip(axes, ("tokens per second", "seconds to the first token, median"), strict=True):
+        axis.set_xticks(range(len(cases)), names, fontsize="small")
+        axis.set_ylabel(name)
+        axis.grid(True, axis="y", alpha=0.25)
         if rows:
             axis.legend(fontsize="small")
-    figure.suptitle(f"A server asked by several clients, {record['machine']['device']}")
+    figure.suptitle(f"A server asked by several clients (prompt + answer), {record['machine']['device']}")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -347,14 +452,13 @@ def end_in_time(record: dict[str, Any], path: Path, minutes: float) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["paper-text", "attention"])
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64, 200], metavar="N")
-    parser.add_argument("--requests", type=int, default=3, help="per client")
-    parser.add_argument("--prompt-tokens", type=int, default=1024)
+    every = [*IDLE, *MODELS, "shipped"]
+    parser.add_argument("--models", nargs="+", choices=every, default=[*IDLE, "paper-text", "attention"])
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="CLIENTSxPROMPTxANSWER")
+    parser.add_argument("--requests", type=int, help="per client; default: 4, and 2 with answers of 512 tokens or more")
     parser.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--prefill-chunk", type=int, default=4096)
+    parser.add_argument("--slots", type=int, help="default: 64 for up to 64 clients, 256 for more")
+    parser.add_argument("--prefill-chunk", type=int, help="default: the server's")
     parser.add_argument("--cache-mb", type=int, default=256)
     parser.add_argument("--precision", choices=DTYPES, default="bf16")
     parser.add_argument("--capture", action=argparse.BooleanOptionalAction, default=True, help="CUDA graphs")
@@ -363,31 +467,34 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, metavar="RECORD", help="only show and draw a record, as RECORD.svg")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", metavar="DIR")
-    parser.add_argument("--server", choices=MODELS, help=argparse.SUPPRESS)
+    parser.add_argument("--server", choices=every, help=argparse.SUPPRESS)
+    parser.add_argument("--context", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     if args.plot is not None:
         record = json.loads(args.plot.read_text())
         draw(record, args.plot.with_suffix(".svg"))
         return show(record)
     if args.tiny:
-        args.device, args.precision, args.clients, args.requests = "cpu", "fp32", [1, 4], 2
-        args.prompt_tokens, args.max_tokens, args.slots = 20, 5, 2
+        args.device, args.requests, args.cases = "cpu", 2, ["1x20x5", "4x20x5"]
+        args.slots = args.slots or 2
+    if args.device == "cpu":
+        args.precision = "fp32"
     if args.device == "cuda" and not has_gpu():
         raise SystemExit("no CUDA device here; --tiny goes through the same steps at a small size")
     if args.server is not None:
         return be_server(args)
-    if not 0 <= args.shared < args.prompt_tokens:
-        raise SystemExit(f"--shared {args.shared}: give fewer than --prompt-tokens {args.prompt_tokens}")
+    cases = [case_of(word) for word in args.cases]
+    if not 0 <= args.shared < min(prompt for _, prompt, _ in cases):
+        raise SystemExit(f"--shared {args.shared}: give fewer than the tokens of a prompt")
     given = list(sys.argv[1:] if words is None else words)
     spoken = [word for word in given if word not in ("--out", str(args.out))]
     begin, now = time.monotonic(), datetime.now(UTC)
-    about = machine(args.device, "fastapi", "uvicorn", "sse-starlette", "httpx", "triton")
+    about = machine(args.device, "fastapi", "uvicorn", "httptools", "uvloop", "orjson", "triton")
     record = {
-        "what": "a server of language models asked by several clients at once: requests per second and latencies",
+        "what": "a server of language models asked by several clients at once: tokens per second and latencies",
         "date": now.isoformat(timespec="seconds"),
         "command": " ".join(["python benchmarks/serve.py", *spoken]),
         "machine": about,
-        "slots": args.slots,
         "precision": args.precision,
         "capture": args.capture and args.device == "cuda",
         "cases": [],
@@ -397,31 +504,39 @@ def main(words: Sequence[str] | None = None) -> None:
     path = args.out / f"serve-{now:%Y-%m-%d-%H%M%S}-{device}.json"
     end_in_time(record, path, args.minutes)
     seconds = min(60 * args.minutes - ENDING, A_DAY)
-    workers = 2 if args.tiny else min(PROCESSES, max(args.clients))
+    workers = 2 if args.device == "cpu" else PROCESSES
+    context = max(prompt + answer for _, prompt, answer in cases)
+    by_slots: dict[int, list[tuple[int, int, int]]] = {}
+    for case in cases:
+        by_slots.setdefault(args.slots or (FEW_SLOTS if case[0] <= FEW_SLOTS else MANY_SLOTS), []).append(case)
+    servers = [(model, slots) for model in args.models for slots in by_slots]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         wait_for_all(pool, workers)
-        for number, model in enumerate(args.models):
-            ends, left = begin + seconds * (number + 1) / len(args.models), list(args.clients)
+        for number, (model, slots) in enumerate(servers):
+            ends, left = begin + seconds * (number + 1) / len(servers), list(by_slots[slots])
             vocab_size = shape_of(model, 8, args.device).vocab_size
             try:
-                with server(model, given) as told:
-                    url = f"http://127.0.0.1:{told.pop('port')}"
+                with server(model, [*given, "--slots", str(slots), "--context", str(context)]) as told:
+                    port = told.pop("port")
                     while left and time.monotonic() < ends:
-                        load = Load(left.pop(0), args.requests, args.prompt_tokens, args.shared, args.max_tokens)
+                        clients, prompt, answer = left.pop(0)
+                        requests = args.requests or (2 if answer >= LONG_ANSWER else 4)
+                        load = Load(clients, requests, prompt, args.shared, answer)
                         share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
-                        row = measure(pool, workers, url, load, vocab_size, share)
-                        record["cases"].append({"model": model} | told | row)
+                        row = measure(pool, workers, port, load, vocab_size, share)
+                        record["cases"].append({"model": model, "slots": slots} | told | row)
                         save(record, path)
-                        said = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:,.0f} tokens/s"
+                        first = row["first_token"]["p50"]
+                        said = f"{row['tokens_per_second']:10,.0f} tokens/s, first token {first or 0:.3f} s, "
+                        said += f"{row['failed']} failed, {row['cut_off']} cut off"
                         spent = time.monotonic() - begin
-                        print(
-                            f"{spent:6.0f} s  {model:12} {load.clients:4} clients  {said}", file=sys.stderr, flush=True
-                        )
+                        case = f"{clients}x{prompt}x{answer}"
+                        print(f"{spent:6.0f} s  {model:12} {case:14} {said}", file=sys.stderr, flush=True)
                 reason = "the time was over"
-            except (RuntimeError, OSError) as error:  # one model's server fails: the other is measured all the same
+            except (RuntimeError, OSError) as error:  # one model's server fails: the others are measured all the same
                 reason = f"{type(error).__name__}: {error}"[:300]
                 print(reason, file=sys.stderr, flush=True)
-            record["left_out"] += [{"model": model, "clients": clients, "reason": reason} for clients in left]
+            record["left_out"] += [{"model": model, "case": case, "reason": reason} for case in left]
     finish(record, path)
     if not record["cases"]:
         raise SystemExit("nothing was measured; the messages above say why")

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from docs_text import ROOT
-from rebased.data.tokenizer import ByteTokenizer
 from rebased.mixers import can_extend, mixer_class, mixer_names
 from rebased.models import Generated, GenerateOptions, LanguageModel, LMConfig, Sampling
 from rebased.models.block import build_mixer
 from rebased.models.invariant_decoder import InvariantDecoder
-from rebased.models.job import Job
+from rebased.models.job import Job, Made
 from rebased.ops import (
     BASED,
     REBASED,
@@ -24,8 +23,7 @@ from rebased.ops import (
     poly_attention_extend,
 )
 from rebased.ops.invariance import GRID, fixed_linear
-from rebased.serve.engine import Engine
-from served_model import Listener, run
+from served_model import Listener, make_engine, run
 
 B = 64
 ROWS = (0, 1, 31, 63)  # of the large batch, that are also computed alone
@@ -142,9 +140,7 @@ def drawn(device: str) -> None:
 
 def answers(model: LanguageModel, requests: list[list[int]], *, cache_bytes: int = 0, waves: int = 1) -> list[Any]:
     """What each request gets from an engine that gets all of them in so many waves, one after the other."""
-    engine = Engine(
-        model, ByteTokenizer(), slots=20, context=512, prefill_chunk=50, cache_bytes=cache_bytes, batch_invariant=True
-    )
+    engine = make_engine(model, slots=20, context=512, prefill_chunk=50, cache_bytes=cache_bytes, batch_invariant=True)
     heard = [Listener() for _ in requests]
     greedy, drawn = (GenerateOptions(temperature=t, seed=5, max_tokens=5, ignore_end_of_text=True) for t in (0.0, 0.7))
     jobs = [
@@ -159,7 +155,7 @@ def answers(model: LanguageModel, requests: list[list[int]], *, cache_bytes: int
     if cache_bytes:
         assert engine.stats.cached_tokens > 0
     return [
-        ([event.scored for event in listener.events if hasattr(event, "scored")], listener.read.scores)
+        ([each for event in listener.events if isinstance(event, Made) for each in event.scored], listener.read.scores)
         for listener in heard
     ]
 

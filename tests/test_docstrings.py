@@ -15,7 +15,6 @@ OPTIONAL = (  # packages that some modules need, and that an installation may la
     "lm_eval",
     "fastapi",
     "uvicorn",
-    "sse_starlette",
     "starlette",
     "prometheus_client",
 )

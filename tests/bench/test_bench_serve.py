@@ -8,23 +8,18 @@ import pytest
 from benchmark_command import succeed
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("httpx", reason="the clients need it: pip install httpx")
 
 
 @pytest.mark.release
 def test_requests_and_latencies(tmp_path: Path) -> None:
-    load = ["--clients", "1", "3", "--requests", "2", "--prompt-tokens", "20", "--shared", "10", "--max-tokens", "5"]
-    size = ["--device", "cpu", "--precision", "fp32", "--slots", "2", "--models", "paper-text", "attention"]
+    load = ["--cases", "1x20x5", "3x20x5", "--requests", "2", "--shared", "10", "--device", "cpu", "--slots", "2"]
+    size = ["--models", "canned", "nothing", "paper-text", "attention"]
     said = succeed("serve", *load, *size, "--out", str(tmp_path))
     (path,) = tmp_path.glob("serve-*-cpu.json")
     record = json.loads(path.read_text())
     cases = record["cases"]
-    assert [(case["model"], case["clients"]) for case in cases] == [
-        ("paper-text", 1),
-        ("paper-text", 3),
-        ("attention", 1),
-        ("attention", 3),
-    ]
+    models = ("canned", "nothing", "paper-text", "attention")
+    assert [(case["model"], case["clients"]) for case in cases] == [(model, n) for model in models for n in (1, 3)]
     for case in cases:
         assert (case["answered"], case["failed"]) == (2 * case["clients"], 0)
         assert case["tokens_per_second"] == pytest.approx(5 * case["requests_per_second"])
@@ -38,8 +33,8 @@ def test_requests_and_latencies(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_it_ends_in_time_and_measures_both_models(tmp_path: Path) -> None:
     """More requests than there is time for: those under way are cut off, and the other model has its turn."""
-    load = ["--clients", "2", "--requests", "100000", "--prompt-tokens", "20", "--max-tokens", "5", "--minutes", "0.9"]
-    succeed("serve", *load, "--device", "cpu", "--precision", "fp32", "--slots", "2", "--out", str(tmp_path))
+    load = ["--cases", "2x20x5", "--requests", "10000", "--minutes", "1.5", "--models", "paper-text", "attention"]
+    succeed("serve", *load, "--device", "cpu", "--slots", "2", "--out", str(tmp_path))
     (path,) = tmp_path.glob("serve-*-cpu.json")
     cases = json.loads(path.read_text())["cases"]
     assert [(case["model"], case["cut_off"]) for case in cases] == [("paper-text", 2), ("attention", 2)]

@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 
 from rebased.cli import main
 from rebased.train import train

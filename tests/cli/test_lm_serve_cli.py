@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 
 from data.small_tokenizer import write_small_tokenizer
@@ -61,7 +60,7 @@ def test_it_serves_until_a_signal_and_ends_what_it_began(home: Path) -> None:
         assert process.stdout is not None
         about, where = process.stdout.readline(), process.stdout.readline()
         assert about.startswith("tiny: ")
-        assert "8 slots of 3,000 tokens" in about
+        assert "32 slots of 3,000 tokens" in about
         url = where.split()[1].rstrip("/")
         assert post(url, {"prompt": "x", "max_tokens": 2, "model": "tiny"}, "sesame")["usage"]
         answers: list[dict[str, object]] = []

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 
-from rebased.data.tokenizer import ByteTokenizer
+from local_engine import LocalEngine
 from rebased.models import LanguageModel
 from rebased.serve.api import build_app
-from rebased.serve.engine import Engine
 from rebased.serve.server import Server, open_socket
 from rebased.serve.service import Limits, Service
 
@@ -19,7 +18,7 @@ class Live(NamedTuple):
     """A server that runs."""
 
     url: str
-    engine: Engine
+    engine: LocalEngine
     server: Server
     thread: threading.Thread
     app: FastAPI
@@ -37,7 +36,7 @@ def live_server(
     **options: Any,
 ) -> Iterator[Live]:
     """Serve `model` as "tiny" until the block ends."""
-    engine = Engine(model, ByteTokenizer(), slots=slots, context=context, **options)
+    engine = LocalEngine(model, slots=slots, context=context, **options)
     service = Service("tiny", engine, limits or Limits(), api_key)
     ready = threading.Event()
     app = build_app(service, hosts)

@@ -2,10 +2,9 @@
 
 import torch
 
-from rebased.data.tokenizer import ByteTokenizer
+from local_engine import LocalEngine
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.job import Event, Failed, Job, Made, PromptRead
-from rebased.serve.engine import Engine
 
 TIE = 1e-4  # logits that are closer may change places when others share the batch
 SMALL = LMConfig(
@@ -40,7 +39,7 @@ class Listener:
 
     def tokens(self, choice: int = 0) -> list[int]:
         mine = [event for event in self.events if isinstance(event, Made) and event.sequence == choice]
-        return [event.scored.token for event in mine if event.scored is not None]
+        return [scored.token for event in mine for scored in event.scored]
 
     def text(self, choice: int = 0) -> str:
         return "".join(event.text for event in self.events if isinstance(event, Made) and event.sequence == choice)
@@ -57,11 +56,11 @@ class Listener:
         return next((event for event in self.events if isinstance(event, Failed)), None)
 
 
-def make_engine(model: LanguageModel, slots: int = 4, context: int = 4096, **options: int) -> Engine:
-    return Engine(model, ByteTokenizer(), slots=slots, context=context, **options)  # type: ignore[arg-type]
+def make_engine(model: LanguageModel, slots: int = 4, context: int = 4096, **options: int) -> LocalEngine:
+    return LocalEngine(model, slots=slots, context=context, **options)
 
 
-def run(engine: Engine, *jobs: tuple[Job, Listener]) -> None:
+def run(engine: LocalEngine, *jobs: tuple[Job, Listener]) -> None:
     """Submit jobs and take turns until all are over, without a thread."""
     for job, listener in jobs:
         engine.submit(job, listener)

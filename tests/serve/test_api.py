@@ -12,7 +12,6 @@ import torch
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("httpx", reason="serving needs it: pip install openai httpx")
 pytest.importorskip("openai", reason="serving needs it: pip install openai httpx")
@@ -324,7 +323,7 @@ def test_a_full_server_says_so(model: LanguageModel, monkeypatch: pytest.MonkeyP
         heard, few = [Listener(), Listener()], GenerateOptions(max_tokens=16)
         try:
             live.engine.submit(Job([[1]], few), heard[0])
-            wait_for(lambda: live.engine.running == 1)
+            wait_for(lambda: live.engine.scheduler.running == 1)
             live.engine.submit(Job([[2]], few), heard[1])
             refused = httpx.post(f"{live.url}/v1/completions", json={"prompt": "y"})
         finally:

@@ -24,7 +24,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 
 from live_server import Live, live_server
@@ -184,7 +183,7 @@ def process(folder: Path, *options: str, descriptors: int = 1024) -> Iterator[tu
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors as Linux has them")
-@pytest.mark.parametrize(("descriptors", "count"), [(256, 1500), (30, 60)], ids=["few", "too few"])
+@pytest.mark.parametrize(("descriptors", "count"), [(256, 1500), (36, 60)], ids=["few", "too few"])
 def test_few_descriptors_and_many_connections(tmp_path: Path, descriptors: int, count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
@@ -217,7 +216,7 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path, signals: l
 
     head = b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
     with (
-        process(tmp_path, "--grace", "2" if len(signals) == 1 else "60") as (url, child, log),
+        process(tmp_path, "--slots", "8", "--grace", "2" if len(signals) == 1 else "60") as (url, child, log),
         connect(url, head) as slow,
     ):
         threads = [

@@ -11,7 +11,7 @@ from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
 from rebased.models.job import Event, Failed, Job, Made
 from rebased.models.prefixes import GRID, PrefixStates, state_bytes
-from rebased.serve.engine import Closed, Engine, Full
+from rebased.serve.client import Closed, Full
 from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
 
 FIELDS = ("n", "temperature", "top_p", "seed", "max_tokens", "stop")
@@ -61,8 +61,7 @@ def test_tokens_and_prompts_are_scored(model: LanguageModel) -> None:
         logprobs = model(torch.tensor([prompt]))[0].log_softmax(-1)
     first, *scores = heard.read.scores
     assert (first.token, first.logprob) == (prompt[0], None)
-    made = next(event.scored for event in heard.events if isinstance(event, Made))
-    assert made is not None
+    (made,) = next(event.scored for event in heard.events if isinstance(event, Made))
     for place, scored in enumerate([*scores, made]):
         assert scored.logprob == pytest.approx(logprobs[place, scored.token].item(), abs=TIE)
         assert [value for _, value in scored.top] == pytest.approx(logprobs[place].topk(3).values.tolist(), abs=TIE)
@@ -179,13 +178,13 @@ def test_kept_states_are_bounded(model: LanguageModel) -> None:
     prompts = [[n, n + 1, n + 2] for n in range(6)]
     for prompt in prompts:
         _, after = model.extend(torch.tensor([prompt]), state)
-        kept.keep(prompt, after)
+        kept.keep([(prompt, after)])
         kept.find(prompts[0])  # which is used again and again
     assert kept.bytes <= 3 * size
     assert len(kept) == 3
     found = [kept.find([*prompt, 9]).state is not None for prompt in prompts]
     assert found == [True, False, False, False, True, True]
-    PrefixStates(size - 1).keep(prompts[0], state)
+    PrefixStates(size - 1).keep([(prompts[0], state)])
 
 
 def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> None:
@@ -208,11 +207,13 @@ def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> Non
 
 def test_a_full_queue_refuses(model: LanguageModel) -> None:
     engine = make_engine(model, slots=1, max_waiting=2)
-    engine.submit(*job_of("a", n=2))
+    first, heard = job_of("a", n=3)
+    engine.submit(first, heard)  # one for the slot, two that wait
     with pytest.raises(Full):
         engine.submit(*job_of("b"))
-    engine.turn()  # one of the two takes the slot
-    engine.submit(*job_of("b"))
+    while not heard.reasons():
+        engine.turn()
+    engine.submit(*job_of("b"))  # one of them is over
 
 
 def test_a_job_whose_time_is_over_ends(model: LanguageModel) -> None:
@@ -240,7 +241,7 @@ def test_a_prompt_that_fails_hurts_nobody_else(model: LanguageModel, caplog: pyt
 
 def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(model, slots=1, max_waiting=4)
-    monkeypatch.setattr(engine.decoder, "put", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(engine.decoder, "put_later", lambda *_, **__: 1 / 0)
     failed, heard = job_of("x", n=4)
     run(engine, (failed, heard))
     assert heard.failure is not None
@@ -314,7 +315,7 @@ def test_closing_tells_those_that_wait(model: LanguageModel) -> None:
 
 
 def test_memory_is_flat(model: LanguageModel) -> None:
-    engine: Engine = make_engine(model, slots=2, cache_bytes=20_000)
+    engine = make_engine(model, slots=2, cache_bytes=20_000)
     sizes = []
     for n in range(30):
         run(engine, job_of(f"prompt number {n} " * 8, max_tokens=2))
@@ -341,12 +342,12 @@ def test_a_client_that_fails_to_listen_hurts_nobody_else(model: LanguageModel) -
 
 def test_whoever_waits_is_told_if_the_thread_fails(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(model)
-    monkeypatch.setattr(engine, "turn", lambda: 1 / 0)
+    monkeypatch.setattr(engine.engine, "turn", lambda: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     job, heard = job_of("x")
     engine.submit(job, heard)
     engine.start()
-    engine._thread.join(10)
+    engine.line.thread.join(10)
     assert heard.failure is not None
     with pytest.raises(Closed):
         engine.submit(*job_of("late"))

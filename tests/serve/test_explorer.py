@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("httpx", reason="serving needs it: pip install openai httpx")
 
 import httpx

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 
 import torch
 from fastapi.responses import HTMLResponse

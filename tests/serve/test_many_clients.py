@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("uvicorn", reason="serving needs it: pip install 'rebased[serve]'")
-pytest.importorskip("sse_starlette", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("prometheus_client", reason="serving needs it: pip install 'rebased[serve]'")
 pytest.importorskip("openai", reason="the clients need it: pip install openai")
 

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 def is_installed(kind: str) -> bool:
     """Whether the packages are there that a kind of trial needs."""
-    needed = {"serve": ("fastapi", "uvicorn", "sse_starlette", "prometheus_client"), "hf": ("transformers",)}
+    needed = {"serve": ("fastapi", "uvicorn", "prometheus_client"), "hf": ("transformers",)}
     return all(importlib.util.find_spec(name) for name in needed.get(MISSING.get(kind, ""), ()))
 
 

@@ -1,9 +1,11 @@
 """rebased lm serve: a trained language model over HTTP, in OpenAI's shape."""
 
 import os
+import signal
 import sys
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.text_model import DEFAULT_MODEL, ModelOptions
 from rebased.config import plural
 from rebased.models import LanguageModel
-from rebased.runs.load import TextModel, record_beside
+from rebased.runs.load import record_beside
 from rebased.runs.shipped import find_model, model_name, shipped_models
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ KEY_VARIABLE = "REBASED_API_KEY"
 CONTEXT = 32_768  # tokens per sequence, where the model has no limit of its own
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_SLOTS = 65_536
-SLOTS = {"cpu": 8, "cuda": 64}
+SLOTS = {"cpu": 32, "cuda": 256}
 EXAMPLE = "def main("  # for the model that comes with the package: it writes Python
 AllowHost = Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="", show_default=False)]
 
@@ -38,11 +40,12 @@ class ServeOptions:
     Parameters
     ----------
     slots
-        Sequences that are decoded at once. Default: 64 on a GPU, 8 on a CPU.
+        Sequences that are decoded at once. Default: 256 on a GPU, 32 on a CPU; a quarter of it if states grow with the
+        text.
     context
         Tokens per sequence, prompt included. Default: the model's positions, or 32,768 if it has none.
     max_waiting
-        Sequences that wait for a slot at most. Beyond, requests get the status 429.
+        Sequences beyond the slots at most, which wait. Beyond, requests get the status 429.
     max_tokens
         Tokens that are made per sequence at most.
     seconds
@@ -50,7 +53,7 @@ class ServeOptions:
     max_body
         Bytes that the body of a request may have.
     prefill_chunk
-        Tokens of prompts that are read between two steps at most.
+        Tokens of prompts that are read between two steps at most. Default: 16,384 on a GPU, 1,024 on a CPU.
     cache_mb
         Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
     batch_invariant
@@ -66,7 +69,7 @@ class ServeOptions:
     max_tokens: int = 4096
     seconds: float = 300.0
     max_body: int = 4 * 2**20
-    prefill_chunk: int = 1024
+    prefill_chunk: int | None = None
     cache_mb: int = 256
     batch_invariant: Annotated[bool, Parameter(negative="")] = False
     grace: float = 30.0
@@ -120,7 +123,9 @@ def lm_serve(
     """
     try:
         from rebased.serve.api import build_app
+        from rebased.serve.client import EngineClient
         from rebased.serve.hosts import allowed_names
+        from rebased.serve.process import EngineProcess
         from rebased.serve.server import open_socket, serve
         from rebased.serve.service import Limits, Service
     except ModuleNotFoundError as error:
@@ -130,48 +135,51 @@ def lm_serve(
     where = opening.import_code()
     to.check()
     console = to.console()
-    with open_socket(host, port) as sock:  # first: to load a model takes longer
+    with open_socket(host, port) as sock, ExitStack() as stack:  # first the socket: to load a model takes longer
         with console.status("loading the model"):
-            opened = opening.open(model, where)
-            engine = build_engine(opened, serving, where, capture=opening.cuda_graph)
+            path, tokenizer = find_model(model), opening.open_tokenizer(model)
+            process = stack.enter_context(EngineProcess(partial(build_engine, model, opening, serving)))
+            engine = EngineClient(process.about, tokenizer, process, max_waiting=serving.max_waiting)
+            engine.on_lost = lambda: signal.raise_signal(signal.SIGTERM)
             limits = Limits(max_tokens=serving.max_tokens, seconds=serving.seconds, body_bytes=serving.max_body)
-            path = find_model(model)
             about = {"trained_on": trained_on(path), "example": EXAMPLE if path == find_model(None) else ""}
             service = Service(name or name_of(model), engine, limits, key, **about)
             app = build_app(service, hosts)
         address = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
         def say_ready() -> None:
-            what = f"{service.name}: {opened.model.num_parameters():,} parameters, tokenizer {opened.tokenizer.name}"
-            memory = engine.decoder.state_bytes / 2**20
-            rooms = f"{plural(engine.slots, 'slot')} of {engine.context:,} tokens ({memory:,.1f} MiB of states)"
-            say(console, f"{what}, on {where}; {rooms}")
+            known = process.about
+            what = f"{service.name}: {known.parameters:,} parameters, tokenizer {tokenizer.name}"
+            rooms = f"{plural(known.slots, 'slot')} of {known.context:,} tokens"
+            say(console, f"{what}, on {where}; {rooms} ({known.state_bytes / 2**20:,.1f} MiB of states)")
             say(console, f"page {address}/   API {address}/v1   Ctrl-C ends")
             say_who_reaches_it(console, host, hosts, has_key=key is not None)
-            to.emit({"model": service.name, "address": address, "slots": engine.slots, "context": engine.context})
+            to.emit({"model": service.name, "address": address, "slots": known.slots, "context": known.context})
             sys.stdout.flush()
 
-        with closing(engine):
-            serve(app, sock, grace_seconds=serving.grace, on_ready=say_ready, on_signal=engine.drain)
+        serve(app, sock, grace_seconds=serving.grace, on_ready=say_ready, on_signal=engine.drain)
+    if engine.lost:
+        raise RuntimeError(engine.broken)
     say(console, "ended")
     return 0
 
 
-def build_engine(opened: TextModel, serving: ServeOptions, where: torch.device, *, capture: bool) -> "Engine":
+def build_engine(model: Path | None, opening: ModelOptions, serving: ServeOptions) -> "Engine":
     """Return the engine, after its first steps. Raises ValueError if its slots do not fit into memory."""
     from rebased.serve.engine import Engine
 
+    where = opening.import_code()
+    opened = opening.open(model, where).model
+    context = context_of(opened, serving.context)
     try:
         engine = Engine(
-            opened.model,
-            opened.tokenizer,
-            slots=serving.slots or SLOTS[where.type],
-            context=context_of(opened.model, serving.context),
-            max_waiting=serving.max_waiting,
+            opened,
+            slots=serving.slots or SLOTS[where.type] // (4 if opened.state_size(context) > opened.state_size(1) else 1),
+            context=context,
             prefill_chunk=serving.prefill_chunk,
             cache_bytes=serving.cache_mb * 2**20,
             batch_invariant=serving.batch_invariant,
-            capture=where.type == "cuda" and capture,
+            capture=where.type == "cuda" and opening.cuda_graph,
         )
         engine.warm_up()
     except RuntimeError as error:

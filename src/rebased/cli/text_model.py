@@ -8,8 +8,9 @@ import torch
 from cyclopts import Parameter
 
 from rebased.cli.imports import Imports, import_all
+from rebased.data.tokenizer import Tokenizer
 from rebased.ops.backend import choose_device
-from rebased.runs.load import TextModel, open_text_model
+from rebased.runs.load import TextModel, open_text_model, open_tokenizer
 from rebased.runs.shipped import find_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -53,6 +54,10 @@ class ModelOptions:
         opened = open_text_model(find_model(model), self.tokenizer, self.data, where)
         opened.model.to(DTYPES[self.precision])
         return opened
+
+    def open_tokenizer(self, model: Path | None) -> Tokenizer:
+        """Return the tokenizer alone."""
+        return open_tokenizer(find_model(model), self.tokenizer, self.data)
 
 
 DEFAULT_MODEL = ModelOptions()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rebased.mixers.checks import call_extend, check_extended, check_output
 from rebased.mixers.contract import Isolating, mixer_name
 from rebased.mixers.slots import join_rows, split_rows
+from rebased.ops.backend import to_device
 
 _log = logging.getLogger("rebased")
 
@@ -56,7 +57,7 @@ def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequ
     States are those of `extend` at B = 1. It is mixer.extend() of each document by itself, up to rounding.
     """
     if isinstance(mixer, ExtendsDocuments) and len(lengths) > 1:
-        cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=x.device)
+        cu_seqlens = to_device([0, *accumulate(lengths)], torch.int32, x.device)
         own: Any = mixer
         result = own.extend_documents(x, cu_seqlens, join_rows(states))
         y, after = check_extended(own, x, result, "extend_documents")

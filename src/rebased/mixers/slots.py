@@ -93,6 +93,13 @@ class FixedSlots:
         """Copy the state of one sequence into a slot."""
         self._overwrite([mine[slot : slot + 1] for mine in tensors_of(self._state)], list(tensors_of(state)))
 
+    def put_all(self, slots: Tensor, states: Sequence[Any]) -> None:
+        """Copy the states of several sequences into slots [n] int64."""
+        given = list(tensors_of(join_rows(states)))
+        self._check_shapes([mine[:1].expand(len(states), *mine.shape[1:]) for mine in tensors_of(self._state)], given)
+        for mine, new in zip(tensors_of(self._state), given, strict=True):
+            mine.index_copy_(0, slots, new.to(mine.dtype))
+
     def get(self, slot: int, length: int) -> Any:
         """Return a copy of the state in a slot, at B = 1."""
         return map_tensors(lambda tensor: tensor[slot : slot + 1].clone(), self._state)
@@ -106,15 +113,19 @@ class FixedSlots:
         return y
 
     def _overwrite(self, mine: list[Tensor], given: list[Tensor]) -> None:
-        """Copy the tensors of a state. Raise ValueError if their shapes are not those that init_state makes."""
+        """Copy the tensors of a state."""
+        self._check_shapes(mine, given)
+        for tensor, new in zip(mine, given, strict=True):
+            tensor.copy_(new)
+
+    def _check_shapes(self, mine: list[Tensor], given: list[Tensor]) -> None:
+        """Raise ValueError if the shapes of a state are not those that init_state makes."""
         if [tensor.shape for tensor in mine] != [tensor.shape for tensor in given]:
             found, made = ([list(tensor.shape) for tensor in tensors] for tensors in (given, mine))
             raise ValueError(
                 f"{describe_mixer(self._mixer)}: extend returned a state with tensors of the shapes {found}, and "
                 f"init_state makes {made}; by state_size it does not grow, so they must be the same"
             )
-        for tensor, new in zip(mine, given, strict=True):
-            tensor.copy_(new)
 
     def reserve(self, capacity: int) -> None:
         """Do nothing: the state does not grow."""

@@ -162,11 +162,14 @@ class LMConfig(Config):
 
         Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
         """
-        built_for_a_length = any(
-            "max_len" in inspect.signature(mixer_class(mixer.name)).parameters for mixer in self.mixers
-        )
+        built_for_a_length = any(_takes_max_len(mixer_class(mixer.name)) for mixer in self.mixers)
         return self.max_len if self.positions == "learned" or built_for_a_length else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""
         return self.mixers[layer % len(self.mixers)]
+
+
+@cache
+def _takes_max_len(mixer: type) -> bool:
+    return "max_len" in inspect.signature(mixer).parameters

@@ -8,17 +8,20 @@ needed. What a step reads and writes stays where it is, and it never waits for t
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rebased.mixers import init_slots
+from rebased.mixers.slots import FixedSlots
 from rebased.models.fused_step import can_fuse, fused_step_, fuses_by_default
 from rebased.models.network import LMState, Network
-from rebased.models.sampling import Mode, Sampling, SamplingSlots
+from rebased.models.sampling import Mode, Sampling, SamplingSlots, SlotSampling
 from rebased.models.step_graph import StepGraphs, Stepped
 from rebased.ops import advance_slots_, best_tokens
+from rebased.ops.backend import to_device
 
 Fusion = Literal["auto", "none", "kernels", "compile"]
 """How the operations of a step are joined: "none": as the model is written. "kernels": by our kernels
@@ -28,6 +31,14 @@ PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
 LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a chunk takes long; less in a wide model:
 CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
+
+
+class _Later(NamedTuple):
+    """What the next step puts into a slot."""
+
+    token: int  # the last one of its sequence
+    state: LMState
+    sampling: SlotSampling
 
 
 class Decoder:
@@ -45,8 +56,8 @@ class Decoder:
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
     Attributes, all on the device of the model: `tokens` [S] int64, which the next step reads; `lengths` [S] int64, how
-    many tokens each state has read; `active` [S] bool; `logits` [S,vocab] of the last step; `sampling`. `failed` says
-    for which slots the last step could choose no token, and why: free them.
+    many tokens each state has read; `active` [S] bool, as the last step knew it; `logits` [S,vocab] of the last step;
+    `sampling`. `failed` says for which slots the last step could choose no token, and why: free them.
 
     Example:
         >>> decoder = Decoder(model, slots=2)
@@ -80,8 +91,9 @@ class Decoder:
             )
         self.fusion: Fusion = ("kernels" if fuses_by_default(model) else "none") if fusion == "auto" else fusion
         self._read: Any = torch.compile(self._plain_logits, dynamic=False) if fusion == "compile" else None
-        limit, device = model.config.length_limit, model.embedding.weight.device
-        self.capacity, self.grows = min(capacity, limit or sys.maxsize), grows
+        device = model.embedding.weight.device
+        self._length_limit = model.config.length_limit
+        self.capacity, self.grows = min(capacity, self._length_limit or sys.maxsize), grows
         model.init_state(1)  # an error that names a mixer without states
         self.layers = [init_slots(block.mixer, slots, self.capacity) for block in model.blocks]
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -93,8 +105,10 @@ class Decoder:
         if capture:
             self.capture_steps()
         self.failed: dict[int, Exception] = {}
-        self._lengths = [0] * slots  # what `lengths` says, on the host
-        self._active = [False] * slots
+        self._lengths = np.zeros(slots, dtype=np.int64)  # what `lengths` will say at the next step, on the host
+        self._active = np.zeros(slots, dtype=bool)  # the same of `active`
+        self._changed = False  # whether `active` is to be written
+        self._later: dict[int, _Later] = {}  # what is to be put, by slot
 
     def capture_steps(self, *, required: bool = True) -> None:
         """Replay steps as CUDA graphs from now on, as `capture` does; if not `required`, only where it is possible."""
@@ -114,12 +128,11 @@ class Decoder:
         States are values: none is changed later, each can be kept and continued several times.
         """
         state = self.model.init_state(1) if state is None else state
-        ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).unsqueeze(0)
+        ids = to_device(tokens, torch.int64, self.tokens.device).unsqueeze(0)
         for piece in ids.split(chunk or self.prefill_chunk, dim=1) if len(tokens) else ():
             _, state = self.model.extend(piece, state)
             yield state
 
-    @torch.no_grad()
     def put(
         self,
         slot: int,
@@ -134,34 +147,85 @@ class Decoder:
 
         `sequence` numbers the sequences of a seed: each has its own random stream, of which `drawn` numbers are used.
         """
+        self.put_later(slot, tokens, state, sampling, sequence=sequence, drawn=drawn)
+        self._write()
+        if slot in self.failed:
+            raise self.failed.pop(slot)
+
+    def put_later(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        state: LMState,
+        sampling: Sampling,
+        *,
+        sequence: int = 0,
+        drawn: int = 0,
+    ) -> None:
+        """`put`, which the next step writes with all others since the last one: many take little longer than one."""
         if state.position != len(tokens) - 1:
             raise ValueError(
                 f"the state has read {state.position} tokens; a sequence of {len(tokens)} needs one that has read all "
                 f"but the last, {len(tokens) - 1}"
             )
+        chosen = SlotSampling(sampling, tokens, sequence, drawn)
         self._reserve(len(tokens))
-        for layer, given in zip(self.layers, state.layers, strict=True):
-            layer.put(slot, given, state.position)
-        ids = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device)
-        self.sampling.put(slot, sampling, ids, sequence, drawn)
-        self.tokens[slot], self.lengths[slot], self.active[slot] = ids[-1], state.position, True
-        self._lengths[slot], self._active[slot] = state.position, True
+        self._later[slot] = _Later(tokens[-1], state, chosen)
+        self._lengths[slot], self._active[slot], self._changed = state.position, True, True
+
+    @torch.no_grad()
+    def _write(self) -> None:
+        """Write what was put into slots, or freed, since the last step."""
+        later, self._later = self._later, {}
+        if later:
+            try:
+                self._write_slots(later)
+            except Exception:  # which of them it was shows when each is written by itself
+                for slot, each in later.items():
+                    try:
+                        self._write_slots({slot: each})
+                    except Exception as error:
+                        self.failed[slot], self._active[slot], self._changed = error, False, True
+        if self._changed:
+            self.active.copy_(to_device(self._active, torch.bool, self.active.device))
+            self._changed = False
+
+    def _write_slots(self, later: "dict[int, _Later]") -> None:
+        slots, device = list(later), self.tokens.device
+        index = to_device(slots, torch.int64, device)
+        for number, layer in enumerate(self.layers):
+            states = [each.state.layers[number] for each in later.values()]
+            if isinstance(layer, FixedSlots) and len(slots) > 1:
+                layer.put_all(index, states)
+            else:
+                for slot, each, state in zip(slots, later.values(), states, strict=True):
+                    layer.put(slot, state, each.state.position)
+        self.sampling.put(slots, [each.sampling for each in later.values()])
+        numbers = to_device([(each.token, each.state.position) for each in later.values()], torch.int64, device)
+        self.tokens.index_copy_(0, index, numbers[:, 0])
+        self.lengths.index_copy_(0, index, numbers[:, 1])
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens the state in a slot has read."""
+        return int(self._lengths[slot])
 
     def get(self, slot: int) -> LMState:
         """Return a copy of the state in a slot: that after all tokens of its sequence but the last."""
-        length = self._lengths[slot]
+        self._write()
+        length = self.length(slot)
         return LMState(length, tuple(layer.get(slot, length) for layer in self.layers))
 
     def free(self, slot: int) -> None:
         """Say that nobody uses a slot any more. What steps compute for it then counts for nothing."""
-        self.active[slot] = False
-        self._active[slot] = False
+        self._later.pop(slot, None)
+        self._active[slot], self._changed = False, True
         self.sampling.clear(slot)
 
     def step(self) -> Stepped:
         """Read the last token of every active slot and choose the next one, which becomes its last token."""
         self.failed.clear()
         longest = self._advance()
+        self._write()
         if self._graphs is not None or self.fusion == "compile":
             if self.has_caches:  # one graph per power of two, not per token
                 longest = min(self.capacity, 1 << (longest - 1).bit_length())
@@ -172,12 +236,12 @@ class Decoder:
 
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
-        longest = 1 + max((n for n, on in zip(self._lengths, self._active, strict=True) if on), default=0)
-        limit = self.model.config.length_limit
+        longest = 1 + int(self._lengths.max(where=self._active, initial=0))
+        limit = self._length_limit
         if limit is not None and longest > limit:
             raise ValueError(f"a slot has read all {limit} positions of the model; free it before the next step")
         self._reserve(longest)
-        self._lengths = [n + on for n, on in zip(self._lengths, self._active, strict=True)]
+        self._lengths += self._active
         return min(longest, self.capacity)
 
     @torch.no_grad()
@@ -205,7 +269,7 @@ class Decoder:
             if self._graphs is not None and torch.cuda.is_current_stream_capturing():
                 raise
             chosen = torch.zeros_like(self.tokens)
-            for slot in (slot for slot, is_active in enumerate(self._active) if is_active):
+            for slot in self._active.nonzero()[0].tolist():
                 try:
                     chosen[slot] = self.sampling.choose_alone(slot, logits)[0]
                 except Exception as error:
@@ -241,7 +305,7 @@ class Decoder:
                 f"a sequence of {length} tokens does not fit into a capacity of {self.capacity}; make the decoder with "
                 f"capacity={length}"
             )
-        self.capacity = min(max(2 * self.capacity, length), self.model.config.length_limit or sys.maxsize)
+        self.capacity = min(max(2 * self.capacity, length), self._length_limit or sys.maxsize)
         for layer in self.layers:
             layer.reserve(self.capacity)
         if self._graphs is not None and self.has_caches:

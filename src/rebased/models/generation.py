@@ -13,6 +13,7 @@ from rebased.models.network import Network
 from rebased.models.options import GenerateOptions
 from rebased.models.prompts import Prompts, read_prompts
 from rebased.models.scheduler import Scheduler
+from rebased.models.written import Written
 
 SLOTS = 64  # sequences that are decoded at once unless told otherwise; the others wait for a slot
 MAX_SEQUENCES = 100_000
@@ -79,8 +80,10 @@ class Generation(Iterator[Token]):
         self.prompts = [prompt for prompt in read for _ in range(options.n)]  # one per sequence
         capacity = max(map(len, read)) + min(options.max_tokens, FIRST_CAPACITY)
         make = InvariantDecoder if batch_invariant else Decoder
-        self._scheduler = Scheduler(make(model, min(slots, job.count), capacity=capacity), tokenizer)
+        self._scheduler = Scheduler(make(model, min(slots, job.count), capacity=capacity))
+        self._written = Written(tokenizer, self._scheduler.stop, self._scheduler.cancel)
         self._scheduler.add(job)
+        self._written.add(job)
         self._ready: deque[Token] = deque()
         self._made: list[list[Token]] = [[] for _ in self.prompts]
 
@@ -117,9 +120,9 @@ class Generation(Iterator[Token]):
 
         `on_prefill(done, total)` is called after each chunk of prompts that is read, with numbers of their tokens.
         """
-        for _, event in self._scheduler.step(on_prefill):
-            if isinstance(event, Made) and event.scored is not None:
-                token, logprob, _ = event.scored
+        for _, event in self._written.take(self._scheduler.step(on_prefill)):
+            if isinstance(event, Made):
+                ((token, logprob, _),) = event.scored  # without a lag each step makes one
                 made = Token(event.sequence, token, logprob or 0.0, event.text, event.finish_reason)
                 self._made[made.sequence].append(made)
                 self._ready.append(made)

@@ -97,6 +97,18 @@ class InvariantDecoder:
         block, row = self._at(slot)
         block.put(row, tokens, state, sampling, sequence=sequence, drawn=drawn)
 
+    def put_later(
+        self, slot: int, tokens: Sequence[int], state: LMState, sampling: Sampling, *, sequence: int = 0, drawn: int = 0
+    ) -> None:
+        """`put`, which the next step writes with all others since the last one."""
+        block, row = self._at(slot)
+        block.put_later(row, tokens, state, sampling, sequence=sequence, drawn=drawn)
+
+    def length(self, slot: int) -> int:
+        """Return how many tokens the state in a slot has read."""
+        block, row = self._at(slot)
+        return block.length(row)
+
     def get(self, slot: int) -> LMState:
         """Return a copy of the state in a slot."""
         block, row = self._at(slot)
@@ -139,7 +151,7 @@ class _Block(Decoder):
 
     @property
     def is_idle(self) -> bool:
-        return not any(self._active)
+        return not self._active.any()
 
     @property
     def idle(self) -> Stepped:

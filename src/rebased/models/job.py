@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal, NamedTuple
 
 from rebased.models.options import GenerateOptions
@@ -28,11 +29,11 @@ class PromptRead(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A sequence got a token, or is over."""
+    """A sequence got tokens, or is over."""
 
     sequence: int  # its number: those of the first prompt come first
-    scored: Scored | None  # None if the sequence gets no token at all (only_read)
-    text: str  # the text that became whole with it
+    scored: list[Scored]  # one per token; empty if the sequence gets no token at all (only_read)
+    text: str  # the text that became whole with them
     finish_reason: FinishReason | None  # None while the sequence goes on
 
 
@@ -45,6 +46,37 @@ class Failed(NamedTuple):
 
 
 Event = PromptRead | Made | Failed
+
+
+class Began(NamedTuple):
+    """A sequence of a job began; from now on it is known by a number of its own."""
+
+    number: int  # among all sequences of a scheduler
+    job: int  # its key
+    sequence: int  # among those of the job
+
+
+class NewTokens(NamedTuple):
+    """What a step made. The first three lists have one entry per sequence that got a token."""
+
+    numbers: list[int]  # of the sequences
+    tokens: list[int]
+    logprobs: list[float]
+    tops: dict[int, tuple[float, list[tuple[int, float]]]]  # as `Scored` has them, by number, where they were asked for
+    ended: dict[int, FinishReason]  # why sequences are over, by number
+
+
+class OfJob(NamedTuple):
+    """Something happened to a whole job."""
+
+    job: int  # its key
+    event: PromptRead | Failed
+
+
+Told = Began | NewTokens | OfJob
+"""What a scheduler tells. `Written` (models/written.py) turns it into events with text."""
+
+_keys = count()
 
 
 @dataclass(eq=False)
@@ -63,6 +95,7 @@ class Job:
     keep_end: bool = False  # whether the state at the end of a sequence is worth keeping: a chat goes on from there
     over: bool = False  # set by the scheduler, as the next one
     left: int = 0  # sequences that are not over
+    key: int = field(default_factory=_keys.__next__)  # by which processes know it
 
     @property
     def count(self) -> int:

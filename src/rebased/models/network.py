@@ -26,6 +26,7 @@ from rebased.models.config import LMConfig
 from rebased.models.norm import LayerNorm
 from rebased.models.readout import LastReadout
 from rebased.ops import IGNORE, embed, linear_cross_entropy
+from rebased.ops.backend import to_device
 from rebased.ops.invariance import GRID, is_batch_invariant
 
 
@@ -189,14 +190,14 @@ class Network(nn.Module):
             raise ValueError(
                 f"{len(states)} states do not fit documents of {lengths[:8]} tokens; give one per document"
             )
-        tokens = torch.tensor([token for document in documents for token in document], device=weight.device)
+        tokens = to_device([token for document in documents for token in document], torch.int64, weight.device)
         x = embed(tokens.unsqueeze(0), weight)  # [1,N,D]
         if self.positions is not None:
             starts = [state.position for state in states]
             end = max(start + length for start, length in zip(starts, lengths, strict=True))
             self.check_positions(end)
             places = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-            x = x + self.positions(torch.tensor([p for each in places for p in each], device=weight.device))
+            x = x + self.positions(to_device([p for each in places for p in each], torch.int64, weight.device))
         x = self.dropout(x)
         layers: list[Sequence[Any]] = []
         for number, block in enumerate(self.blocks):

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from rebased.mixers import map_tensors, tensors_of
 from rebased.models.network import LMState
@@ -61,18 +61,16 @@ class PrefixStates:
             self._noted.popitem(last=False)
         return Found(state, shared)
 
-    def keep(self, tokens: Sequence[int], state: LMState) -> None:
-        """Keep the state after these tokens, if it fits at all."""
-        size = state_bytes(state)
-        if not tokens or size > self.limit:
-            return
-        state = LMState(state.position, map_tensors(_alone, state.layers))
-        (digest,) = _digests(tokens, [len(tokens)])
-        if digest not in self._states:
-            self.bytes += size
-            self._lengths[len(tokens)] += 1
-        self._states[digest] = state
-        self._states.move_to_end(digest)
+    def keep(self, pairs: Sequence[tuple[Sequence[int], LMState]]) -> None:
+        """Keep states, each after the tokens before it, if they fit at all."""
+        fitting = [(tokens, state) for tokens, state in pairs if tokens and state_bytes(state) <= self.limit]
+        for (tokens, _), state in zip(fitting, _alone([state for _, state in fitting]), strict=True):
+            (digest,) = _digests(tokens, [len(tokens)])
+            if digest not in self._states:
+                self.bytes += state_bytes(state)
+                self._lengths[len(tokens)] += 1
+            self._states[digest] = state
+            self._states.move_to_end(digest)
         while self.bytes > self.limit:
             _, dropped = self._states.popitem(last=False)
             self.bytes -= state_bytes(dropped)
@@ -84,9 +82,17 @@ def state_bytes(state: LMState) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(state.layers))
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own: as a part of a larger one it would keep all of that."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+def _alone(states: Sequence[LMState]) -> list[LMState]:
+    """The states in memory of their own: as a part of a larger tensor one would keep all of that."""
+    tensors = [tensor for state in states for tensor in tensors_of(state.layers)]
+    parts = [tensor for tensor in tensors if tensor.untyped_storage().nbytes() != tensor.nbytes]
+    copies = [torch.empty_like(tensor) for tensor in parts]
+    if parts:
+        torch._foreach_copy_(copies, parts)  # one call: a GPU takes longer to launch each than to copy it
+    own = {id(part): copy for part, copy in zip(parts, copies, strict=True)}
+    return [
+        LMState(state.position, map_tensors(lambda each: own.get(id(each), each), state.layers)) for state in states
+    ]
 
 
 def _digests(tokens: Sequence[int], lengths: Iterable[int]) -> list[bytes]:

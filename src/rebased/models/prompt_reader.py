@@ -11,6 +11,7 @@ from torch import Tensor
 from rebased.models.job import Job, Scored
 from rebased.models.network import LMState, Network
 from rebased.models.prefixes import GRID, PrefixStates
+from rebased.ops.backend import to_device
 from rebased.ops.invariance import GRID as CHUNK_GRID
 
 SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
@@ -49,6 +50,7 @@ class PromptReader:
     def __init__(self, model: Network, prefixes: PrefixStates, *, batch_invariant: bool = False) -> None:
         self._model, self._prefixes, self._by_itself = model, prefixes, batch_invariant
         self._grid = CHUNK_GRID if batch_invariant else 1
+        self._empty: LMState | None = None  # states are values: all prompts begin with the same one
 
     def begin(self, job: Job, number: int) -> Reading:
         """Begin with a prompt of a job, where a kept state ends."""
@@ -57,11 +59,16 @@ class PromptReader:
         marks = {mark // self._grid * self._grid for mark in marks} | {len(prompt) - 1}
         if job.score_prompts:  # every token has to be read
             scores = [Scored(prompt[0], None, [])]
-            return Reading(job, number, self._model.init_state(1), _rising(marks, 0, prompt), 0, scores)
+            return Reading(job, number, self._first_state(), _rising(marks, 0, prompt), 0, scores)
         found = self._prefixes.find(prompt[:-1], self._grid)
         marks.add(found.shared // self._grid * self._grid)
-        state = found.state or self._model.init_state(1)
+        state = found.state or self._first_state()
         return Reading(job, number, state, _rising(marks, state.position, prompt), state.position)
+
+    def _first_state(self) -> LMState:
+        if self._empty is None:
+            self._empty = self._model.init_state(1)
+        return self._empty
 
     @torch.no_grad()
     def read(self, readings: Sequence[Reading], budget: float) -> int:
@@ -88,12 +95,14 @@ class PromptReader:
             else []
             for found, (reading, start, stop) in zip(features, pieces, strict=True)
         ]
+        marked = []
         for (reading, _, stop), state, some in zip(pieces, states, scores, strict=True):
             reading.state = state
             reading.scores += some
             if reading.marks and reading.marks[0] == stop:
                 reading.marks.popleft()
-                self._prefixes.keep(reading.prompt[:stop], state)
+                marked.append((reading.prompt[:stop], state))
+        self._prefixes.keep(marked)
         for reading in readings:
             if reading.same is not None:
                 reading.state = reading.same.state
@@ -107,7 +116,7 @@ class PromptReader:
             return self._model.extend_documents(documents, states)
         features, device = [], self._model.embedding.weight.device
         for number, tokens in enumerate(documents):
-            hidden, states[number] = self._model.extend(torch.tensor([tokens], device=device), states[number])
+            hidden, states[number] = self._model.extend(to_device([tokens], torch.int64, device), states[number])
             features.append(hidden[0])
         return features, states
 

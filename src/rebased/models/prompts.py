@@ -25,7 +25,7 @@ def read_prompts(
     end-of-text token alone.
     """
     given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    if isinstance(given, str) or (len(given) > 0 and all(_is_whole(each) for each in given)):
+    if isinstance(given, str) or _are_whole(given):
         given = [given]
     if len(given) == 0:
         raise ValueError("there are no prompts; give a list of at least one, such as ['']")
@@ -39,8 +39,8 @@ def read_prompts(
             tokens = tokenizer.encode(prompt)
         else:
             tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        wrong = next((each for each in tokens if not _is_whole(each) or not 0 <= each < vocab_size), None)
-        if wrong is not None:
+        if tokens and not (_are_whole(tokens) and min(tokens) >= 0 and max(tokens) < vocab_size):
+            wrong = next(each for each in tokens if not _are_whole([each]) or not 0 <= each < vocab_size)
             raise ValueError(f"{this} has the token {wrong!r}; the model's are 0 to {vocab_size - 1}")
         if not tokens:
             if end_of_text is None:
@@ -55,5 +55,7 @@ def read_prompts(
     return read
 
 
-def _is_whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
+def _are_whole(values: Any) -> bool:
+    """Whether there are values, all of them whole numbers."""
+    kinds = set(map(type, values))  # a request may have many thousand tokens: each is looked at once, by C
+    return len(values) > 0 and all(hasattr(kind, "__index__") and not issubclass(kind, bool | Tensor) for kind in kinds)

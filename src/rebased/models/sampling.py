@@ -6,11 +6,15 @@ sequence gets does not depend on the others in its batch.
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from rebased.ops.backend import to_device
 
 GAMMA = 0x9E3779B97F4A7C15  # the step of splitmix64
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # its finaliser: shifts and factors
@@ -80,12 +84,29 @@ class Sampling:
         return "filter" if self.top_k > 0 or self.top_p < 1 or self.min_p > 0 else "draw"
 
 
+GREEDY = Sampling(temperature=0.0)
+
+
+class SlotSampling:
+    """The sampling of one sequence, ready to be put into a slot.
+
+    It is number `sequence` of a seed, of which `drawn` tokens are drawn already. `tokens` are all its tokens so far,
+    the prompt's too.
+    """
+
+    def __init__(self, sampling: Sampling, tokens: Sequence[int], sequence: int = 0, drawn: int = 0) -> None:
+        self.sampling, self.tokens, self.drawn = sampling, tokens, drawn
+        self.key = stream_key(sampling.seed, sequence)
+        temperature = 0.0 if sampling.is_greedy else sampling.temperature
+        self.numbers = (temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+
+
 class SamplingSlots:
     """The sampling of S sequences as tensors on a device: settings, random streams, and which tokens have been seen."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
-        self._settings = [Sampling(temperature=0.0)] * count
-        self.mode: Mode = "greedy"  # what the slots need at most
+        self._settings = [GREEDY] * count
+        self._count: Counter[Mode] = Counter({"greedy": count})  # of the slots that need each
         self.temperature = torch.zeros(count, device=device)
         self.top_k = torch.full((count,), vocab_size, device=device)
         self.top_p = torch.ones(count, device=device)
@@ -96,32 +117,42 @@ class SamplingSlots:
         self.seen = torch.zeros(count, vocab_size, dtype=torch.bool, device=device)
         self._rows = torch.arange(count, device=device)
 
-    def put(self, slot: int, sampling: Sampling, tokens: Tensor, sequence: int, drawn: int) -> None:
-        """Set a slot for the sequence number `sequence` of a seed, of which `drawn` tokens are drawn already.
-
-        `tokens` [t] are all tokens of the sequence so far, the prompt's too.
-        """
-        self._set(slot, sampling)
-        vocab_size = self.seen.shape[1]
-        self.temperature[slot] = 0.0 if sampling.is_greedy else sampling.temperature
-        self.top_p[slot], self.min_p[slot] = sampling.top_p, sampling.min_p
-        self.top_k[slot] = min(sampling.top_k, vocab_size) if sampling.top_k else vocab_size
-        self.penalty[slot], self.key[slot], self.drawn[slot] = (
-            sampling.repetition_penalty,
-            stream_key(sampling.seed, sequence),
-            drawn,
+    def put(self, slots: Sequence[int], given: Sequence["SlotSampling"]) -> None:
+        """Set some slots. The host does not wait for the device."""
+        for slot, each in zip(slots, given, strict=True):
+            self._set(slot, each.sampling)
+        vocab_size, device = self.seen.shape[1], self.seen.device
+        index = to_device(slots, torch.int64, device)
+        numbers = to_device([each.numbers for each in given], torch.float32, device)
+        for mine, column in zip(
+            (self.temperature, self.top_p, self.min_p, self.penalty), numbers.unbind(1), strict=True
+        ):
+            mine.index_copy_(0, index, column)
+        whole = to_device(
+            [(min(each.sampling.top_k or vocab_size, vocab_size), each.key, each.drawn) for each in given],
+            torch.int64,
+            device,
         )
-        self.seen[slot] = False
-        self.seen[slot, tokens] = True
+        for mine, column in zip((self.top_k, self.key, self.drawn), whole.unbind(1), strict=True):
+            mine.index_copy_(0, index, column)
+        for slot, each in zip(slots, given, strict=True):
+            if each.sampling.repetition_penalty != 1:  # nothing else reads it
+                self.seen[slot] = False
+                self.seen[slot, to_device(each.tokens, torch.int64, device)] = True
 
     def clear(self, slot: int) -> None:
         """Say that nobody uses a slot: it then needs no draw."""
-        self._set(slot, Sampling(temperature=0.0))
+        self._set(slot, GREEDY)
 
     def _set(self, slot: int, sampling: Sampling) -> None:
+        self._count[self._settings[slot].mode] -= 1
+        self._count[sampling.mode] += 1
         self._settings[slot] = sampling
-        modes = {each.mode for each in set(self._settings)}
-        self.mode = "filter" if "filter" in modes else "draw" if "draw" in modes else "greedy"
+
+    @property
+    def mode(self) -> Mode:
+        """What the slots need at most."""
+        return "filter" if self._count["filter"] else "draw" if self._count["draw"] else "greedy"
 
     def choose(self, logits: Tensor, mode: Mode) -> Tensor:
         """Return the next token of each slot, [S] int64, from logits [S,V]; `mode` is at least that of the slots."""

@@ -1,7 +1,8 @@
 """The scheduler: prompts are read, sequences take slots of a decoder, get tokens and end (continuous batching).
 
-It knows neither threads nor time limits nor HTTP. `generate` and `stream` run one job with it (models/generation.py),
-the server many (serve/engine.py).
+It knows tokens, and neither text nor threads nor time limits nor HTTP. `generate` and `stream` run one job with it
+(models/generation.py), the server many (serve/engine.py). What it holds per slot is in arrays, so that the host's work
+per step hardly grows with the number of sequences.
 """
 
 import heapq
@@ -11,16 +12,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from rebased.data.detokenize import TextStream
-from rebased.data.tokenizer import Tokenizer
 from rebased.models.decoder import Decoder
 from rebased.models.invariant_decoder import InvariantDecoder
-from rebased.models.job import Event, Failed, Job, Made, PromptRead, Scored
+from rebased.models.job import Began, Failed, FinishReason, Job, NewTokens, OfJob, PromptRead, Told
+from rebased.models.network import LMState
 from rebased.models.prefixes import PrefixStates
 from rebased.models.prompt_reader import PromptReader, Reading, begin_alike, score_rows
+from rebased.models.step_graph import Fetch
+from rebased.models.written import short_error
+
+Tops = dict[int, tuple[float, list[tuple[int, float]]]]
 
 UNREAD = "the prompt could not be read"
 
@@ -40,16 +47,31 @@ class Stats:
 
 @dataclass(eq=False)
 class _Sequence:
-    """A sequence in a slot."""
+    """A sequence that has begun."""
 
     job: Job
-    number: int  # among the sequences of the job
-    text: TextStream
-    tokens: list[int] = field(default_factory=list)
+    sequence: int  # among the sequences of the job
+    number: int  # among all
+    slot: int | None  # None once its last step is launched
+    tokens: list[int] = field(default_factory=list)  # only where its state is kept at the end
+    end_state: LMState | None = None  # after all tokens but the last
 
     @property
     def prompt(self) -> list[int]:
-        return self.job.prompts[self.number // self.job.options.n]
+        return self.job.prompts[self.sequence // self.job.options.n]
+
+
+class _Launched(NamedTuple):
+    """A step that the device computes, or has computed. Arrays have one entry per sequence in it."""
+
+    fetch: Fetch
+    slots: np.ndarray
+    numbers: np.ndarray  # of the sequences
+    lengths: np.ndarray  # tokens before this one
+    ends: np.ndarray  # the end-of-text tokens; -1: none
+    is_last: np.ndarray  # whether a sequence gets no token after this one
+    failed: dict[int, Exception]  # by slot
+    tops: Tops  # by the numbers of sequences
 
 
 class Scheduler:
@@ -57,25 +79,27 @@ class Scheduler:
 
     Args:
         decoder: a Decoder; or an InvariantDecoder, with which a sequence has the same bits whatever else there is.
-        tokenizer: turns tokens into text. Without one, texts are empty.
         context: tokens per sequence, prompt included. Default: the model's positions, or no limit.
         prefill_budget: tokens of prompts that are read between two steps at most, so that sequences in slots go on
             meanwhile. Default: all free slots are filled before a step.
         prefixes: keeps states of prompts that were read before. Default: none are kept.
+        lag: steps that are launched before the tokens of a step are looked at. With 1 a GPU never waits for the host; a
+            sequence that ends at an end-of-text token is then found a step late, and that step's token left out.
+            Default 0.
 
-    `add(job)` and `cancel(job)` are called between steps; `step()` returns what happened.
+    `add`, `cancel` and `stop` are called between steps; `step()` returns what happened.
     """
 
     def __init__(
         self,
         decoder: Decoder | InvariantDecoder,
-        tokenizer: Tokenizer | None = None,
         *,
         context: int | None = None,
         prefill_budget: int | None = None,
         prefixes: PrefixStates | None = None,
+        lag: int = 0,
     ) -> None:
-        self.decoder, self.tokenizer, self.prefill_budget = decoder, tokenizer, prefill_budget
+        self.decoder, self.prefill_budget, self.lag = decoder, prefill_budget, lag
         self.context = context or decoder.model.config.length_limit or math.inf
         self.batch_invariant = isinstance(decoder, InvariantDecoder)
         self.prefixes = PrefixStates(0) if prefixes is None else prefixes
@@ -86,7 +110,15 @@ class Scheduler:
         self._ready: deque[tuple[Reading, int]] = deque()  # sequences whose prompts are read, without slots
         self._free = list(range(decoder.slots))  # a heap: the lowest slot is taken first
         self._running: dict[int, _Sequence] = {}  # by slot
-        self._events: list[tuple[Job, Event]] = []
+        self._open: dict[int, _Sequence] = {}  # by number: those in slots, and those whose last step is launched
+        self._keeping: set[int] = set()  # numbers of those whose states are kept at the end
+        self._launched: deque[_Launched] = deque()
+        self._numbers = count()
+        self._number = np.zeros(decoder.slots, dtype=np.int64)  # of the sequence in each slot
+        self._length = np.zeros(decoder.slots, dtype=np.int64)  # tokens that it has, those of launched steps included
+        self._limit = np.zeros(decoder.slots, dtype=np.int64)  # tokens that it may have
+        self._end_token = np.zeros(decoder.slots, dtype=np.int64)  # -1: it does not end at a token
+        self._told: list[Told] = []
         self._left = 0  # sequences of all jobs that are not over
         self._has_ended = False  # whether a job ended before its sequences did: they are to be dropped
 
@@ -98,7 +130,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many sequences have no slot yet."""
-        return max(0, self._left - len(self._running))
+        return max(0, self._left - len(self._open))
 
     @property
     def busy(self) -> bool:
@@ -117,7 +149,13 @@ class Scheduler:
             self._end(job)
             self._drop_ended()
 
-    def step(self, on_prefill: Callable[[int, int], None] = lambda done, total: None) -> list[tuple[Job, Event]]:
+    def stop(self, number: int, length: int) -> None:
+        """End a sequence, which is worth `length` tokens. Nothing of it is told any more."""
+        sequence = self._open.get(number)
+        if sequence is not None and not sequence.job.over:
+            self._close(sequence, useful=len(sequence.prompt) + length)
+
+    def step(self, on_prefill: Callable[[int, int], None] = lambda done, total: None) -> list[Told]:
         """Read some of the prompts, then make the next token of every sequence in a slot. Returns what happened.
 
         A job that fails is told so (Failed); the others go on. `on_prefill(done, total)` is called after each pass over
@@ -126,28 +164,79 @@ class Scheduler:
         try:
             self._read_prompts(on_prefill)
             if self._running:
-                self._make_tokens()
+                self._launch()
+            while self._launched and (len(self._launched) > self.lag or not self._running):
+                self._collect(self._launched.popleft())
         except Exception as error:  # whatever a model or a device does
             self._fail_all(error)
         if self._has_ended:
             self._drop_ended()
-        events, self._events = self._events, []
-        return events
+        told, self._told = self._told, []
+        return told
 
-    def _make_tokens(self) -> None:
+    def _launch(self) -> None:
+        """Begin a step. Sequences that get their last token in it leave their slots: the next ones come after it."""
         started = time.perf_counter()
         made = self.decoder.step()
-        tokens, logprobs, failed = made.tokens.tolist(), made.logprobs.tolist(), self.decoder.failed
-        tops = self._tops()
+        slots = np.fromiter(self._running, dtype=np.int64, count=len(self._running))
+        lengths = self._length[slots]
+        is_last = lengths + 1 >= self._limit[slots]
+        numbers, ends, failed = self._number[slots], self._end_token[slots], dict(self.decoder.failed)
+        fetch = Fetch(made)
+        self._launched.append(_Launched(fetch, slots, numbers, lengths, ends, is_last, failed, self._tops()))
+        self._length[slots] += 1
+        for slot in slots[is_last].tolist():
+            sequence = self._running[slot]
+            if sequence.number in self._keeping:
+                sequence.end_state = self.decoder.get(slot)
+            self._leave_slot(sequence)
         self.stats.steps += 1
         self.stats.step_seconds += time.perf_counter() - started
-        for slot, sequence in list(self._running.items()):
-            if not sequence.job.over:
-                logprob, top = tops.get(slot, (logprobs[slot], []))
+
+    def _collect(self, step: _Launched) -> None:
+        """Look at the tokens of a step, and end sequences where that is due."""
+        started = time.perf_counter()
+        tokens, logprobs = step.fetch.wait()
+        self.stats.step_seconds += time.perf_counter() - started
+        tokens, logprobs = tokens[step.slots], logprobs[step.slots]
+        if step.failed or not np.isfinite(logprobs).all():
+            self._fail_some(step, logprobs)
+        if self._has_ended:
+            self._drop_ended()
+        numbers, is_last, is_end = step.numbers.tolist(), step.is_last, tokens == step.ends
+        kept = [row for row, number in enumerate(numbers) if number in self._open]  # others ended meanwhile
+        if len(kept) < len(numbers):
+            numbers, is_last, is_end = [numbers[row] for row in kept], is_last[kept], is_end[kept]
+            tokens, logprobs = tokens[kept], logprobs[kept]
+        ended: dict[int, FinishReason] = {numbers[row]: "length" for row in is_last.nonzero()[0]}
+        ended |= {numbers[row]: "stop" for row in is_end.nonzero()[0]}
+        tops = {number: step.tops[number] for number in numbers if number in step.tops} if step.tops else {}
+        made = NewTokens(numbers, tokens.tolist(), logprobs.tolist(), tops, ended)
+        self._told.append(made)
+        self.stats.made_tokens += len(numbers)
+        if self._keeping:
+            for number, token in zip(made.numbers, made.tokens, strict=True):
+                if number in self._keeping:
+                    self._open[number].tokens.append(token)
+        for number, reason in ended.items():
+            sequence = self._open[number]
+            useful = len(sequence.prompt) + len(sequence.tokens) - (reason == "stop")  # nothing follows an end of text
+            self._close(sequence, useful)
+
+    def _fail_some(self, step: _Launched, logprobs: np.ndarray) -> None:
+        """End the jobs of sequences that got no token in a step, or none that counts."""
+        for row, (number, slot) in enumerate(zip(step.numbers.tolist(), step.slots.tolist(), strict=True)):
+            sequence = self._open.get(number)
+            if sequence is None:
+                continue
+            if slot in step.failed:
                 with self._failing_alone(sequence.job, "the next token could not be taken"):
-                    if slot in failed:
-                        raise failed[slot]
-                    self._take(slot, sequence, Scored(tokens[slot], logprob, top))
+                    raise step.failed[slot]
+            elif not math.isfinite(logprobs[row]):
+                length = len(sequence.prompt) + step.lengths[row]
+                message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or "
+                message += "its precision is too low"
+                self._fail(sequence.job, Failed("model", message, ValueError(message)))
 
     def _read_prompts(self, on_prefill: Callable[[int, int], None]) -> None:
         """Read prompts as long as slots are free and the budget lasts, and let their sequences take the slots."""
@@ -234,30 +323,65 @@ class Scheduler:
         self._tell(job, PromptRead(reading.number, reading.cached, reading.scores))
         for number in range(reading.number * n, (reading.number + 1) * n):
             if job.only_read:
-                self._finish(job, Made(number, None, "", "length"))
+                sequence = self._begin_sequence(job, number, None)
+                self._told.append(NewTokens([], [], [], {}, {sequence.number: "length"}))
+                self._close(sequence, 0)
             else:
                 self._ready.append((reading, number))
 
+    def _begin_sequence(self, job: Job, number: int, slot: int | None) -> _Sequence:
+        sequence = _Sequence(job, number, next(self._numbers), slot)
+        self._open[sequence.number] = sequence
+        self._told.append(Began(sequence.number, job.key, number))
+        if job.keep_end and self.prefixes.limit and not self.batch_invariant:  # a prompt that is read has other bits
+            self._keeping.add(sequence.number)
+        return sequence
+
     def _take_slot(self, reading: Reading, number: int) -> None:
-        job = reading.job
+        job, options = reading.job, reading.job.options
         if not job.over:
             with self._failing_alone(job, "the sequence could not begin"):
-                sequence = _Sequence(job, number, TextStream(self.tokenizer, job.options.stop))
                 slot = heapq.heappop(self._free)
-                self._running[slot] = sequence  # first: a sequence that fails leaves its slot as all others do
-                self.decoder.put(slot, reading.prompt, reading.state, job.options, sequence=number)
+                # first: a sequence that fails leaves its slot as all others do
+                sequence = self._running[slot] = self._begin_sequence(job, number, slot)
+                room = self.context + 1 - len(reading.prompt)  # the last token needs no place
+                self._number[slot], self._length[slot] = sequence.number, 0
+                self._limit[slot] = max(1, min(options.max_tokens, room))
+                ends = options.end_of_text is not None and not options.ignore_end_of_text
+                self._end_token[slot] = options.end_of_text if ends else -1
+                self.decoder.put_later(slot, reading.prompt, reading.state, options, sequence=number)
 
-    def _leave_slot(self, slot: int) -> None:
+    def _leave_slot(self, sequence: _Sequence) -> None:
+        assert sequence.slot is not None
+        slot, sequence.slot = sequence.slot, None
         del self._running[slot]
         heapq.heappush(self._free, slot)
         self.decoder.free(slot)
 
-    def _tops(self) -> dict[int, tuple[float, list[tuple[int, float]]]]:
-        """Return the log-probability and the most probable tokens of the sequences that asked for them, by slot."""
+    def _close(self, sequence: _Sequence, useful: int) -> None:
+        """End a sequence. Its state is kept if it has read no more than the first `useful` tokens, prompt included."""
+        if sequence.number in self._keeping:
+            self._keeping.remove(sequence.number)
+            state = sequence.end_state
+            if state is None and sequence.slot is not None and self.decoder.length(sequence.slot) <= useful:
+                state = self.decoder.get(sequence.slot)
+            tokens = [*sequence.prompt, *sequence.tokens]
+            if state is not None and state.position <= min(useful, len(tokens)):
+                self.prefixes.keep([(tokens[: state.position], state)])
+        if sequence.slot is not None:
+            self._leave_slot(sequence)
+        del self._open[sequence.number]
+        job = sequence.job
+        job.left -= 1
+        self._left -= 1
+        job.over = job.left == 0
+
+    def _tops(self) -> Tops:
+        """Return the log-probability and the most probable tokens of the sequences that asked for them, by number."""
         wanted = {slot: each.job.top for slot, each in self._running.items() if each.job.top}
         if not wanted:
             return {}
-        found: dict[int, tuple[float, list[tuple[int, float]]]] = {}
+        found: Tops = {}  # by slot
         logits, tokens = self.decoder.logits, self.decoder.tokens
 
         def score(slots: list[int]) -> None:
@@ -272,35 +396,7 @@ class Scheduler:
         for slot in [slot for slot in wanted if slot not in found]:
             with self._failing_alone(self._running[slot].job, "the next token could not be scored"):
                 score([slot])
-        return found
-
-    def _take(self, slot: int, sequence: _Sequence, scored: Scored) -> None:
-        """Give a sequence its next token, and end it where that is due."""
-        job, options, length = sequence.job, sequence.job.options, len(sequence.prompt) + len(sequence.tokens)
-        if scored.logprob is None or not math.isfinite(scored.logprob):
-            message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or its "
-            message += "precision is too low"
-            return self._fail(job, Failed("model", message, ValueError(message)))
-        sequence.tokens.append(scored.token)
-        self.stats.made_tokens += 1
-        is_end = scored.token == options.end_of_text
-        made = Made(sequence.number, scored, "" if is_end else sequence.text.push(scored.token), None)
-        if (is_end and not options.ignore_end_of_text) or sequence.text.stopped:
-            made = made._replace(finish_reason="stop")
-        elif len(sequence.tokens) >= options.max_tokens or length >= self.context:
-            made = made._replace(finish_reason="length")
-        if made.finish_reason is None:
-            return self._tell(job, made)
-        if job.keep_end and self.prefixes.limit and not self.batch_invariant:  # a prompt that is read has other bits
-            self.prefixes.keep([*sequence.prompt, *sequence.tokens[:-1]], self.decoder.get(slot))
-        self._leave_slot(slot)
-        self._finish(job, made._replace(text=made.text + sequence.text.finish()))
-
-    def _finish(self, job: Job, made: Made) -> None:
-        self._tell(job, made)
-        job.left -= 1
-        self._left -= 1
-        job.over = job.left == 0
+        return {self._running[slot].number: scored for slot, scored in found.items()}
 
     @contextmanager
     def _failing_alone(self, job: Job, what: str) -> Iterator[None]:
@@ -308,14 +404,15 @@ class Scheduler:
         try:
             yield
         except Exception as error:
-            self._fail(job, Failed("job", f"{what}: {_short(error)}", error))
+            self._fail(job, Failed("job", f"{what}: {short_error(error)}", error))
 
     def _fail_all(self, error: Exception) -> None:
         """End all jobs that are being read or decoded; those that wait stay, if there are others."""
-        jobs = {each.job for each in self._running.values()} | {each.job for each in self._reading}
+        self._launched.clear()
+        jobs = {each.job for each in self._open.values()} | {each.job for each in self._reading}
         jobs |= {each.job for each, _ in self._ready}
         for job in jobs or {job for job, _ in self._waiting}:
-            self._fail(job, Failed("step", f"the model failed: {_short(error)}", error))
+            self._fail(job, Failed("step", f"the model failed: {short_error(error)}", error))
 
     def _fail(self, job: Job, why: Failed) -> None:
         if not job.over:
@@ -331,17 +428,19 @@ class Scheduler:
     def _drop_ended(self) -> None:
         """Forget the sequences of jobs that ended."""
         self._has_ended = False
-        for slot, sequence in list(self._running.items()):
-            if sequence.job.over:
+        for sequence in [each for each in self._open.values() if each.job.over]:
+            del self._open[sequence.number]
+            self._keeping.discard(sequence.number)
+            if sequence.slot is not None:
                 with suppress(Exception):  # of a device that is gone; the next step will tell
-                    self._leave_slot(slot)
+                    self._leave_slot(sequence)
         self._ready = deque(each for each in self._ready if not each[0].job.over)
         self._reading = [reading for reading in self._reading if not reading.job.over]
         self._waiting = deque(each for each in self._waiting if not each[0].over)
 
-    def _tell(self, job: Job, event: Event) -> None:
+    def _tell(self, job: Job, event: PromptRead | Failed) -> None:
         if not job.over:
-            self._events.append((job, event))
+            self._told.append(OfJob(job.key, event))
 
 
 def count_together(prompts: Iterable[list[int]], slots: int, chunk: int) -> int:
@@ -359,7 +458,3 @@ def count_together(prompts: Iterable[list[int]], slots: int, chunk: int) -> int:
             tokens += len(prompt)
         count += 1
     return count
-
-
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

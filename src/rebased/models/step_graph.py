@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,24 @@ class Stepped(NamedTuple):
 
     tokens: Tensor  # [S] int64: the next tokens
     logprobs: Tensor  # [S] fp32 (fp64 for fp64): their log-probabilities under the model itself, before any filter
+
+
+class Fetch:
+    """What a step made, on its way to the host. The device may begin with the next step meanwhile."""
+
+    def __init__(self, made: Stepped) -> None:
+        self._made, self._arrived = made, None
+        if made.tokens.device.type == "cuda":
+            pinned = (torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in made)
+            self._made = Stepped(*(to.copy_(each, non_blocking=True) for to, each in zip(pinned, made, strict=True)))
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and log-probabilities, [S] each, as soon as they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._made.tokens.numpy(), self._made.logprobs.numpy()
 
 
 class StepGraphs:

@@ -55,6 +55,13 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host (nested lists) as a tensor on a device. The host does not wait until a GPU has them."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
 @cache
 def shared_memory() -> int:
     """Bytes of shared memory that a program of a kernel may have, on every GPU here; a Hopper's if there is none."""

@@ -69,23 +69,32 @@ def open_text_model(
     path = find_model() if path is None else path
     run = _check_run(path)
     model = load_model(path, device)
+    found = _tokenizer_of(path, run, tokenizer, data)
+    _check_same_tokenizer(model, found, run.get("corpus"))
+    return TextModel(model, found)
+
+
+def open_tokenizer(path: Path | None, tokenizer: str | None = None, data: Path | None = None) -> Tokenizer:
+    """The tokenizer that `open_text_model` returns, without the model. Whether it fits the model is not looked at."""
+    path = find_model() if path is None else path
+    return _tokenizer_of(path, _check_run(path), tokenizer, data)
+
+
+def _tokenizer_of(path: Path, run: dict[str, Any], tokenizer: str | None, data: Path | None) -> Tokenizer:
     trained_on = run.get("corpus")
     if tokenizer is not None:
-        found = load_tokenizer(tokenizer)
-    elif data is not None:
-        found = Corpus(data).tokenizer
-    elif trained_on is not None and trained_on["tokenizer"] == ByteTokenizer.name:
-        found = ByteTokenizer()
-    else:
-        folder = run.get("config", {}).get("data", {}).get("folder")
-        if folder is None or not Path(folder).exists():
-            where = "it does not say which tokenizer it was trained with"
-            if folder is not None:
-                where = f"the text that it was trained on, {folder}, does not exist here"
-            raise ValueError(f"{path}: {where}; give its tokenizer with --tokenizer tokenizer.json, or bytes")
-        found = Corpus(folder).tokenizer
-    _check_same_tokenizer(model, found, trained_on)
-    return TextModel(model, found)
+        return load_tokenizer(tokenizer)
+    if data is not None:
+        return Corpus(data).tokenizer
+    if trained_on is not None and trained_on["tokenizer"] == ByteTokenizer.name:
+        return ByteTokenizer()
+    folder = run.get("config", {}).get("data", {}).get("folder")
+    if folder is None or not Path(folder).exists():
+        where = "it does not say which tokenizer it was trained with"
+        if folder is not None:
+            where = f"the text that it was trained on, {folder}, does not exist here"
+        raise ValueError(f"{path}: {where}; give its tokenizer with --tokenizer tokenizer.json, or bytes")
+    return Corpus(folder).tokenizer
 
 
 def _check_same_tokenizer(model: LanguageModel, tokenizer: Tokenizer, trained_on: dict[str, Any] | None) -> None:

@@ -86,13 +86,13 @@ class Answer:
         return [self._add(number, self.echoes[read.prompt], read.scores) for number in numbers]
 
     def add(self, made: Made) -> tuple[int, str, list[Scored]]:
-        """Note a token. Returns (choice, text, tokens) that are new."""
+        """Note tokens. Returns (choice, text, tokens) that are new."""
         choice, text = self.choices[made.sequence], made.text
         if self.chat and not any(choice.texts):
             text = text.lstrip()  # the space after "Assistant:"
         choice.finish_reason = made.finish_reason
-        self.made_tokens += made.scored is not None
-        return self._add(made.sequence, text, [] if made.scored is None else [made.scored])
+        self.made_tokens += len(made.scored)
+        return self._add(made.sequence, text, made.scored)
 
     def _add(self, number: int, text: str, scored: list[Scored]) -> tuple[int, str, list[Scored]]:
         self.choices[number].texts.append(text)

@@ -8,7 +8,10 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
+except ImportError:  # httptools is not installed; this one takes longer per chunk
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
 
 from rebased.serve.errors import error_body
 
@@ -35,7 +38,7 @@ class Connections:
         self.idle: dict[Connection, None] = {}
 
 
-class Connection(H11Protocol):
+class Connection(Protocol):
     """One connection. It is idle from its beginning, or from the end of an answer, until it has the next headers.
 
     It ends when it was idle for HEADER_SECONDS. If there are too many connections, a new one takes the place of the

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rebased.serve.engine import Engine
+from rebased.serve.client import EngineClient
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -17,18 +17,18 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 class EngineCollector(Collector):
     """Reads the engine's counts."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Any]:
         """Yield the engine's counts as Prometheus takes them."""
-        engine, stats = self._engine, self._engine.stats
+        engine, (stats, prefix_bytes, prefix_states) = self._engine, self._engine.counts
         for name, what, value in (
-            ("slots", "choices that can be decoded at once", engine.slots),
+            ("slots", "choices that can be decoded at once", engine.about.slots),
             ("running", "choices that are being decoded", engine.running),
             ("waiting", "choices that wait for a slot", engine.waiting),
-            ("prefix_cache_bytes", "bytes of kept states", engine.prefixes.bytes),
-            ("prefix_cache_states", "kept states", len(engine.prefixes)),
+            ("prefix_cache_bytes", "bytes of kept states", prefix_bytes),
+            ("prefix_cache_states", "kept states", prefix_states),
         ):
             yield GaugeMetricFamily(f"rebased_{name}", what, value=value)
         for name, what, count in (
@@ -46,7 +46,7 @@ class EngineCollector(Collector):
 class Metrics:
     """All metrics of a server."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine))
         self.requests = Counter(

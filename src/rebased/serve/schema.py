@@ -172,4 +172,4 @@ class DetokenizeRequest(BaseModel):
 
 def _are_tokens(value: Any) -> bool:
     """Whether a value is a list of at least one whole number."""
-    return isinstance(value, list) and len(value) > 0 and all(type(each) is int for each in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}

@@ -17,16 +17,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rebased.serve.connections import Connection, Connections
 from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
-
-SWITCH_SECONDS = (
-    0.0005  # after which the event loop lets the engine's thread go on: a step may take less than the usual 5 ms
-)
+from rebased.serve.process import SWITCH_SECONDS
 
 QUEUED = 2048  # connections that the system holds until they are accepted
 ACCEPTED_AT_ONCE = 4  # so that idle connections are closed before descriptors are used up
@@ -108,7 +104,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._on_ready, self._on_signal, self._grace = on_ready, on_signal, grace_seconds
         self._hurry = asyncio.Event()
-        AppStatus.disable_automatic_graceful_drain()  # otherwise streams are cut off at once
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import json
 import logging
 import secrets
 import time
@@ -11,10 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import GenerateOptions
@@ -23,15 +19,16 @@ from rebased.models.prompts import TooLong, read_prompts
 from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render
-from rebased.serve.engine import Closed, Engine, Full
+from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
+from rebased.serve.responses import JSON, Stream, encode
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
 
 _log = logging.getLogger("rebased")
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's interface; a chat gets all that is allowed
-SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
+SHORT = 4096  # characters: a text up to here is turned into tokens at once, a longer one in another thread
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,6 @@ class Limits:
     body_bytes: int = 4 * 2**20
 
 
-class Stream(EventSourceResponse):
-    """A stream of server-sent events that is cut off, without a traceback, if the client does not read it."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            _log.warning("a client did not read its stream for %g seconds; it was cut off", SEND_SECONDS)
-
-
 class Service:
     """A model with a name, its engine, and what requests may ask for: bodies become jobs, events become answers.
 
@@ -65,7 +51,7 @@ class Service:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: EngineClient,
         limits: Limits,
         api_key: str | None = None,
         trained_on: str = "",
@@ -82,16 +68,14 @@ class Service:
 
     def about(self) -> dict[str, Any]:
         """Return the model as /v1/models lists it, with a description in words and the example."""
-        model = self.engine.model
+        model = self.engine.about
         mixers = " and ".join(dict.fromkeys(mixer.name for mixer in model.config.mixers))
-        words = (
-            f"A language model of {model.num_parameters():,} parameters: {model.config.n_layers} layers of {mixers}, "
-        )
+        words = f"A language model of {model.parameters:,} parameters: {model.config.n_layers} layers of {mixers}, "
         words += f"tokenizer {self.tokenizer.name}"
         words += f", trained on {self.trained_on}." if self.trained_on else "."
         known = {"id": self.name, "object": "model", "created": self.created, "owned_by": "rebased"}
         example = None if not self.example and self.tokenizer.end_of_text is None else self.example
-        return known | {"max_model_len": self.engine.context, "description": words, "example": example}
+        return known | {"max_model_len": self.engine.about.context, "description": words, "example": example}
 
     def check_key(self, request: Request) -> None:
         """Raise ApiError 401 unless the request carries the API key, where there is one."""
@@ -110,7 +94,11 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """Answer a request to /v1/completions."""
         body = await read_body(request, CompletionRequest, self.limits.body_bytes)
-        prompts = await asyncio.to_thread(self._prompt_tokens, body)
+        texts = [text for text in ([body.prompt] if isinstance(body.prompt, str) else body.prompt) if type(text) is str]
+        if sum(map(len, texts)) > SHORT:
+            prompts = await asyncio.to_thread(self._prompt_tokens, body)
+        else:
+            prompts = self._prompt_tokens(body)
         tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens is 0 and echo is not set: there is nothing to answer", param="max_tokens")
@@ -132,7 +120,7 @@ class Service:
         tokens, marks = await asyncio.to_thread(render, body.messages, self.tokenizer)
         self._check_length(tokens, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        room = min(self.limits.max_tokens, self.engine.context + 1 - len(tokens))
+        room = min(self.limits.max_tokens, self.engine.about.context + 1 - len(tokens))
         if asked == 0:
             raise ApiError(400, "max_tokens is 0: there is nothing to answer", param="max_tokens")
         job = self._job(body, [tokens], room if asked is None else asked, stop=(STOP,))
@@ -146,26 +134,31 @@ class Service:
         end = self.tokenizer.end_of_text
         is_end = body.prompt == END and end is not None
         tokens = [end] if is_end else await asyncio.to_thread(self.tokenizer.encode, body.prompt)
-        return JSONResponse({"count": len(tokens), "max_model_len": self.engine.context, "tokens": tokens})
+        return JSON({"count": len(tokens), "max_model_len": self.engine.about.context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
         """Answer a request to /detokenize."""
         body = await read_body(request, DetokenizeRequest, self.limits.body_bytes)
-        size = self.engine.model.config.vocab_size
+        size = self.engine.about.config.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < size), None)
         if wrong is not None:
             raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
-        return JSONResponse({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
+        return JSON({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
 
     def tokenizer_info(self) -> dict[str, Any]:
         """Answer a request to /tokenizer_info."""
         end = None if self.tokenizer.end_of_text is None else END
         known = {"tokenizer_class": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
-        return known | {"eos_token": end, "bos_token": end, "pad_token": end, "model_max_length": self.engine.context}
+        return known | {
+            "eos_token": end,
+            "bos_token": end,
+            "pad_token": end,
+            "model_max_length": self.engine.about.context,
+        }
 
     def _prompt_tokens(self, body: CompletionRequest) -> list[list[int]]:
         try:
-            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.model.config, self.tokenizer.end_of_text)
+            prompts = read_prompts(body.prompt, self.tokenizer, self.engine.about.config, self.tokenizer.end_of_text)
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, TooLong) else None
             raise ApiError(400, str(error), param="prompt", code=code) from error
@@ -174,8 +167,10 @@ class Service:
         return prompts
 
     def _check_length(self, tokens: list[int], param: str) -> None:
-        if len(tokens) > self.engine.context:
-            message = f"the prompt has {len(tokens):,} tokens, more than the {self.engine.context:,} of the context"
+        if len(tokens) > self.engine.about.context:
+            message = (
+                f"the prompt has {len(tokens):,} tokens, more than the {self.engine.about.context:,} of the context"
+            )
             raise ApiError(400, f"{message}; shorten it", param=param, code="context_length_exceeded")
 
     def _answer(self, job: Job, *, chat: bool, echoes: list[str] | None = None) -> Answer:
@@ -196,9 +191,11 @@ class Service:
         if max_tokens > self.limits.max_tokens:
             message = f"max_tokens {max_tokens:,} is more than this server's {self.limits.max_tokens:,} per request"
             raise ApiError(400, message, param="max_tokens")
-        if longest + max_tokens > self.engine.context + 1:
+        if longest + max_tokens > self.engine.about.context + 1:
             message = f"{longest:,} tokens of prompt and max_tokens {max_tokens:,} are more than the context of "
-            message += f"{self.engine.context:,} tokens; ask for at most {self.engine.context + 1 - longest:,}"
+            message += (
+                f"{self.engine.about.context:,} tokens; ask for at most {self.engine.about.context + 1 - longest:,}"
+            )
             raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
         if len(prompts) * n > min(self.limits.choices, self.engine.max_waiting):
             limit = min(self.limits.choices, self.engine.max_waiting)
@@ -239,12 +236,7 @@ class Service:
         except Closed:
             raise ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down") from None
         if body.stream:
-            chunks = self._stream(job, answer, events, body.with_usage)
-
-            async def cancel(_: Any) -> None:  # a client may leave before the stream begins
-                self.engine.cancel(job)
-
-            return Stream(chunks, send_timeout=SEND_SECONDS, sep="\n", client_close_handler_callable=cancel)
+            return Stream(self._stream(job, answer, events, body.with_usage), on_end=lambda: self.engine.cancel(job))
         return await self._whole(request, job, answer, events)
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
@@ -260,7 +252,7 @@ class Service:
             if not gathering.done():
                 return Response(status_code=499)  # nobody reads it
             gathering.result()
-            return JSONResponse(answer.whole())
+            return JSON(answer.whole())
         finally:
             gathering.cancel()
             leaving.cancel()
@@ -268,11 +260,11 @@ class Service:
 
     async def _stream(
         self, job: Job, answer: Answer, events: asyncio.Queue[list[Event]], with_usage: bool
-    ) -> AsyncIterator[dict[str, str]]:
-        """Yield the chunks of an answer as they come, as server-sent events."""
+    ) -> AsyncIterator[bytes]:
+        """Yield the chunks of an answer as they come, in JSON."""
 
-        def sent(chunk: dict[str, Any]) -> dict[str, str]:
-            return {"data": json.dumps({**chunk, "usage": chunk.get("usage")} if with_usage else chunk)}
+        def sent(chunk: dict[str, Any]) -> bytes:
+            return encode({**chunk, "usage": chunk.get("usage")} if with_usage else chunk)
 
         try:
             for chunk in answer.first_chunks():
@@ -284,14 +276,12 @@ class Service:
                         yield sent(answer.chunk(number, text, scored, finish))
             if with_usage:
                 yield sent(answer.last_chunk())
-            yield {"data": "[DONE]"}
+            yield b"[DONE]"
         except ApiError as error:  # the status is sent already
-            yield {"data": json.dumps(error.body)}
+            yield encode(error.body)
         except Exception:
             _log.exception("a stream failed")
-            yield {"data": json.dumps(OUR_ERROR)}
-        finally:
-            self.engine.cancel(job)
+            yield encode(OUR_ERROR)
 
     def _news(self, answer: Answer, events: list[Event]) -> dict[int, tuple[str, list[Scored]]]:
         """Add events to an answer. Returns the new text and tokens by choice: one chunk each, whatever their number."""

@@ -1,0 +1,85 @@
+"""Responses: JSON, and streams of server-sent events. Written for many short chunks: each costs little."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+try:
+    import orjson
+except ImportError:
+    orjson = None
+
+_log = logging.getLogger("rebased")
+
+SEND_SECONDS = 30.0  # in which a client must take a chunk of a stream
+PING_SECONDS = 15.0  # after which a stream without news sends a comment, so that nobody between takes it for dead
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),  # nginx
+]
+
+
+def encode(content: Any) -> bytes:
+    """Return content as JSON."""
+    if orjson is not None:
+        return orjson.dumps(content)
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class JSON(JSONResponse):
+    """A response in JSON."""
+
+    def render(self, content: Any) -> bytes:
+        """Return content as JSON."""
+        return encode(content)
+
+
+class Stream(Response):
+    """A stream of server-sent events, one per item of `events`. What is ready together is sent together.
+
+    It ends with `on_end()`: when the events are over, the client leaves, or it takes nothing for SEND_SECONDS.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._events, self._on_end, self._is_silent = events, on_end, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(_client_leaves(receive))
+        try:
+            while not sending.done() and not leaving.done():
+                self._is_silent = True
+                await asyncio.wait({sending, leaving}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if self._is_silent and not leaving.done():
+                    await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+            if sending.done():
+                sending.result()
+        except TimeoutError:
+            _log.warning("a client did not read its stream for %g seconds; it was cut off", SEND_SECONDS)
+        finally:
+            sending.cancel()
+            leaving.cancel()
+            self._on_end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        async for event in self._events:
+            self._is_silent = False
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _client_leaves(receive: Receive) -> None:
+    """Return when the client closes the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
