@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from rebased.ops import Backend, Degree, delta_attention, delta_attention_extend, init_delta_state
 from rebased.ops.polynomial import chunked_recurrence
+from rebased.ops.threads import run_on_threads
 from tolerances import assert_close, assert_near
 
 B, H, K, V = 2, 3, 5, 4
@@ -76,6 +77,30 @@ def test_groups_are_computed_again_in_the_backward_pass(monkeypatch: pytest.Monk
     monkeypatch.setattr(chunked_recurrence, "FEATURES", 1)
     got = extend(given, [200], "chunked", degree=2)
     assert_close(got.values(), want.values(), got, lengths=SUMS)
+
+
+def test_rows_go_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = draw(100, "delta and decay")
+    want = extend(given, [100], "chunked", degree=2)
+    counts: list[int] = []
+
+    def run(function: Any, items: Any, threads: int) -> None:
+        counts.append(len(items))
+        run_on_threads(function, items, threads)
+
+    monkeypatch.setattr(chunked_recurrence, "thread_count", lambda *_: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(chunked_recurrence, "run_on_threads", run)
+    got = extend(given, [100], "chunked", degree=2)
+    assert min(counts) > 1
+    assert_close(got.values(), want.values(), got, lengths=SUMS)
+
+
+def test_second_derivatives_are_refused() -> None:
+    given = draw(10, "delta")
+    (dq,) = torch.autograd.grad(delta_attention(**given, degree=2).sum(), given["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        dq.sum().backward()
 
 
 @pytest.mark.parametrize("degree", [1, 2])
