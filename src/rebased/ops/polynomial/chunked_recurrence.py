@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from rebased.ops.polynomial.chunk_plan import row_groups, thread_count
 from rebased.ops.polynomial.features import contract, expand, state_order
-from rebased.ops.polynomial.state import Coefficients, query_weights
+from rebased.ops.polynomial.state import Coefficients, key_features, query_weights
 from rebased.ops.threads import run_on_threads
 
 CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens; few if each channel has its decay: E is then [C, C, K]
@@ -79,6 +79,8 @@ def recur(
     (B, T, H, K), F = q.shape, state.shape[2]
     if log_decay is not None and log_decay.ndim == 3:
         log_decay = log_decay.unsqueeze(-1)
+    if T == 1:
+        return _step(q, k, u, log_decay, beta, state, rule)
     given = [q, k, u, log_decay, None if beta is None else beta.unsqueeze(-1)]
     tokens = max(FEATURES // (B * H * F) // CHUNK, 1) * CHUNK  # per group
     keeps = tokens >= T and torch.is_grad_enabled()
@@ -92,6 +94,21 @@ def recur(
             part, S = _Recurrence.apply(*group, S, rule, keeps)
         sums.append(part)
     return torch.cat(sums, dim=1), S.index_select(2, order).to(state.dtype)
+
+
+def _step(
+    q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, rule: Rule
+) -> tuple[Tensor, Tensor]:
+    """`recur` of one token, a step of decoding: the state is read once, by the query and the key together."""
+    tokens = torch.stack([q[:, 0], k[:, 0]], dim=2).to(rule.wide)  # [B, H, 2, K]
+    phi, weights = key_features(tokens, rule.coefficients), _query_weights(q, rule)
+    S, x = state.to(rule.wide), u[:, 0].to(rule.wide)
+    S = S if g is None else S * g[:, 0].to(rule.wide).exp().unsqueeze(-1)
+    read, known = ((weights * phi) @ S).unbind(2)  # [B, H, W] each: what the query and the key read before the token
+    x = x if beta is None else beta[:, 0].to(rule.wide).unsqueeze(-1) * (x - known)
+    seen = (weights * phi[:, :, 0] * phi[:, :, 1]).sum(-1, keepdim=True)  # the similarity of the query and the key
+    after = torch.addcmul(S, phi[:, :, 1].unsqueeze(-1), x.unsqueeze(-2))
+    return torch.addcmul(read, seen, x).to(u.dtype).unsqueeze(1), after.to(state.dtype)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -168,9 +185,9 @@ def _recur_rows(
     q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, _Memory]:
     """`recur` of tokens whose features fit into memory. The features of the state are in the order of features.py."""
-    B, T, H, K = q.shape
+    B, T, H, _ = q.shape
     chunks = _prepare(q, k, u, g, beta, rule)
-    sums, after, memory = _scan(chunks, state.flatten(0, 1), _weights(K, q.device, rule))
+    sums, after, memory = _scan(chunks, state.flatten(0, 1), _weights(q, rule))
     return _tokens(sums, B)[:, :T], after.unflatten(0, (B, H)), memory
 
 
@@ -181,7 +198,7 @@ def _gradients(
     leaves = [None if x is None else x.detach().requires_grad_() for x in given[:5]]
     with torch.enable_grad():
         chunks = _prepare(*leaves, rule)
-    state, weights = given[5].flatten(0, 1), _weights(given[0].shape[3], given[0].device, rule)
+    state, weights = given[5].flatten(0, 1), _weights(given[0], rule)
     plain = _Chunks(*(None if x is None else x.detach() for x in chunks))
     memory = _scan(plain, state, weights)[2] if memory is None else memory
     d_sums = _chunks(d_sums, plain.P.shape[2])
@@ -193,10 +210,15 @@ def _gradients(
     return [None if x is None else next(found) for x in leaves] + [d_state.unflatten(0, given[5].shape[:2])]
 
 
-def _weights(K: int, device: torch.device, rule: Rule) -> Tensor:
-    """[F, 1]: the weights of the features of a query."""
-    weights = query_weights(K, rule.coefficients, rule.scale, device=device, dtype=rule.wide).unsqueeze(1)
-    return torch.empty_like(weights).index_copy(0, state_order(K, rule.coefficients, device), weights)
+def _query_weights(q: Tensor, rule: Rule) -> Tensor:
+    """[F]: the weights of the features of a query."""
+    return query_weights(q.shape[3], rule.coefficients, rule.scale, device=q.device, dtype=rule.wide)
+
+
+def _weights(q: Tensor, rule: Rule) -> Tensor:
+    """[F, 1]: `_query_weights` in the order of features.py."""
+    weights = _query_weights(q, rule).unsqueeze(1)
+    return torch.empty_like(weights).index_copy(0, state_order(q.shape[3], rule.coefficients, q.device), weights)
 
 
 def _prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, rule: Rule) -> _Chunks:
