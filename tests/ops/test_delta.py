@@ -177,7 +177,13 @@ def test_nothing_to_compute() -> None:
         ({"log_decay": torch.ones(1, 4, 2)}, "at most 0"),
         ({"log_decay": torch.zeros(1, 4, 2, 3), "degree": 2}, r"log_decay must be a tensor \[1, 4, 2\]"),
         ({"normalise": False, "k": torch.ones(1, 4, 2, 3)}, "keys of length 1"),
+        (
+            {"normalise": False, "k": torch.tensor([torch.nan, 2, 2, 2]).view(1, 4, 1, 1).expand(1, 4, 2, 3)},
+            "keys of length 1",
+        ),
         ({"k": torch.ones(1, 4, 2, 5)}, "same width K"),
+        ({"beta": torch.full((1, 4, 2), -0.5)}, "from 0 to 2"),
+        ({"log_decay": torch.full((1, 4, 2), torch.nan)}, "at most 0"),
         ({"backend": "triton"}, "CUDA tensors"),
     ],
     ids=str,
@@ -187,3 +193,13 @@ def test_bad_input(change: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"q": q, "k": q, "v": v, "beta": torch.ones(1, 4, 2)}
     with pytest.raises(ValueError, match=words):
         delta_attention(**given | change)
+
+
+def test_a_state_that_is_none() -> None:
+    q, v, beta = torch.ones(1, 4, 2, 3), torch.ones(1, 4, 2, 2), torch.ones(1, 4, 2)
+    with pytest.raises(ValueError, match="init_delta_state makes one"):
+        delta_attention_extend(q, q, v, beta, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="it is \\[1, 2, 3, 2\\]"):
+        delta_attention_extend(q, q, v, beta, torch.zeros(1, 2, 3, 2), degree=2)
+    with pytest.raises(ValueError, match="degree must be 1 or 2"):
+        init_delta_state(1, 2, 3, 2, degree=3)  # type: ignore[arg-type]

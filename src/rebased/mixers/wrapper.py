@@ -7,7 +7,7 @@ A mixer whose constructor has arguments of these names, or which names them in `
 """
 
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 """The options as fields of a mixer's config: type, default and meaning."""
 NORM_EPS = 1e-5
+
+
+def check_options(conv_width: int, output_gate: OutputGate) -> None:
+    """Raise ValueError unless both options are known."""
+    if conv_width < 0:
+        raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+    if output_gate not in get_args(OutputGate):
+        raise ValueError(f"output_gate {output_gate!r} is unknown; choose one of {get_args(OutputGate)}")
 
 
 class WrappedState(NamedTuple):
@@ -59,8 +67,7 @@ class WrappedMixer(nn.Module):
         self, mixer: Any, d_model: int, conv_width: int, output_gate: OutputGate, device: Any, dtype: Any
     ) -> None:
         super().__init__()
-        if conv_width < 0:
-            raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+        check_options(conv_width, output_gate)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.d_model, self.conv_width, self.output_gate = d_model, conv_width, output_gate
         self.wrapped_mixer, self.n_heads = mixer, getattr(mixer, "n_heads", 1)
