@@ -3,8 +3,11 @@
     python benchmarks/delta_gpu.py             writes benchmarks/results/delta_gpu-<time>-<GPU>.json
     python benchmarks/delta_gpu.py --sweep     other tiles for each kernel too: for delta/gpu/operators.py
     python benchmarks/delta_gpu.py --fast      no comparison with fp64
+    python benchmarks/delta_gpu.py --peer      Gated DeltaNet of flash-linear-attention too, which must be installed
 
 Times are medians of a replayed CUDA graph, 32,768 tokens in bf16. Errors are norms of a difference over a norm.
+The peer refuses to train on Hopper with Triton 3.4 to 3.7.0, because its gradients are wrong there (its issue 640). The
+check is taken out here: its times are those of wrong numbers.
 """
 
 import argparse
@@ -157,8 +160,32 @@ def kernel_times(run: Callable[[], Any]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def time_shape(shape: Shape, T: int) -> dict[str, Any]:
-    """Milliseconds of the kernels, of plain torch in chunks, and of poly_attention at about equal state."""
+def load_peer() -> Callable[..., Tensor]:
+    """Gated DeltaNet of flash-linear-attention, with the names of delta_attention."""
+    try:
+        from fla.ops.common import chunk_o
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except ImportError as error:
+        raise SystemExit(f"--peer needs flash-linear-attention: pip install flash-linear-attention ({error})") from None
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+    return lambda q, k, v, beta, log_decay: chunk_gated_delta_rule(q, k, v, log_decay, beta)[0]
+
+
+def time_peer(peer: Callable[..., Tensor], given: dict[str, Tensor]) -> dict[str, Any]:
+    """Its version, its first call in seconds, and its milliseconds."""
+    import fla
+
+    forward, both = forward_and_backward(peer, given)
+    begin = time.perf_counter()
+    both()
+    torch.cuda.synchronize()
+    row = {"peer": f"flash-linear-attention {fla.__version__}", "peer_first_call_s": time.perf_counter() - begin}
+    return row | {"peer_forward_ms": graph_ms(forward), "peer_ms": graph_ms(both)}
+
+
+def time_shape(shape: Shape, T: int, peer: Callable[..., Tensor] | None = None) -> dict[str, Any]:
+    """Milliseconds of the kernels, of plain torch in chunks, of poly_attention at about equal state, and of the peer
+    where it computes the same: degree 1 with a gate."""
     torch.manual_seed(0)
     B = TOKENS // T
     given = inputs(B, T, shape.H, shape.K, shape.V, 0.1 if shape.gate else None, torch.bfloat16)
@@ -183,6 +210,8 @@ def time_shape(shape: Shape, T: int) -> dict[str, Any]:
     del poly["beta"]
     _, both = forward_and_backward(lambda q, k, v: poly_attention(q, k, v, coefficients=REBASED), poly)
     row["poly_attention_ms"] = graph_ms(both)
+    if peer is not None and shape.degree == 1 and shape.gate:
+        row |= time_peer(peer, given)
     return row
 
 
@@ -235,12 +264,14 @@ def main() -> int:
     parser.add_argument("-T", type=int, default=4096)
     parser.add_argument("--fast", action="store_true", help="no comparison with fp64")
     parser.add_argument("--sweep", action="store_true", help="time other tiles")
+    parser.add_argument("--peer", action="store_true", help="time flash-linear-attention's Gated DeltaNet too")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    peer = load_peer() if args.peer else None
     rows, checked, wrong = [], [], 0
     for shape in BARS:  # first, so that a first call is one
         try:
-            rows.append(time_shape(shape, args.T))
+            rows.append(time_shape(shape, args.T, peer))
             print({name: value for name, value in rows[-1].items() if name != "kernels_us"}, flush=True)
         except Exception as error:  # the errors of the others are wanted all the more
             print(f"{shape.label}: {type(error).__name__}: {error}"[:2000], flush=True)
@@ -259,14 +290,14 @@ def main() -> int:
     for row in rows:
         times = [f"{name.removesuffix('_kernel')} {us:.0f}" for name, us in row["kernels_us"].items()]
         print(f"{row['what']}: us per kernel: {', '.join(times[:12])}")
-    print(f"\n{'':42} {'forward':>8} {'both':>8} {'bar':>6} {'chunks':>8} {'poly':>6} {'first call':>11}")
+    print(f"\n{'':42} {'forward':>8} {'both':>8} {'bar':>6} {'chunks':>8} {'poly':>6} {'first call':>11} {'peer':>8}")
     for row in rows:
         print(
             f"{row['what']:42} {row['forward_ms']:8.3f} {row['ms']:8.3f} {row['bar_ms']:6.1f} {row['chunked_ms']:8.2f} "
-            f"{row['poly_attention_ms']:6.2f} {row['first_call_s']:9.1f} s"
+            f"{row['poly_attention_ms']:6.2f} {row['first_call_s']:9.1f} s {row.get('peer_ms', float('nan')):8.3f}"
         )
     print(f"{len(checked) - wrong} of {len(checked)} calls right")
-    flags = "".join(f" --{name}" for name in ("fast", "sweep") if getattr(args, name))
+    flags = "".join(f" --{name}" for name in ("fast", "sweep", "peer") if getattr(args, name))
     what = f"milliseconds under a CUDA graph, {TOKENS} tokens, bf16; errors against fp64 by norm"
     write_record(args.out, "delta_gpu", f"-T {args.T}{flags}", what, checked=checked, rows=rows, sweep=swept)
     return 1 if wrong or len(rows) < len(BARS) else 0

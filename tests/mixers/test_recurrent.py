@@ -195,6 +195,8 @@ def test_memory_is_long_in_a_fresh_model() -> None:
         (GatedReBased, {"kernel": "learned"}, "does not go with a gate"),
         (DeltaReBased, {"n_heads": 5}, "not divisible by n_heads 5"),
         (DeltaReBased, {"conv_width": -1}, "conv_width -1"),
+        (DeltaReBased, {"output_gate": "relu"}, "output_gate 'relu' is unknown"),
+        (DeltaReBased, {"centred": True, "key_width": 1}, "only squares of keys"),
         (GLA, {"n_heads": 5}, "2 n_heads = 10"),
         (Mamba2, {"head_width": 7}, "head_width 7 does not divide"),
     ],

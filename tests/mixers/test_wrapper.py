@@ -10,8 +10,10 @@ from torch.nn import functional
 from rebased.evaluate import mixer_cases
 from rebased.evaluate.checks import NotApplicable
 from rebased.evaluate.mixer_contract import CHECKS, Check
-from rebased.mixers import WrappedMixer, mixer_class, mixer_name, mixer_names, unwrap
-from rebased.models import LanguageModel, LMConfig
+from rebased.mixers import FusedSlots, WrappedMixer, init_slots, mixer_class, mixer_name, mixer_names, unwrap
+from rebased.mixers.documents import ExtendsDocuments
+from rebased.mixers.slots import HasStepHeads
+from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
 from rebased.models.block import build_mixer
 from rebased.models.config import mixer_schema
 from tolerances import assert_near
@@ -72,6 +74,44 @@ def test_equation(name: str, last: str | None) -> None:
         gate = x @ mixer.proj_gate.weight.t()
         y = mixer.proj_o(heads.flatten(-2) * gate * torch.sigmoid(gate))
     assert_near(mixer(x), y, D, 3, T, 136, D, condition=64.0)
+
+
+@pytest.mark.parametrize("name", ["rebased", "gated_rebased", "gated_based", "attention", "short_conv"])
+@pytest.mark.parametrize("options", [OPTIONS, {"conv_width": 3}, {"output_gate": "silu"}], ids=str)
+def test_fused_steps_are_the_steps(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    heads = {} if name == "short_conv" else {"n_heads": 3}
+    mixer = {"name": name, **heads, **{key: value for key, value in options.items() if key in AROUND[name]}}
+    model = LanguageModel(LMConfig(d_model=D, vocab_size=11, n_layers=2, mixers=("short_conv", mixer))).eval()
+    logits = []
+    for fusion in ("none", "kernels"):
+        decoder = Decoder(model, slots=2, capacity=16, fusion=fusion)  # type: ignore[arg-type]
+        for slot, prompt in enumerate(([1, 2, 3], [4])):
+            decoder.put(slot, prompt, decoder.prefill(prompt[:-1]), Sampling(temperature=0.0))
+        for _ in range(4):
+            decoder.step()
+            logits.append(decoder.logits.clone())
+    for plain, fused in zip(logits[:4], logits[4:], strict=True):
+        assert_near(fused, plain, D, 16, 153, D, 2 * D, D, condition=64.0)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_prompts_are_read_at_once_where_the_mixer_can(name: str) -> None:
+    """The contract suite compares the numbers; here is that no mixer loses the ability by its options."""
+    assert isinstance(build(with_options(name)), ExtendsDocuments) == isinstance(build(name), ExtendsDocuments)
+
+
+def test_a_mixer_keeps_its_fused_slots() -> None:
+    for name in ("rebased", "based", "gated_rebased", "gated_based"):
+        mixer = build({"name": name, "n_heads": 3})
+        assert isinstance(init_slots(mixer, 2, 8), FusedSlots)
+        wrapped = build({**with_options(name), "n_heads": 3})
+        assert isinstance(init_slots(unwrap(wrapped), 2, 8), HasStepHeads)
+        mixer.proj_v.register_forward_hook(lambda *_: None)
+        assert not isinstance(init_slots(mixer, 2, 8), FusedSlots)
+    gated = build({"name": "gated_rebased", "n_heads": 3})
+    gated.forget.register_forward_hook(lambda *_: None)
+    assert not isinstance(init_slots(gated, 2, 8), FusedSlots)
 
 
 def test_counts() -> None:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from rebased.ops import Backend, Degree, delta_attention, delta_attention_extend, init_delta_state
 from rebased.ops.polynomial import chunked_recurrence
+from rebased.ops.threads import run_on_threads
 from tolerances import assert_close, assert_near
 
 B, H, K, V = 2, 3, 5, 4
@@ -76,6 +77,30 @@ def test_groups_are_computed_again_in_the_backward_pass(monkeypatch: pytest.Monk
     monkeypatch.setattr(chunked_recurrence, "FEATURES", 1)
     got = extend(given, [200], "chunked", degree=2)
     assert_close(got.values(), want.values(), got, lengths=SUMS)
+
+
+def test_rows_go_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = draw(100, "delta and decay")
+    want = extend(given, [100], "chunked", degree=2)
+    counts: list[int] = []
+
+    def run(function: Any, items: Any, threads: int) -> None:
+        counts.append(len(items))
+        run_on_threads(function, items, threads)
+
+    monkeypatch.setattr(chunked_recurrence, "thread_count", lambda *_: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(chunked_recurrence, "run_on_threads", run)
+    got = extend(given, [100], "chunked", degree=2)
+    assert min(counts) > 1
+    assert_close(got.values(), want.values(), got, lengths=SUMS)
+
+
+def test_second_derivatives_are_refused() -> None:
+    given = draw(10, "delta")
+    (dq,) = torch.autograd.grad(delta_attention(**given, degree=2).sum(), given["q"], create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        dq.sum().backward()
 
 
 @pytest.mark.parametrize("degree", [1, 2])
@@ -152,7 +177,13 @@ def test_nothing_to_compute() -> None:
         ({"log_decay": torch.ones(1, 4, 2)}, "at most 0"),
         ({"log_decay": torch.zeros(1, 4, 2, 3), "degree": 2}, r"log_decay must be a tensor \[1, 4, 2\]"),
         ({"normalise": False, "k": torch.ones(1, 4, 2, 3)}, "keys of length 1"),
+        (
+            {"normalise": False, "k": torch.tensor([torch.nan, 2, 2, 2]).view(1, 4, 1, 1).expand(1, 4, 2, 3)},
+            "keys of length 1",
+        ),
         ({"k": torch.ones(1, 4, 2, 5)}, "same width K"),
+        ({"beta": torch.full((1, 4, 2), -0.5)}, "from 0 to 2"),
+        ({"log_decay": torch.full((1, 4, 2), torch.nan)}, "at most 0"),
         ({"backend": "triton"}, "CUDA tensors"),
     ],
     ids=str,
@@ -162,3 +193,13 @@ def test_bad_input(change: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"q": q, "k": q, "v": v, "beta": torch.ones(1, 4, 2)}
     with pytest.raises(ValueError, match=words):
         delta_attention(**given | change)
+
+
+def test_a_state_that_is_none() -> None:
+    q, v, beta = torch.ones(1, 4, 2, 3), torch.ones(1, 4, 2, 2), torch.ones(1, 4, 2)
+    with pytest.raises(ValueError, match="init_delta_state makes one"):
+        delta_attention_extend(q, q, v, beta, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="it is \\[1, 2, 3, 2\\]"):
+        delta_attention_extend(q, q, v, beta, torch.zeros(1, 2, 3, 2), degree=2)
+    with pytest.raises(ValueError, match="degree must be 1 or 2"):
+        init_delta_state(1, 2, 3, 2, degree=3)  # type: ignore[arg-type]

@@ -167,6 +167,8 @@ def test_bad_decays(change: Any, words: str) -> None:
     g = -torch.rand(1, 5, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match=words):
         poly_attention(q, k, v, coefficients=REBASED, log_decay=change(g))
+    with pytest.raises(ValueError, match=words):
+        poly_attention_map(q, k, coefficients=REBASED, log_decay=change(g))
 
 
 def test_what_has_no_gate() -> None:

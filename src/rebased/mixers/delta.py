@@ -9,7 +9,7 @@ from rebased.mixers.contract import register_mixer
 from rebased.mixers.gated import ForgetGate
 from rebased.mixers.recurrent import RecurrentMixer, TimeStep
 from rebased.mixers.wrapper import OutputGate
-from rebased.ops import Backend
+from rebased.ops import Backend, delta_coefficients
 
 RATES = (1e-3, 16.0)
 """Of Gated DeltaNet: its own code draws from 0, whose logarithm is -inf."""
@@ -80,6 +80,7 @@ class DeltaReBased(_Delta):
             d_model, n_heads, key_width, _value_width(d_model, n_heads, value_width), negative=negative,
             conv_width=conv_width, output_gate=output_gate, backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
+        delta_coefficients(2, key_width, centred)  # a width that cannot be centred is refused here
         self.centred, self.gate = centred, gate
         self.forget = ForgetGate(d_model, n_heads, device=device, dtype=dtype) if gate else None
         self.init_weights()

@@ -97,6 +97,22 @@ def space_documents(x: Tensor, cu_seqlens: Tensor, gap: int) -> tuple[Tensor, Te
     return tokens.new_zeros(1, length, x.shape[2]).index_copy(1, places, tokens), places
 
 
+def follow_states(x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed documents in one row, each after the last inputs in its state; the places of their tokens; and the
+    last inputs after them.
+
+    x [1,N,D], cu_seqlens [n+1], state [n,gap,D] -> [1, N + n*gap, D], [N] and [n,gap,D]. An operator that looks back at
+    most `gap` tokens then sees each document after its own state.
+    """
+    (N, D), (count, gap) = x.shape[1:], state.shape[:2]
+    places = torch.arange(N, device=x.device) + gap * (document_numbers(cu_seqlens, N) + 1)
+    offsets = gap * torch.arange(count, device=x.device).unsqueeze(1) + torch.arange(gap, device=x.device)  # [n,gap]
+    before, last = (cu_seqlens[:-1].unsqueeze(1) + offsets, cu_seqlens[1:].unsqueeze(1) + offsets)
+    seen = x.new_empty(1, N + gap * count, D).index_copy(1, places, x)
+    seen = seen.index_copy(1, before.flatten(), state.to(x.dtype).flatten(0, 1).unsqueeze(0))
+    return seen, places, seen[0, last]
+
+
 def _check(cu_seqlens: Tensor, B: int, T: int, device: torch.device) -> None:
     """Check cu_seqlens. On a GPU its numbers are not looked at: the host would have to wait for them."""
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64) or len(cu_seqlens) < 2:

@@ -7,21 +7,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rebased.mixers.checks import is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.rebased import Based, ReBased
 from rebased.mixers.recurrent import SPREADS_NAN
+from rebased.ops import Norm, linear_step
 
 LONG_MEMORY = 6.906768
 """The gate's first bias: sigmoid(6.9) = 0.999, a memory of a thousand tokens (as in power retention)."""
+
+
+def log_sigmoid(logits: Tensor) -> Tensor:
+    """Return ln sigmoid(logits), at most 0, in fp32 (fp64 for fp64)."""
+    return functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 class ForgetGate(nn.Linear):
     """Log decays from tokens: x [B,T,D] -> log sigmoid(W x + b) [B,T,H], at most 0, in fp32 (fp64 for fp64)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = super().forward(x)
-        return functional.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        return log_sigmoid(super().forward(x))
 
     def init_weights(self) -> None:
         """Set the bias so that memory is long at first."""
@@ -48,6 +54,19 @@ class _Gated(PolynomialAttention):
         """Return the log decays of x [B,T,D]: [B,T,H]."""
         return {"log_decay": self.forget(x)}
 
+    def step_gates(self, x: Tensor, norm: Norm | None) -> dict[str, Tensor]:
+        """Return the log decays of norm(x), x [S,D], for `poly_step_`: [S,H]."""
+        logits = linear_step(x, self.forget.weight, self.forget.bias, norm=norm)
+        return {"log_decay": log_sigmoid(logits)}
+
+    def fuses_steps(self) -> bool:
+        """Return True if `poly_step_` computes this mixer and its gate."""
+        return super().fuses_steps() and is_plain(ForgetGate, self.forget)
+
+    def attends_at(self, x: Tensor, n: int) -> bool:
+        """Return False: chosen queries with a gate have no kernel."""
+        return False
+
 
 @register_mixer("gated_rebased")
 class GatedReBased(_Gated, ReBased):
@@ -65,6 +84,7 @@ class GatedReBased(_Gated, ReBased):
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
     """
 
+    has_fused_step = True
     __signature__ = inspect.signature(ReBased)
 
 
@@ -81,4 +101,5 @@ class GatedBased(_Gated, Based):
         >>> y = layer(torch.randn(2, 1024, 768))                             # [2, 1024, 768]
     """
 
+    has_fused_step = True
     __signature__ = inspect.signature(Based)

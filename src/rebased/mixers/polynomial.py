@@ -217,14 +217,18 @@ class PolynomialAttention(nn.Module):
         return PolynomialSlots if self.fuses_steps() else FixedSlots
 
     def fuses_steps(self) -> bool:
-        """Return True if `poly_step_` computes this mixer. ReBased and Based override it."""
-        return False
+        """Return True if `poly_step_` computes this mixer: its class says so itself, and its layers are plain.
 
-    def has_plain_steps(self) -> bool:
-        """Return True if the projections, coefficients and backend allow `poly_step_`."""
-        layers = (self.proj_q, self.proj_k, self.proj_v, self.proj_o)
+        A class that inherits may compute something else, so it does not inherit `has_fused_step`.
+        """
+        layers = (self.proj_q, self.proj_k, self.proj_v)
         known = not isinstance(self.operator_coefficients(), Tensor) and self.backend in ("auto", "triton")
-        return known and is_plain(nn.Linear, *layers)
+        last = is_plain(nn.Linear, self.proj_o) or is_plain(nn.Identity, self.proj_o)  # Identity: before an output gate
+        return known and "has_fused_step" in vars(type(self)) and last and is_plain(nn.Linear, *layers)
+
+    def step_gates(self, x: Tensor, norm: Norm | None) -> dict[str, Tensor]:
+        """Return the arguments of `poly_step_` that depend on norm(x), x [S,D]: each [S,H]. Here there are none."""
+        return {}
 
     def qk_norms(self) -> tuple[Norm | None, Norm | None, bool]:
         """Return the norms of q and k as numbers, and whether all heads are normalised together. Here there is none."""
@@ -269,9 +273,17 @@ class PolynomialSlots(FixedSlots):
 
     def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
         """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states."""
+        return self.project_heads(self.step_heads(x, norm, lengths, longest), x)
+
+    def project_heads(self, o: Tensor, residual: Tensor) -> Tensor:
+        """Return residual [count,D] plus the last projection of heads o [count,H*V]."""
+        return linear_step(o, self._mixer.proj_o.weight, residual=residual)
+
+    def step_heads(self, x: Tensor, norm: Norm | None, lengths: Tensor, longest: int) -> Tensor:
+        """Return the heads [count,H*V] of one more token norm(x), x [count,D], per slot, and overwrite the states."""
         mixer = self._mixer
         q_norm, k_norm, joint = mixer.qk_norms()
-        o = poly_step_(
+        return poly_step_(
             linear_step(x, self._qkv, norm=norm),
             self._state,
             q_norm,
@@ -282,8 +294,8 @@ class PolynomialSlots(FixedSlots):
             coefficients=mixer.coefficients,
             scale=mixer.key_width**-0.5,
             eps=mixer.eps,
+            **mixer.step_gates(x, norm),
         )
-        return linear_step(o, mixer.proj_o.weight, residual=x)
 
     @cached_property
     def _qkv(self) -> Tensor:

@@ -72,6 +72,7 @@ class ReBased(PolynomialAttention):
     """
 
     coefficients = REBASED
+    has_fused_step = True
     added_later: tuple[str, ...] = ("norm", "kernel")
 
     def __init__(
@@ -181,8 +182,7 @@ class ReBased(PolynomialAttention):
 
     def fuses_steps(self) -> bool:
         """Return True if `poly_step_` computes this mixer: the square of layer- or rms-normalised q . k."""
-        plain = type(self) is ReBased and self.has_plain_steps()  # a subclass may compute something else
-        return plain and self.kernel == "square" and self.norm in ("layer", "rms")
+        return super().fuses_steps() and self.kernel == "square" and self.norm in ("layer", "rms")
 
     def qk_norms(self) -> tuple[Norm | None, Norm | None, bool]:
         """Return the norms of q and k as numbers, and whether all heads are normalised together."""
@@ -247,6 +247,7 @@ class Based(PolynomialAttention):
     """
 
     coefficients = BASED
+    has_fused_step = True
 
     def __init__(
         self,
@@ -261,7 +262,3 @@ class Based(PolynomialAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(d_model, n_heads, key_width, value_width, eps, backend, device, dtype)
-
-    def fuses_steps(self) -> bool:
-        """Return True if `poly_step_` computes this mixer."""
-        return type(self) is Based and self.has_plain_steps()

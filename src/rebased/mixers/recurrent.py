@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rebased.mixers.checks import check_input, check_torch_func, empty_output
 from rebased.mixers.contract import FACTORY
-from rebased.mixers.wrapper import NORM_EPS, OutputGate, gate_heads
+from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
 from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv_extend
 
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
@@ -63,8 +63,7 @@ class RecurrentMixer(nn.Module):
                 f"n_heads {n_heads}, key_width {key_width} and value_width {value_width} must be at least 1 "
                 f"(at d_model {d_model})"
             )
-        if conv_width < 0:
-            raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+        check_options(conv_width, output_gate)
         self.d_model, self.n_heads, self.key_width, self.value_width = d_model, n_heads, key_width, value_width
         self.conv_width, self.backend = conv_width, backend
         factory: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input, check_torch_func, is_plain
 from rebased.mixers.contract import register_mixer
-from rebased.mixers.documents import document_numbers, space_documents
+from rebased.mixers.documents import follow_states, space_documents
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import Norm, gated_conv_step_, short_conv, short_conv_extend
 
@@ -82,16 +82,9 @@ class ShortConv(nn.Module):
     def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
         self._check(x)
-        gap, count = self.width - 1, len(cu_seqlens) - 1
-        numbers, N = torch.arange(count, device=x.device), x.shape[1]
-        places = torch.arange(N, device=x.device) + gap * (document_numbers(cu_seqlens, N) + 1)
-        offsets = torch.arange(gap, device=x.device)
-        before = (cu_seqlens[:-1] + gap * numbers).unsqueeze(1) + offsets  # [n,gap]: each state before its document
-        seen = x.new_empty(1, N + gap * count, x.shape[2]).index_copy(1, places, x)
-        seen = seen.index_copy(1, before.flatten(), state.to(x.dtype).flatten(0, 1).unsqueeze(0))
+        seen, places, after = follow_states(x, cu_seqlens, state)
         y = short_conv(seen, self.conv.weight.squeeze(1), self.conv.bias).index_select(1, places)
-        last = (cu_seqlens[1:] + gap * numbers).unsqueeze(1) + offsets
-        return self._gate(y, x), seen[0, last]
+        return self._gate(y, x), after
 
     @property
     def slots_class(self) -> type[FixedSlots]:

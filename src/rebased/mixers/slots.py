@@ -54,6 +54,17 @@ class FusedSlots(Protocol):
 
 
 @runtime_checkable
+class HasStepHeads(Protocol):
+    """Fused slots whose step is in two parts, so that an output gate can stand between them (wrapper.py)."""
+
+    def step_heads(self, x: Tensor, norm: Norm | None, lengths: Tensor, longest: int) -> Tensor:
+        """Return the heads [count,H*V] of the mixer for norm(x), x [count,D], and overwrite the states."""
+
+    def project_heads(self, o: Tensor, residual: Tensor) -> Tensor:
+        """Return residual [count,D] plus the mixer's last projection of heads o [count,H*V]."""
+
+
+@runtime_checkable
 class HasSlots(Protocol):
     """A mixer with its own way to keep many states, because they grow with the sequence. Others get `FixedSlots`."""
 

@@ -7,7 +7,7 @@ A mixer whose constructor has arguments of these names, or which names them in `
 """
 
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from torch.nn import functional
 from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity
 from rebased.mixers.checks import check_state_size, check_torch_func, empty_output
 from rebased.mixers.contract import Extendable, Isolating
-from rebased.mixers.documents import forward_documents, space_documents
-from rebased.mixers.slots import HasSlots, Slots, init_slots
-from rebased.ops import short_conv_extend
+from rebased.mixers.documents import ExtendsDocuments, follow_states, forward_documents, space_documents
+from rebased.mixers.slots import HasSlots, HasStepHeads, Slots, init_slots
+from rebased.ops import Norm, short_conv_extend
+from rebased.ops.decoding.reference import normalise
 
 OutputGate = Literal["none", "silu", "sigmoid"]
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
@@ -27,6 +28,14 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 """The options as fields of a mixer's config: type, default and meaning."""
 NORM_EPS = 1e-5
+
+
+def check_options(conv_width: int, output_gate: OutputGate) -> None:
+    """Raise ValueError unless both options are known."""
+    if conv_width < 0:
+        raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+    if output_gate not in get_args(OutputGate):
+        raise ValueError(f"output_gate {output_gate!r} is unknown; choose one of {get_args(OutputGate)}")
 
 
 class WrappedState(NamedTuple):
@@ -58,8 +67,7 @@ class WrappedMixer(nn.Module):
         self, mixer: Any, d_model: int, conv_width: int, output_gate: OutputGate, device: Any, dtype: Any
     ) -> None:
         super().__init__()
-        if conv_width < 0:
-            raise ValueError(f"conv_width {conv_width} must be at least 1, or 0 for no convolution")
+        check_options(conv_width, output_gate)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.d_model, self.conv_width, self.output_gate = d_model, conv_width, output_gate
         self.wrapped_mixer, self.n_heads = mixer, getattr(mixer, "n_heads", 1)
@@ -154,6 +162,17 @@ class _Isolates(WrappedMixer):
         return self.finish(forward_documents(self.wrapped_mixer, u, cu_seqlens), x)
 
 
+class _ExtendsDocuments(_Extends):
+    """Of a mixer with its own way to read several sequences at once, each after a state."""
+
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: WrappedState) -> tuple[Tensor, WrappedState]:
+        """Return (y [1,N,D], state after x): extend() of each packed document by itself (mixers/documents.py)."""
+        seen, places, conv = follow_states(x, cu_seqlens, state.conv)
+        u = self.convolve(seen)[0].index_select(1, places)
+        o, after = self.wrapped_mixer.extend_documents(u, cu_seqlens, state.mixer)
+        return self.finish(o, x), WrappedState(conv, after)
+
+
 class _HasSlots(_Extends):
     """Of a mixer with its own slots, or with steps that overwrite its state."""
 
@@ -210,6 +229,21 @@ class WrappedSlots:
         self._conv.copy_(conv)
         return self._mixer.finish(self._slots.step(u, lengths, longest), x)
 
+    def step_fused(self, x: Tensor, norm: Norm, lengths: Tensor, longest: int) -> Tensor:
+        """Return x + mixer(norm(x)) [count,D] of one more token x [count,D] per slot, and overwrite the states.
+
+        The mixer's own part is fused if its slots have `step_heads`.
+        """
+        y = normalise(x, norm).unsqueeze(1)
+        u, conv = self._mixer.convolve(y, self._conv)
+        self._conv.copy_(conv)
+        if not isinstance(self._slots, HasStepHeads):
+            return x + self._mixer.finish(self._slots.step(u, lengths, longest), y).squeeze(1)
+        o = self._slots.step_heads(u.squeeze(1), None, lengths, longest)
+        if self._mixer.proj_gate is None:
+            return self._slots.project_heads(o, x)
+        return x + self._mixer.finish(o.unsqueeze(1), y).squeeze(1)
+
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens."""
         self._slots.reserve(capacity)
@@ -236,6 +270,7 @@ def wrap(
         return mixer
     abilities = (
         (_HasSlots, isinstance(mixer, Extendable) and (isinstance(mixer, HasSlots) or hasattr(mixer, "extend_"))),
+        (_ExtendsDocuments, isinstance(mixer, Extendable) and isinstance(mixer, ExtendsDocuments)),
         (_Extends, isinstance(mixer, Extendable)),
         (_Isolates, isinstance(mixer, Isolating)),
         (_ShowsAttention, isinstance(mixer, HasAttentionMap)),

@@ -148,6 +148,8 @@ def delta_attention_extend(
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
     rows = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
+    if not isinstance(state, Tensor):
+        raise ValueError(f"the state must be a tensor (init_delta_state makes one); got {type(state).__name__}")
     if list(state.shape) != wanted or state.dtype != accumulate_dtype(q.dtype) or state.device != q.device:
         raise ValueError(
             f"the state must be {wanted}, {accumulate_dtype(q.dtype)} on {q.device}, as init_delta_state makes it; it "
@@ -212,8 +214,8 @@ def _check(
         return coefficients
     check_beta(beta, k)
     if not normalise and k.device.type == "cpu" and not torch.compiler.is_compiling():
-        lengths = k.detach().double().norm(dim=-1)
-        if k.numel() and (far := float((lengths - 1).abs().max())) > UNIT_TOLERANCE:
+        off = (k.detach().double().norm(dim=-1) - 1).abs().nan_to_num(nan=0.0)  # a NaN reaches the output by itself
+        if k.numel() and (far := float(off.max())) > UNIT_TOLERANCE:
             raise ValueError(
                 f"the delta rule needs keys of length 1; one is off by {far:.2g}: leave normalise=True, or divide them"
             )

@@ -297,7 +297,7 @@ def poly_attention_map(
         ValueError: as poly_attention.
     """
     coefficients, scale, eps = _check(q, k, k, coefficients, scale, eps)
-    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps, log_decay=log_decay)
+    return reference.attention_matrix(q, k, coefficients=coefficients, scale=scale, eps=eps, **_gate(log_decay, k))
 
 
 @without_autocast

@@ -49,12 +49,12 @@ def plan_pass(q: Tensor, W: int, F: int, *, reads_first: bool, writes_last: bool
     words = CPU_WORDS if q.device.type == "cpu" else ACCELERATOR_WORDS
     features = K * K + 2 * F if chunk < T or reads_first or writes_last else 2 * K
     matrices = max(1, words // (tile * (features + 3 * chunk + 4 * W)))
-    threads = _threads(q.device, B * T * H * cost)
+    threads = thread_count(q.device, B * T * H * cost)
     rows = min(matrices, -(-B * H // threads))
     whole = T - T % chunk
     groups = [(i, j, chunk) for i, j in spans(0, whole, chunk * max(1, matrices // rows))]
     groups += [(whole, T, T - whole)] if whole < T else []
-    return Plan(T, chunk, tile, groups, _row_groups(B, H, rows), threads, q.device)
+    return Plan(T, chunk, tile, groups, row_groups(B, H, rows), threads, q.device)
 
 
 def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: bool) -> tuple[tuple[int, int], float]:
@@ -75,14 +75,14 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
     return (chunk, tile), cost(chunk)
 
 
-def _threads(device: torch.device, work: float) -> int:
+def thread_count(device: torch.device, work: float) -> int:
     """How many threads share the rows of a pass; 1 where torch itself uses its threads well."""
     if device.type != "cpu" or work < THREADED or not splits_matmuls():
         return 1
     return torch.get_num_threads()
 
 
-def _row_groups(B: int, H: int, rows: int) -> list[tuple[slice, slice]]:
+def row_groups(B: int, H: int, rows: int) -> list[tuple[slice, slice]]:
     """Slices of batch and heads with about `rows` pairs (b, h) each."""
     batch, heads = max(1, rows // H), min(rows, H)
     return [(slice(b, b + batch), slice(h, h + heads)) for b in range(0, B, batch) for h in range(0, H, heads)]
