@@ -34,7 +34,11 @@ def _faster_interpreter() -> Iterator[None]:
     from triton.runtime import interpreter
 
     patch_language, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[Any]()
-    init_type, init_tensor, broadcast = core.block_type.__init__, core.tensor.__init__, TritonSemantic.broadcast_impl_value
+    init_type, init_tensor, broadcast = (
+        core.block_type.__init__,
+        core.tensor.__init__,
+        TritonSemantic.broadcast_impl_value,
+    )
     types = dict[Any, core.block_type]()
 
     @cache
