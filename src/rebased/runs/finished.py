@@ -14,12 +14,11 @@ from rebased.config import plural
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
-from rebased.runs.protocol import Reported, reported
 from rebased.runs.provenance import processor_name
 from rebased.runs.record import read_record
 from rebased.runs.run_config import RunKind
 from rebased.runs.run_names import kind_of
-from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.runs.synthetic_config import Reported, SyntheticRunConfig, reported
 from rebased.tasks import AnyTask
 
 
