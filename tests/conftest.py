@@ -1,5 +1,6 @@
 """Shared by all tests: the options --mixer, --task and --all, and which tests this machine can run."""
 
+import logging
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,9 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Once: pytest's option log_level sets the level in each phase of each test, which clears the caches of all loggers.
+    logging.getLogger().setLevel(logging.INFO)
+    logging.disable(logging.DEBUG)  # torch.distributed logs hundreds of lines per checkpoint
     if (
         signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     ):  # pytest in the background ignores it, and so would its commands
@@ -105,6 +110,17 @@ def _one_server_forks_every_process() -> Iterator[None]:
     forkserver.set_forkserver_preload([*SERVER_HAS])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda names: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_stack_is_kept_per_seed() -> Iterator[None]:
+    """torch.manual_seed formats the stack for each kind of GPU that is not in use yet, to show it if that fails. Below
+    pytest this takes milliseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+            if hasattr(module := sys.modules.get(name), "traceback"):
+                patch.setattr(module, "traceback", SimpleNamespace(format_stack=list))
         yield
 
 

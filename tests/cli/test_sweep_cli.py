@@ -335,7 +335,7 @@ class Slow(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and pathlib.Path("slow.txt").exists():
-            time.sleep(0.05)
+            time.sleep(0.2)
         return super().forward(x)
 """
 
@@ -345,7 +345,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     """Runs take seconds, on a machine of any speed, until the signal was sent."""
     Path("slow.py").write_text(SLOW)
     Path("slow.txt").touch()
-    write({"model.mixers": [["slow"]], "train.seed": [1, 2, 3]}, epochs=30, stop_above=1)
+    write({"model.mixers": [["slow"]], "train.seed": [1, 2, 3]}, epochs=6, stop_above=1)
     words = [*WORDS, "--workers", "2", "--import", "slow.py"]
     process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not any(epochs_of(lines) for lines in records().values()):
@@ -360,9 +360,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(capsys: pytest.CaptureFixture
     last = "interrupted, saved; continue with: rebased sweep tiny.yaml --out out --workers 2 --import slow.py"
     assert out.splitlines()[-1] == last
     done = {digest: epochs_of(lines) for digest, lines in records().items()}
-    assert any(0 < len(epochs) < 30 for epochs in done.values())
+    assert any(0 < len(epochs) < 6 for epochs in done.values())
     assert rebased(*words) == 0
-    assert [epochs_of(lines) for lines in records().values()] == [list(range(1, 31))] * 3
+    assert [epochs_of(lines) for lines in records().values()] == [list(range(1, 7))] * 3
     assert "3 of 3 runs done" in capsys.readouterr().out
 
 

@@ -1,6 +1,5 @@
 """A byte-level BPE tokenizer with GPT-NeoX's rules and a few hundred tokens, trained when it is needed."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,7 +30,3 @@ def small_tokenizer_json(*, normalize: bool = True, spaces: bool = True, vocab_s
 def write_small_tokenizer(path: Path) -> Path:
     path.write_bytes(small_tokenizer_json())
     return path
-
-
-def changed_tokenizer_json(**changes: object) -> bytes:
-    return json.dumps(json.loads(small_tokenizer_json()) | changes).encode()

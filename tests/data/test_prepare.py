@@ -185,14 +185,6 @@ def test_workers_make_no_difference(mixed: PrepareConfig, tmp_path: Path, monkey
     assert len(Corpus(tmp_path / "one").splits["train"].shards) > 3
 
 
-def test_tiktoken_makes_no_difference(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tiktoken")
-    prepare(mixed, tmp_path / "with")
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    prepare(mixed, tmp_path / "without")
-    assert contents(tmp_path / "with") == contents(tmp_path / "without")
-
-
 class Stop(Exception):
     pass
 

@@ -11,10 +11,12 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _faster_interpreter() -> Iterator[None]:
-    """Triton's interpreter in about half of its time, with the same results. Three things are left out:
+    """Triton's interpreter in about a third of its time, with the same results. Five things are left out:
 
     - It puts its own functions into triton.language at every call of every function of a kernel; the first call of a
       launch has done all.
+    - It builds and checks the type and the shape of every result anew; equal ones are built once per launch.
+    - It compares the shapes of two blocks element by element before it broadcasts them; equal ones need no broadcast.
     - It looks up numpy's dtype in a table that it builds for every operation.
     - It computes sums and products of int32 a second time, in int64, to find overflows. The largest number that a
       kernel can compute here is an offset into a tensor of a test, and those have fewer than 2**31 elements.
@@ -26,19 +28,54 @@ def _faster_interpreter() -> Iterator[None]:
         yield
         return
     import numpy
+    import triton.language
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch_language, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set[Any]()
+    init_type, init_tensor, broadcast = (
+        core.block_type.__init__,
+        core.tensor.__init__,
+        TritonSemantic.broadcast_impl_value,
+    )
+    types = dict[Any, core.block_type]()
+
+    @cache
+    def modules_of(function: Any) -> frozenset[str]:
+        return frozenset(x.__name__ for x in function.__globals__.values() if x in (triton.language, core))
 
     def once(function: Any) -> Any:
-        if function not in patched:
-            patched.add(function)
+        if modules_of(function) not in patched:
+            patched.add(modules_of(function))
             return patch_language(function)
         return None
 
     def fresh(self: Any, *args: Any, **kwargs: Any) -> Any:
         patched.clear()
+        types.clear()
         return launch(self, *args, **kwargs)
+
+    def find_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([getattr(size, "value", size) for size in shape])
+        if known := types.get((id(element_ty), sizes)):  # which holds element_ty, so that no other gets its id
+            self.__dict__.update(known.__dict__)
+        else:
+            init_type(self, element_ty, shape)
+            self.of_tensors = {}
+            types[id(element_ty), sizes] = self
+
+    def find_shape(self: Any, handle: Any, type: Any) -> None:
+        known = type.__dict__.setdefault("of_tensors", {})  # equal types share it
+        if not known:
+            init_tensor(self, handle, type)
+            known.update(self.__dict__)
+        self.__dict__.update(known)
+        self.handle = handle
+
+    def broadcast_unequal(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = (x.type.shape.values if x.type.is_block() else None for x in (lhs, rhs))
+        return (lhs, rhs) if left == right else broadcast(self, lhs, rhs)
 
     def splat_bool(self: Any, kind: Any, value: Any) -> Any:
         block = splat(self, kind, value)
@@ -57,6 +94,9 @@ def _faster_interpreter() -> Iterator[None]:
         patch.setattr(interpreter, "_patch_lang", once)
         patch.setattr(interpreter.GridExecutor, "__call__", fresh)
         patch.setattr(interpreter, "_get_np_dtype", dtype_of)
+        patch.setattr(core.block_type, "__init__", find_type)
+        patch.setattr(core.tensor, "__init__", find_shape)
+        patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_unequal)
         patch.setattr(type(builder), "create_splat", splat_bool)
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
         yield

@@ -116,7 +116,7 @@ def second_finds_no_memory(counted: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_without_gpu_memory_is_tried_again_alone(tmp_path: Path, workers: int) -> None:
     """Once, after all others; if it was alone already, it has failed."""
-    settings = {"epochs": 30, "stop_above": 1}
+    settings = {"epochs": 10, "stop_above": 1}
     jobs = [Job(tiny({"train": settings | {"seed": seed}}), tmp_path / str(seed), Sink()) for seed in range(2)]
     counted, ended = tmp_path / "counted", list[int]()
     executor = LocalExecutor(workers, prepare=partial(second_finds_no_memory, counted))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rebased.analysis.attention import soft_iou
-    from rebased.analysis.budget import expected_validation_performance
     from rebased.analysis.paired import Comparison, compare, compare_all, holm, in_words, wilcoxon_limit
-    from rebased.analysis.selection import Choice, choose_lr
+    from rebased.analysis.selection import Choice, choose_lr, expected_validation_performance
     from rebased.analysis.spread import Spread, describe
 
 __all__ = [
@@ -30,9 +29,8 @@ __all__ = [
 
 _HOME = {
     "attention": ("soft_iou",),
-    "budget": ("expected_validation_performance",),
     "paired": ("Comparison", "compare", "compare_all", "holm", "in_words", "wilcoxon_limit"),
-    "selection": ("Choice", "choose_lr"),
+    "selection": ("Choice", "choose_lr", "expected_validation_performance"),
     "spread": ("Spread", "describe"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

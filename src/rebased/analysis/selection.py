@@ -1,6 +1,7 @@
-"""Choose the learning rate of a model by the paper's rule: the best mean over seeds."""
+"""Choose a learning rate by the paper's rule, the best mean over seeds; and what to expect of so many tries."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import comb, isfinite
 from statistics import fmean
 from typing import NamedTuple
 
@@ -41,3 +42,27 @@ def _staged(accuracies: Mapping[float, Mapping[int, float]], best: float) -> tup
         return ()
     means = {lr: fmean(tried[lr][seed] for seed in common) for lr in sorted(tried)}
     return tuple(common) if best == max(means, key=lambda lr: means[lr]) else ()
+
+
+def expected_validation_performance(values: Sequence[float], replacement: bool = True) -> list[float]:
+    """The expected maximum of m values drawn at random from the M `values`, for m = 1 to M.
+
+    `values` has one number per setting, such as the mean over seeds at each learning rate. With `replacement` a setting
+    may be drawn more than once, as if the grid were a distribution; without, the m settings differ.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("there is no value to choose the best of; give the accuracy of at least one setting")
+    if not all(isfinite(value) for value in ordered):
+        raise ValueError(f"every value must be a finite number; got {list(values)} (a run that diverged counts as 0)")
+    total = len(ordered)
+
+    def chance(i: int, budget: int) -> float:
+        """The probability that the i-th smallest value, counted from 1, is the best of `budget` drawn."""
+        if replacement:
+            return (i / total) ** budget - ((i - 1) / total) ** budget
+        return comb(i - 1, budget - 1) / comb(total, budget)
+
+    return [
+        sum(value * chance(i, budget) for i, value in enumerate(ordered, start=1)) for budget in range(1, total + 1)
+    ]

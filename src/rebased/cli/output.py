@@ -1,7 +1,9 @@
 """--json and --quiet, which every command has: where its result and its messages go."""
 
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,3 +78,29 @@ TO_TERMINAL = Output()
 def say(console: Console, text: str) -> None:
     """Print a line as it is, without markup, wrapping or colours."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+class _Once(logging.Handler):
+    """Collects messages without repetition, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages[record.getMessage()] = None
+
+
+@contextmanager
+def each_warning_once(console: Console) -> Iterator[None]:
+    """Hold back the package's log messages inside the block, and print each distinct one as a note at its end."""
+    logger, handler = logging.getLogger("rebased"), _Once()
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+        for message in handler.messages:
+            console.print(f"note: {message}", soft_wrap=True, highlight=False, markup=False)

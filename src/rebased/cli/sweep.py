@@ -14,13 +14,12 @@ from rich.console import Console
 from rebased import cli
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import Imports, import_all, import_user_code
-from rebased.cli.interruption import AT_ONCE
 from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_once, say
 from rebased.cli.overrides import parse_overrides
+from rebased.cli.progress import AT_ONCE
 from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
-from rebased.cli.warn_once import each_warning_once
 from rebased.config import plural
 from rebased.files import NotSaved
 from rebased.runs.record import RECORD, lines_so_far, read_record

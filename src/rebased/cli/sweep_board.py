@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.interruption import being_saved
-from rebased.cli.progress import Status
+from rebased.cli.progress import Status, being_saved
 from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
 from rebased.train.executors import Executor

@@ -9,12 +9,10 @@ from cyclopts import Parameter
 
 from rebased.cli import INTERRUPTED, USER_ERROR
 from rebased.cli.imports import Imports, import_all
-from rebased.cli.interruption import continue_with, ended_at_once, nothing_to_resume
 from rebased.cli.output import OPTIONS as OUTPUT
-from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_once, say
 from rebased.cli.overrides import parse_overrides
-from rebased.cli.progress import progress_sink
-from rebased.cli.warn_once import each_warning_once
+from rebased.cli.progress import continue_with, ended_at_once, nothing_to_resume, progress_sink
 from rebased.config import load_config, plural
 from rebased.files import NotSaved
 from rebased.runs.record import read_record

@@ -1,7 +1,6 @@
 """Text for language models: prepared once as memory-mapped tokens, then read in windows in a reproducible order."""
 
-from rebased.data.corpus import Corpus
-from rebased.data.in_memory import write_corpus
+from rebased.data.corpus import Corpus, write_corpus
 from rebased.data.preparation import PrepareConfig, Progress, prepare
 from rebased.data.windows import TextBatch, Windows, spread_rows, window_rows
 

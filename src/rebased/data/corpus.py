@@ -1,14 +1,29 @@
 """A prepared folder: its splits as memory-mapped token streams, and its tokenizer."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from rebased.config import did_you_mean
-from rebased.data.manifest import DTYPES, ENDS_DTYPE, Split, read_manifest, verify_file, verify_files
-from rebased.data.tokenizer import Tokenizer, restore_tokenizer, vocabulary_digest
+from rebased.data.encode import ChunkBatch, ChunkEncoder
+from rebased.data.manifest import (
+    DTYPES,
+    ENDS_DTYPE,
+    FORMAT,
+    Manifest,
+    Split,
+    dtype_for,
+    read_manifest,
+    verify_file,
+    verify_files,
+    write_manifest,
+)
+from rebased.data.shards import store_tokenizer, writing_shards
+from rebased.data.splits import Chunk
+from rebased.data.tokenizer import Tokenizer, load_tokenizer, restore_tokenizer, vocabulary_digest
 from rebased.data.windows import Windows
 
 logger = logging.getLogger("rebased")
@@ -122,3 +137,23 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size == 0:  # an empty file cannot be mapped: no document ends in this shard
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def write_corpus(folder: Path, documents: Mapping[str, Iterable[str]], tokenizer: str = "bytes") -> None:
+    """Write documents, given by split, to a new or empty folder that `Corpus` can read.
+
+    For example {"train": ["one document", "another"], "valid": ["a third"]}. `prepare` does this for files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; choose another folder")
+    loaded = load_tokenizer(tokenizer)
+    encode = ChunkEncoder(loaded, field="", stop_at_invalid=True)
+    dtype, entry = dtype_for(loaded.vocab_size), store_tokenizer(folder, loaded)
+    with writing_shards(folder, 0, dtype, loaded.vocab_size) as group:
+        for split, texts in documents.items():
+            chunks = [Chunk("text", text.encode(), True, "memory", "") for text in texts]
+            group.append(split, encode(ChunkBatch(split, chunks, 0, 0)).encoded)
+        shards = group.finish()
+    splits = {split: Split(shards=(shard,)) for split, shard in shards.items()}
+    write_manifest(folder, Manifest(format=FORMAT, dtype=dtype, tokenizer=entry, splits=splits))

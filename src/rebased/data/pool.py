@@ -10,16 +10,16 @@ import pickle
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext  # Windows has none
 
-AHEAD = 3  # items in flight per process: enough to keep it busy, few enough to need little memory
+AHEAD = 3  # items per process that are read before the oldest result is taken
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,135 +53,93 @@ def ordered_pool(
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([make.__module__])  # imports torch once, not once per process
-    pool: list[_Worker] = []
+    pool, free = list[_Worker](), SimpleQueue[_Worker]()
+
+    def compute(item: Item) -> Result:
+        worker = free.get()
+        try:
+            return worker(item)
+        finally:
+            free.put(worker)
+
+    threads = ThreadPoolExecutor(workers)
     try:
         for _ in range(workers):
             pool.append(_Worker(context, make, arguments))
-        yield lambda items: _in_order(pool, items)
+            free.put(pool[-1])
+        yield lambda items: _in_order(lambda item: threads.submit(compute, item), items, AHEAD * workers)
     finally:
         for worker in pool:
             worker.end()
-
-
-class _Call:
-    """An item that a worker has been given, and its result when it is there."""
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.is_done = False
-        self.result: Any = None
+        threads.shutdown(cancel_futures=True)
 
 
 class _Worker:
-    """A worker process, the pipe to it, and the calls whose results it has not sent yet, oldest first."""
+    """A worker process and the pipe to it. A thread of this process calls it."""
 
     def __init__(self, context: "ForkServerContext", make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.connection, theirs = context.Pipe()
-        self.calls: deque[_Call] = deque()
-        self.process = context.Process(target=_work, args=(theirs, make, arguments), daemon=True)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, make, arguments), daemon=True)
         try:
-            self.process.start()
+            self._process.start()
         except (OSError, EOFError) as error:  # the process, or the server that forks it, was killed meanwhile
-            self.connection.close()
             raise LostWorker(None) from error
         finally:
             theirs.close()  # so that the pipe ends when the process does
 
-    def send(self, call: _Call) -> None:
-        """Give the worker an item. It always reads, also while it computes, so this never waits for long."""
+    def __call__(self, item: Any) -> Any:
+        """The result of an item. Raises what the worker has raised, and LostWorker if it has ended."""
         try:
-            self.connection.send(call.item)
-        except OSError as error:
-            raise self._lost() from error
-        self.calls.append(call)
-
-    def receive(self) -> None:
-        """Read one result, and raise what the worker has raised."""
-        try:
-            result, error = self.connection.recv()
+            self._connection.send(item)
+            result, error = self._connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError) as broken:
-            raise self._lost() from broken
+            self._process.join(5)
+            raise LostWorker(self._process.exitcode) from broken
         if error is not None:
             raise error
-        call = self.calls.popleft()
-        call.result, call.is_done = result, True
-
-    def _lost(self) -> LostWorker:
-        self.process.join(5)
-        return LostWorker(self.process.exitcode)
+        return result
 
     def end(self) -> None:
         """Kill the process, which holds nothing that could be lost."""
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.connection.close()
+        self._process.kill()
+        self._process.join()
 
 
-def _in_order(pool: list[_Worker], items: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    waiting: deque[_Call] = deque()
+def _in_order(compute: Callable[[Any], "Future[Any]"], items: Iterable[Any], ahead: int) -> Iterator[tuple[Any, Any]]:
+    waiting: deque[tuple[Any, Future[Any]]] = deque()
     for item in items:
-        call = _Call(item)
-        min(pool, key=lambda worker: len(worker.calls)).send(call)
-        waiting.append(call)
-        _receive(pool, block=False)
-        while len(waiting) >= AHEAD * len(pool):
-            yield _next(pool, waiting)
+        waiting.append((item, compute(item)))
+        while len(waiting) >= ahead:
+            yield _next(waiting)
     while waiting:
-        yield _next(pool, waiting)
+        yield _next(waiting)
 
 
-def _next(pool: list[_Worker], waiting: deque[_Call]) -> tuple[Any, Any]:
-    """The oldest waiting item and its result."""
-    while not waiting[0].is_done:
-        _receive(pool, block=True)
-    call = waiting.popleft()
-    return call.item, call.result
+def _next(waiting: "deque[tuple[Any, Future[Any]]]") -> tuple[Any, Any]:
+    """The oldest waiting item and its result. An error of a later one is raised as soon as it is known."""
+    while not waiting[0][1].done():
+        wait([future for _, future in waiting if not future.done()], return_when=FIRST_COMPLETED)
+        for _, future in waiting:
+            if future.done():
+                future.result()
+    item, future = waiting.popleft()
+    return item, future.result()
 
 
-def _receive(pool: list[_Worker], *, block: bool) -> None:
-    """Read what the workers have sent; with `block`, wait until one has sent something. Raises LostWorker."""
-    busy = {worker.connection: worker for worker in pool}
-    ends = {worker.process.sentinel: worker for worker in pool}
-    ready = wait([*busy, *ends], None if block else 0)
-    for connection in ready:
-        if isinstance(connection, Connection):
-            busy[connection].receive()
-    for sentinel in ready:
-        # A worker that has ended may have sent results, or an error, before: those are read first.
-        if isinstance(sentinel, int) and not ends[sentinel].connection.poll():
-            raise ends[sentinel]._lost()
-
-
-def _work(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """The code of a worker process: results go back in the order of the items."""
+def _work(connection: "Connection", make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """The code of a worker process. When the parent has ended, in any way, the pipe ends, and so does this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core is enough
-    items: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_read, args=(connection, items), daemon=True).start()
-    try:
-        function = make(*arguments)
+    function: Callable[[Any], Any] | None = None
+    with suppress(EOFError, OSError):
         while True:
-            result = function(items.get())
-            _send(connection, (result, None))
-    except Exception as error:
-        _send(connection, (None, _sendable(error)))
-
-
-def _send(connection: Connection, answer: tuple[Any, Exception | None]) -> None:
-    try:
-        connection.send(answer)
-    except OSError:  # the parent has ended
-        os._exit(1)
-
-
-def _read(connection: Connection, items: "SimpleQueue[Any]") -> None:
-    """Read items as they come. When the parent has ended, in any way, the pipe ends, and so does this process."""
-    try:
-        while True:
-            items.put(connection.recv())
-    except (EOFError, OSError):
-        os._exit(1)
+            item = connection.recv()
+            try:
+                function = function or make(*arguments)
+                answer = function(item), None
+            except Exception as error:
+                answer = None, _sendable(error)
+            connection.send(answer)
 
 
 def _sendable(error: Exception) -> Exception:

@@ -3,14 +3,12 @@
 import json
 import logging
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rebased.data.sources import open_text
-from rebased.data.tiktoken_bpe import TiktokenEncoder, make_tiktoken_encoder
 from rebased.files import sha256_bytes
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "<|im_end|>")
@@ -76,7 +74,7 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library, or faster by `tiktoken`.
+    """The tokenizer that a tokenizer.json describes, run by the `tokenizers` library.
 
     `content` is the file, `name` is for messages and records. `end_of_text` is the token after each document: None for
     the first of END_NAMES in the vocabulary, "" for none.
@@ -92,10 +90,6 @@ class JsonTokenizer:
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps; a model needs a row for the largest
         self.end_of_text = _find_end(vocabulary, name, end_of_text)
 
-    @cached_property
-    def _tiktoken(self) -> TiktokenEncoder | None:
-        return make_tiktoken_encoder(self._content, self._tokenizer)
-
     def encode(self, text: str) -> list[int]:
         """The token ids of a text. Names of special tokens in the text are encoded as ordinary text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -107,8 +101,6 @@ class JsonTokenizer:
     def encode_many(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         """The token ids of each text, [n] uint32. Bytes that are not UTF-8 are encoded as U+FFFD."""
         decoded = [text.decode(errors="replace") for text in texts]
-        if self._tiktoken is not None and (found := self._tiktoken.encode(decoded)) is not None:
-            return found
         encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 

@@ -63,6 +63,11 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     return schema
 
 
+@cache
+def _has_max_len(cls: type[nn.Module]) -> bool:
+    return "max_len" in inspect.signature(cls).parameters
+
+
 def _parse_mixer(value: Any) -> Any:
     """Return the config of a mixer given as a name, a mapping with a name, or a config already."""
     if isinstance(value, str):
@@ -162,14 +167,9 @@ class LMConfig(Config):
 
         Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
         """
-        built_for_a_length = any(_takes_max_len(mixer_class(mixer.name)) for mixer in self.mixers)
+        built_for_a_length = any(_has_max_len(mixer_class(mixer.name)) for mixer in self.mixers)
         return self.max_len if self.positions == "learned" or built_for_a_length else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""
         return self.mixers[layer % len(self.mixers)]
-
-
-@cache
-def _takes_max_len(mixer: type) -> bool:
-    return "max_len" in inspect.signature(mixer).parameters

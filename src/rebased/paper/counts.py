@@ -1,6 +1,7 @@
 """Tables 4 and 9: the parameter counts that the paper prints, each with the model that has this count."""
 
 from collections.abc import Iterator
+from functools import cache
 from math import nan
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ def sizes_at_one_length() -> list[Size]:
     return sizes
 
 
+@cache
 def count_parameters(config: LMConfig) -> int:
     """Return how many parameters the model has. No memory is allocated for them."""
     return shape_of(config).num_parameters()

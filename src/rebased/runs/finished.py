@@ -14,12 +14,11 @@ from rebased.config import plural
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
-from rebased.runs.protocol import Reported, reported
 from rebased.runs.provenance import processor_name
 from rebased.runs.record import read_record
 from rebased.runs.run_config import RunKind
 from rebased.runs.run_names import kind_of
-from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.runs.synthetic_config import Reported, SyntheticRunConfig, reported
 from rebased.tasks import AnyTask
 
 
@@ -100,7 +99,7 @@ class Run:
         """True if the rule `train.give_up` of its config ended it early."""
         return self.lines[-1].get("gave_up", False) is True
 
-    @property
+    @cached_property
     def digest_of_settings(self) -> str | None:
         """The digest of the settings in the record, which should be its own; None if this code does not know them."""
         try:

@@ -1,7 +1,7 @@
 """The config of a run on a synthetic task: the task, the model, and how it is trained."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     Field,
@@ -15,9 +15,30 @@ from pydantic import (
 from rebased.config import Config
 from rebased.models import LMConfig
 from rebased.runs.model_section import finish_model
-from rebased.runs.protocol import Protocol, reported
 from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, register_kind
 from rebased.tasks import AnyTask, TaskData, task_class
+
+Protocol = Literal["paper", "held_out"]
+"""Both choose the epoch with the best accuracy on the test split. `paper` reports that accuracy, although it was used
+for the choice. `held_out` reports the accuracy of the same epoch on the held-out split, which was not."""
+
+
+class Reported(NamedTuple):
+    """The result of a run, and the epoch it was reached in."""
+
+    accuracy: float
+    epoch: int
+
+
+def reported(epochs: Sequence[dict[str, Any]], protocol: Protocol) -> Reported:
+    """The result of a run, from the lines of its epochs. The first of equally good epochs is chosen."""
+    if not epochs:
+        raise ValueError("there is no result before the first epoch has ended")
+    best = max(epochs, key=lambda line: line["test"]["accuracy"])
+    split = "test" if protocol == "paper" else "held_out"
+    if split not in best:
+        raise ValueError("this record has no held-out accuracy: the run was trained without task.held_out")
+    return Reported(best[split]["accuracy"], best["epoch"])
 
 
 class GiveUp(Config):

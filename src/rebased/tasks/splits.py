@@ -65,8 +65,10 @@ class TaskData(Config):
     def _segments_set_their_own_fields(cls, values: Any) -> Any:
         own = list(cls.segment_type.model_fields)
         for key, value in values.items() if isinstance(values, dict) else ():
+            if key in cls.model_fields:
+                continue
             near = key if key in own else nearest_word(str(key), [*cls.model_fields, *own])
-            if key not in cls.model_fields and near in own:
+            if near in own:
                 lists = {split: values[split] for split in get_args(Split) if isinstance(values.get(split), list)}
                 each = [f" --task.{split}.{i}.{near} {value}" for split in lists for i in range(len(lists[split]))]
                 raise ValueError(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rebased.evaluate.accuracy import evaluate
 from rebased.mixers import contract
 from rebased.models.weights import load_model
-from rebased.runs.protocol import reported
 from rebased.runs.record import read_record
+from rebased.runs.synthetic_config import reported
 from rebased.train import Diverged, RunStart, Sink, StepReport, train
 from tiny_run import AtStep, tiny, without_timings
 from tolerances import TRAINED

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from rebased.analysis.text_scores import perplexity
 from rebased.data import TextBatch, window_rows
 from rebased.evaluate.norms import norm_statistics
-from rebased.models import LanguageModel
+from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import save_model
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_machine
@@ -19,10 +20,8 @@ from rebased.tasks.seeds import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.flops import flops_per_token, peak_flops
-from rebased.train.lm.gather_weights import gather_model
-from rebased.train.lm.measure import measure
+from rebased.train.lm.measure import measure, validate
 from rebased.train.lm.step import LMStep, lr_of
-from rebased.train.lm.validate import validate
 from rebased.train.sinks import StepReport
 from rebased.train.workload import DROPOUT, INIT, ORDER, NotFinite, Output, Progress, Workload
 from rebased.train.world import World
@@ -200,3 +199,17 @@ class LMWorkload(Workload):
             return {"perplexity": cast(float | None, record.end["valid"]["all"]["perplexity"])}
         lines = [line for line in record.lines if line["type"] == "eval"]
         return {"perplexity": lines[-1]["perplexity"] if lines else None}
+
+
+@torch.no_grad()
+def gather_model(model: LanguageModel, config: LMConfig, world: World) -> LanguageModel:
+    """A copy of the model with all its weights on this process's device, in eval mode. All processes must call this."""
+    with torch.random.fork_rng(devices=[]):  # the initial weights drawn here must not advance the run's random numbers
+        copy = LanguageModel(config).to(world.device)
+    for target, source in zip(_tensors(copy), _tensors(model), strict=True):
+        target.copy_(source.full_tensor() if hasattr(source, "full_tensor") else source)
+    return copy.eval()
+
+
+def _tensors(model: LanguageModel) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

@@ -14,9 +14,8 @@ from rebased.evaluate.norms import norm_statistics
 from rebased.mixers import can_extend
 from rebased.models import LanguageModel
 from rebased.models.weights import save_model
-from rebased.runs.protocol import reported
 from rebased.runs.schedule import epoch_lr
-from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.runs.synthetic_config import SyntheticRunConfig, reported
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
 from rebased.tasks.seeds import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
