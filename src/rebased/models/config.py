@@ -166,5 +166,5 @@ class LMConfig(Config):
 
 
 @cache
-def _takes_max_len(mixer: type) -> bool:
+def _takes_max_len(mixer: Any) -> bool:
     return "max_len" in inspect.signature(mixer).parameters
