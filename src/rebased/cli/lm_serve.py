@@ -53,7 +53,8 @@ class ServeOptions:
     max_body
         Bytes that the body of a request may have.
     prefill_chunk
-        Tokens of prompts that are read between two steps at most. Default: 16,384 on a GPU, 1,024 on a CPU.
+        Tokens of prompts that are read between two steps at most. Default: 1,024 on a CPU; 16,384 to 32,768 on a GPU,
+        by the model's width.
     cache_mb
         Memory, in units of 2^20 bytes, for states of prompts: a beginning that requests share is read once. 0: none.
     batch_invariant

@@ -347,8 +347,8 @@ class Scheduler:
                 room = self.context + 1 - len(reading.prompt)  # the last token needs no place
                 self._number[slot], self._length[slot] = sequence.number, 0
                 self._limit[slot] = max(1, min(options.max_tokens, room))
-                ends = options.end_of_text is not None and not options.ignore_end_of_text
-                self._end_token[slot] = options.end_of_text if ends else -1
+                end = -1 if options.end_of_text is None or options.ignore_end_of_text else options.end_of_text
+                self._end_token[slot] = end
                 self.decoder.put_later(slot, reading.prompt, reading.state, options, sequence=number)
 
     def _leave_slot(self, sequence: _Sequence) -> None:

@@ -56,10 +56,9 @@ def gpu_count() -> int:
 
 
 def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of the host (nested lists) as a tensor on a device. The host does not wait until a GPU has them."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    """Numbers of the host (nested lists, an array) as a tensor on a device. The host does not wait for a GPU."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @cache

@@ -20,7 +20,7 @@ _log = logging.getLogger("rebased")
 
 WARM_UP = (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9))  # one per way to choose tokens
 CAPTURED_AFTER = 5  # steps, at least one of which is a replay
-PREFILL_CHUNK = {"cuda": 16_384, "cpu": 1024}  # tokens: some 20 ms of a GPU, in which sequences in slots wait
+CPU_CHUNK, GPU_CHUNK = 1024, 16_384  # tokens of prompts between two steps; a GPU reads as many as it can at once
 LOOK_SECONDS = 0.05  # how often it looks whether the time of a job is over, and tells its counts
 TIME_OVER = Failed("timeout", "the request took longer than the server allows")
 
@@ -87,8 +87,8 @@ class Engine:
         model: in eval mode. Its weights must not change.
         slots: sequences that are decoded at once. Memory for all of them is taken now.
         context: tokens per sequence, prompt included. At most the model's positions.
-        prefill_chunk: tokens of prompts that are read between two steps at most. Default: 16,384 on a GPU, 1,024 on a
-            CPU.
+        prefill_chunk: tokens of prompts that are read between two steps at most. Default: 1,024 on a CPU; on a GPU as
+            many as the decoder reads at once (`Decoder.prefill_chunk`, up to 32,768), and at least 16,384.
         cache_bytes: memory for states of prompts that were read before; 0 for none.
         capture: whether steps are replayed as CUDA graphs, on a GPU; a model for which that is impossible goes without.
         batch_invariant: whether an answer has the same bits whatever other requests there are, and whatever is cached.
@@ -121,7 +121,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.decoder,
             context=context,
-            prefill_budget=prefill_chunk or PREFILL_CHUNK["cuda" if on_gpu else "cpu"],
+            prefill_budget=prefill_chunk or (max(GPU_CHUNK, self.decoder.prefill_chunk) if on_gpu else CPU_CHUNK),
             prefixes=self.prefixes,
             lag=1 if on_gpu else 0,
         )
