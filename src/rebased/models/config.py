@@ -173,11 +173,3 @@ class LMConfig(Config):
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""
         return self.mixers[layer % len(self.mixers)]
-<<<<<<< HEAD
-=======
-
-
-@cache
-def _takes_max_len(mixer: Any) -> bool:
-    return "max_len" in inspect.signature(mixer).parameters
->>>>>>> h-serve
