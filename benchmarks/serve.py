@@ -64,6 +64,7 @@ FEW_SLOTS, MANY_SLOTS = 64, 256
 LONG_ANSWER = 512  # tokens
 CANNED_CHUNK = 8  # tokens per chunk of a canned answer
 VOCABULARY = 4096  # of models that compute nothing
+IDLE_CHUNK = 32_768  # tokens of prompts that they read between two steps, as a GPU does
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PERCENTILES = (50, 90, 99)
 ENDING = 15.0  # seconds that are left to save, draw and show
@@ -120,7 +121,9 @@ def build_engine(args: argparse.Namespace) -> Any:
     from rebased.serve.engine import Engine
 
     torch.manual_seed(0)
-    device = torch.device("cpu" if args.server in IDLE else args.device)
+    if args.server in IDLE:
+        args.device, args.precision, args.prefill_chunk = "cpu", "fp32", args.prefill_chunk or IDLE_CHUNK
+    device = torch.device(args.device)
     if args.server == "shipped":
         model = load_model(find_model(None), device).to(DTYPES[args.precision]).eval()
     else:
