@@ -281,7 +281,7 @@ def write_hostile_records(folder: Path) -> None:
             mixer["name"] += HOSTILE
             mixer[f"own {HOSTILE}"] = f"{run.digest} {HOSTILE}"
         first["machine"] = first["machine"] | {"cpu": HOSTILE}
-        for part in first["config"].values():
+        for part in filter(None, first["config"].values()):
             part |= {"name": HOSTILE} if "train" in part else {"folder": HOSTILE} if "folder" in part else {}
         if "test" in run.lines[1]:
             run.lines[1]["test"]["slices"] = {HOSTILE: 0.5}

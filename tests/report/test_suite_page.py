@@ -32,7 +32,7 @@ def test_a_cell_without_all_rates_or_seeds_is_not_ranked() -> None:
     no_choice = Board(SUITE, [run for run in runs if run.lr > 1e-3])
     assert [cell.rate for cell in no_choice.cells] == [None] * 4
     assert not any(cell.scored for cell in no_choice.cells)
-    assert suite_page(no_choice, "small", "x", {}, "").to_html()
+    assert "Recall and time" not in suite_page(no_choice, "small", "x", {"ReBased": 1.0}, "A CPU").to_html()
 
 
 def test_a_mixer_with_one_lucky_seed_does_not_lead() -> None:

@@ -74,7 +74,7 @@ class SuiteCommand(Command):
         return str(self)
 
     def __str__(self) -> str:
-        words = ["rebased", "suite", str(self.file), *self.settings, *self.options()]
+        words = ["rebased", "suite", str(self.file), *self.settings, *self.options(())]
         if str(self.shipped) in words:  # it is known without being named, and lies elsewhere on other machines
             place = words.index(str(self.shipped))
             del words[place - 1 : place + 1]
@@ -157,7 +157,7 @@ def suite(
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
-    speeds = measure(command, board, to) if asked else {}
+    speeds = measure(command, board, to) if board.cells and time_limit is None else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
     for name, text in files_of(board):
         (command.folder / name).write_text(text, encoding="utf-8")
@@ -196,7 +196,8 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]
     suite, found = board.suite, dict[str, float]()
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
     single = suite.model_copy(update=last)
-    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | command.mixers()
+    asked = {name: mixer for name, mixer in command.mixers().items() if name in board.own}
+    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | asked
     with to.console().status("timing a training step of each mixer ..."):
         for label, mixer in mixers.items():
             config = single.configs(command.file.stem, label, mixer, command.device)[0]

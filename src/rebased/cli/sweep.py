@@ -306,18 +306,18 @@ class Command(NamedTuple):
         """The command that trains all that is not done. Without --retry-failed, runs that failed are left out."""
         return f"{self} --retry-failed" if failed else str(self)
 
-    def options(self) -> list[str]:
-        """The words of its options."""
+    def options(self, imports: Sequence[str]) -> list[str]:
+        """The words of its options. `imports` are the values of --import."""
         words = ["--out", str(self.out)] if self.out else []
         words += ["--executor", self.executor] if self.executor != "local" else []
         words += ["--workers", str(self.workers)] if self.workers else []
         words += ["--mps"] if self.mps else []
+        words += [word for name in imports for word in ("--import", name)]
         words += self.files.words()
         return words + (["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else [])
 
     def __str__(self) -> str:
-        imports = [word for name in self.imports for word in ("--import", name)]
-        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *imports, *self.options()])
+        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *self.options(self.imports)])
 
 
 def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:

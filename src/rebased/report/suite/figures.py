@@ -1,6 +1,6 @@
 """The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isnan
 from statistics import fmean
 from typing import Any
@@ -88,17 +88,18 @@ def describe(cell: SuiteCell) -> str:
     return f"{cell.mixer}, {size}: {cell.mean:.2f}{span}"
 
 
-def recall_by_time(board: Board, speeds: Mapping[str, float]) -> Panels:
-    """Mean recall at the largest state against milliseconds per 1,000 tokens, one labelled dot per mixer."""
-    largest = max(board.suite.state_bytes)
+def timed(board: Board, speeds: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """By mixer: milliseconds per 1,000 tokens, and the mean recall at the largest state."""
+    sizes = (max(board.suite.state_bytes), None)
+    means = {mixer: [cell.mean for cell in board.of(mixer) if cell.budget in sizes] for mixer in speeds}
+    return {mixer: (speeds[mixer], fmean(found)) for mixer, found in means.items() if found}
+
+
+def recall_by_time(board: Board, found: Mapping[str, tuple[float, float]]) -> Panels:
+    """What `timed` found: one labelled dot per mixer."""
     looks = looks_of(board)
 
     def draw(axes: Axes) -> None:
-        found: dict[str, tuple[float, float]] = {}
-        for mixer, speed in speeds.items():
-            means = [cell.mean for cell in board.of(mixer) if cell.budget in (largest, None)]
-            if means:
-                found[mixer] = speed, fmean(means)
         heights = apart({mixer: place[1] for mixer, place in found.items()})
         for mixer, (x, y) in found.items():
             colour = looks[mixer]["color"] if mixer in looks else FAINT
@@ -107,7 +108,7 @@ def recall_by_time(board: Board, speeds: Mapping[str, float]) -> Panels:
                 mixer, (x, y), xytext=(1.06 * x, heights[mixer]), color=colour, va="center",
                 weight="bold" if mixer in board.own else "normal",
             )  # fmt: skip
-        xs: Sequence[float] = [x for x, _ in found.values()] or [1.0]
+        xs = [x for x, _ in found.values()]
         hover(axes, xs, [y for _, y in found.values()], [f"{m}: {x:.3g} ms, {y:.2f}" for m, (x, y) in found.items()])
         axes.set(xscale="log", xlabel="milliseconds per 1,000 tokens", ylabel="recall", ylim=(-0.03, 1.05))
         axes.set_xlim(0.85 * min(xs), 1.9 * max(xs))

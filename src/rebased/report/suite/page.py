@@ -8,7 +8,7 @@ from rebased.analysis.paired import SIGNIFICANT
 from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.suite.board import Board, SuiteCell
-from rebased.report.suite.figures import recall_by_bytes, recall_by_time
+from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
 from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
 from rebased.report.tables import NONE, Number, Table, linked, number, p_text
 from rebased.runs.run_names import sizes_of
@@ -44,12 +44,12 @@ def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float
         if table.rows:
             size = "Mixers whose state has no set size" if budget is None else f"Recall with {budget:,} bytes of state"
             sections.append(Section(size, table.to_html()))
-    if speeds:
+    if times := timed(board, speeds):
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
             "model. Recall is the mean over tasks at that size."
         )
-        sections.append(Section("Recall and time", figure(recall_by_time(board, speeds), caption)))
+        sections.append(Section("Recall and time", figure(recall_by_time(board, times), caption)))
     sections += [
         Section("The protocol", paragraphs(PLACE_RULE) + bullets(describe_protocol(board))),
         Section("Runs", "".join(show_runs(cell) for cell in board.cells)),
