@@ -1,14 +1,16 @@
-"""Print the table of docs/tasks.md: the best test accuracy of each model on each task, over the rates of the bundle.
+"""Write the table of docs/tasks.md: the best test accuracy of each model on each task, over the rates of the bundle.
 
 python results/tasks-quick/table.py
 """
 
+import re
 from pathlib import Path
 
 from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 
 BUNDLE = Path(__file__).with_name("tasks-quick.jsonl.gz")
+PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 LEARNED = 0.9
 
 
@@ -48,5 +50,11 @@ def table(best: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def with_table(page: str, best: dict[str, dict[str, float]]) -> str:
+    """The page with this table in the place of the one that it has."""
+    begin, end = "<!-- results/tasks-quick -->\n", "<!-- end -->"
+    return re.sub(f"(?<={begin}).*?(?={end})", lambda _: f"{table(best)}\n\n", page, flags=re.DOTALL)
+
+
 if __name__ == "__main__":
-    print(table(best_by_task()))
+    PAGE.write_text(with_table(PAGE.read_text(), best_by_task()))
