@@ -243,11 +243,12 @@ def _prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | N
         since = until = u.new_ones(1, 1, 1, 1)
     since, until = (x.expand(*u.shape[:2], n, 1) for x, n in ((since, readers.shape[2]), (until, C)))
     kept = kept.to(rule.wide).expand(*u.shape[:2], -1, 1)
+    P = pairs[:, :, -C:].tril() if g is None else pairs[:, :, -C:]  # the decay of later tokens is zero
     if beta is None:
-        return _Chunks(u, None, None, pairs.tril(), reading, writing, since, until, kept)
+        return _Chunks(u, None, None, P, reading, writing, since, until, kept)
     beta = _chunks(beta, C)
     A = (beta * pairs[:, :, :C]).tril(-1)
-    return _Chunks(u, beta, A, pairs[:, :, C:].tril(), reading, writing, since, until, kept)
+    return _Chunks(u, beta, A, P, reading, writing, since, until, kept)
 
 
 def _scan(chunks: _Chunks, S: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, _Memory]:
@@ -356,10 +357,15 @@ def _similarity(x: Tensor, y: Tensor, decay: Tensor | None, rule: Rule) -> Tenso
     if decay is not None and decay.shape[-1] > 1:
         parts = x.unflatten(2, (-1, C))
         return (c1 * rule.scale * torch.einsum("nmrik,nmjk,nmijk->nmrij", parts, y, decay)).flatten(2, 3)
-    s: Tensor = _Product.apply((rule.scale * x).flatten(0, 1), y.flatten(0, 1))
-    sim = c1 * s if c2 == 0 else c2 * s.square() if c1 == 0 else s * (c1 + c2 * s)
+    s: Tensor = _Product.apply(_times(rule.scale, x).flatten(0, 1), y.flatten(0, 1))
+    sim = _times(c1, s) if c2 == 0 else _times(c2, s.square()) if c1 == 0 else s * (c1 + c2 * s)
     sim = (sim if c0 == 0 else c0 + sim).view(N, m, -1, C, C)
     return (sim if decay is None else sim * decay.squeeze(-1).unsqueeze(2)).flatten(2, 3)
+
+
+def _times(factor: float, x: Tensor) -> Tensor:
+    """factor * x, without a pass over x if the factor is 1."""
+    return x if factor == 1 else factor * x
 
 
 class _Product(torch.autograd.Function):
