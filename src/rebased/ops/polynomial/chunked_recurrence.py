@@ -48,9 +48,10 @@ class _Chunks(NamedTuple):
     beta: Tensor | None  # [N, m, C, 1]
     A: Tensor | None  # [N, m, C, C]
     P: Tensor  # [N, m, C, C]
-    reading: Tensor  # [N, m, F, R]: phi of the R tokens that read the state: queries, and keys before them with a beta
-    writing: Tensor  # [N, m, F, C]: phi of the keys
-    since: Tensor  # [N, m, R, 1]: decay from the state before the chunk to a token that reads
+    read: Tensor  # [N, m, F, C]: phi of the queries
+    known: Tensor  # [N, m, F, C]: phi of the keys as they read the state
+    write: Tensor  # [N, m, F, C]: phi of the keys as they are written to it
+    since: Tensor  # [N, m, C, 1]: decay from the state before the chunk to a token
     until: Tensor  # [N, m, C, 1]: decay from a token to the end of the chunk
     kept: Tensor  # [N, m, 1 or K, 1]: decay over the chunk
 
@@ -59,7 +60,8 @@ class _Memory(NamedTuple):
     """What _scan has found and _scan_gradients needs."""
 
     x: Tensor  # [N, m, C, W]: the values that are written
-    seen: Tensor  # [N, m, R, W]: what tokens read from the state before their chunk
+    seen: Tensor  # [N, m, C, W]: what queries read from the state before their chunk
+    old: Tensor | None  # [N, m, C, W]: what keys read from it
     before: Tensor  # [N, m, F, W]: that state
     solve: Tensor | None  # [N, m, C, C]: (I + A)^-1
 
@@ -203,7 +205,8 @@ def _gradients(
     memory = _scan(plain, state, weights)[2] if memory is None else memory
     d_sums = _chunks(d_sums, plain.P.shape[2])
     d_chunks, d_state = _scan_gradients(plain, memory, weights, d_sums, d_after.flatten(0, 1))
-    wanted = [(x, d) for x, d in zip(chunks, d_chunks, strict=True) if x is not None and x.requires_grad]
+    pairs = zip(chunks, d_chunks, strict=True)
+    wanted = [(x, d) for x, d in pairs if x is not None and d is not None and x.requires_grad]
     outputs, grads = zip(*wanted, strict=True)
     there = [x for x in leaves if x is not None]
     found = iter(torch.autograd.grad(outputs, there, grads))
@@ -226,88 +229,79 @@ def _prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | N
     by_channel = g is not None and g.shape[-1] > 1
     C = min(CHUNK_OF_CHANNELS if by_channel else CHUNK, q.shape[1])
     q, k, u = (_chunks(x, C) for x in (q, k, u))  # [N, m, C, .]
-    readers = q if beta is None else torch.cat([k, q], dim=2)  # [N, m, R, K]
-    reading = _features(readers, rule)
-    writing = _features(k, rule) if beta is None else reading[..., :C]
+    read, write = _features(q, rule), _features(k, rule)
+    known, decay = write, None
     since = until = kept = u.new_ones(1, 1, 1, 1)
-    if g is None:
-        pairs = _similarity(readers, k, None, rule)
-    else:
+    if g is not None:
         a = _chunks(g, C).cumsum(2)  # [N, m, C, 1 or K]
-        exponents = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(_later(C, q.device).unsqueeze(-1), -torch.inf)
-        pairs = _similarity(readers, k, exponents.exp(), rule)
-        since, until, kept = a.exp(), (a[:, :, -1:] - a).exp(), a[:, :, -1:].exp().transpose(2, 3).to(rule.wide)
-        since = since if beta is None else torch.cat([since, since], dim=2)
+        decay = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(_later(C, q.device).unsqueeze(-1), -torch.inf).exp()
+        since, until, kept = a.exp(), (a[:, :, -1:] - a).exp(), a[:, :, -1:].exp().transpose(2, 3)
     if by_channel:  # the decays are factors of features; else of values and sums, which are fewer numbers
-        reading, writing = reading * since.transpose(2, 3), writing * until.transpose(2, 3)
+        read, known, write = (x * y.transpose(2, 3) for x, y in ((read, since), (known, since), (write, until)))
         since = until = u.new_ones(1, 1, 1, 1)
-    since, until = (x.expand(*u.shape[:2], n, 1) for x, n in ((since, readers.shape[2]), (until, C)))
+    since, until = (x.expand(*u.shape[:3], 1) for x in (since, until))
     kept = kept.to(rule.wide).expand(*u.shape[:2], -1, 1)
-    P = pairs[:, :, -C:].tril() if g is None else pairs[:, :, -C:]  # the decay of later tokens is zero
-    if beta is None:
-        return _Chunks(u, None, None, P, reading, writing, since, until, kept)
-    beta = _chunks(beta, C)
-    A = (beta * pairs[:, :, :C]).tril(-1)
-    return _Chunks(u, beta, A, P, reading, writing, since, until, kept)
+    A = None
+    if beta is not None:
+        beta = _chunks(beta, C)
+        A = (beta * _similarity(k, k, decay, rule)).tril(-1)
+    return _Chunks(u, beta, A, _similarity(q, k, decay, rule), read, known, write, since, until, kept)
 
 
 def _scan(chunks: _Chunks, S: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, _Memory]:
     """(sums [N, m, C, W], state after [m, F, W], memory) of the state before [m, F, W]."""
-    C, dtype = chunks.P.shape[2], chunks.u.dtype
-    solve = None
-    if chunks.A is not None:
-        eye = torch.eye(C, device=S.device, dtype=dtype)
-        solve = torch.linalg.solve_triangular(eye + chunks.A, eye.expand_as(chunks.A), upper=False, unitriangular=True)
-    xs, seen, before = [], [], []
-    for n in range(len(chunks.u)):
+    u, beta, A, P, read, known, write, since, until, kept = chunks
+    solve, xs, seen, olds, before = None, [], [], [], []
+    if A is not None:
+        eye = torch.eye(A.shape[3], device=S.device, dtype=A.dtype)
+        solve = torch.linalg.solve_triangular(eye + A, eye.expand_as(A), upper=False, unitriangular=True)
+    for n in range(len(u)):
         before.append(S)
-        read = torch.bmm(chunks.reading[n].transpose(1, 2), weights * S).to(dtype)
-        x = chunks.u[n]
-        if solve is not None and chunks.beta is not None:
-            x = torch.bmm(solve[n], chunks.beta[n] * (x - chunks.since[n, :, :C] * read[:, :C]))
-        S = torch.baddbmm(chunks.kept[n] * S, chunks.writing[n], (chunks.until[n] * x).to(S.dtype))
+        weighted, x = weights * S, u[n]
+        seen.append(torch.bmm(_transposed(read[n]), weighted).to(u.dtype))
+        if solve is not None and beta is not None:
+            olds.append(torch.bmm(_transposed(known[n]), weighted).to(u.dtype))
+            x = torch.bmm(solve[n], beta[n] * (x - since[n] * olds[-1]))
+        S = torch.baddbmm(kept[n] * S, write[n], (until[n] * x).to(S.dtype))
         xs.append(x)
-        seen.append(read)
-    x, read = torch.stack(xs), torch.stack(seen)
-    sums = chunks.P @ x + chunks.since[:, :, -C:] * read[:, :, -C:]
-    return sums, S, _Memory(x, read, torch.stack(before), solve)
+    found = _Memory(torch.stack(xs), torch.stack(seen), torch.stack(olds) if olds else None, torch.stack(before), solve)
+    return P @ found.x + since * found.seen, S, found
 
 
 def _scan_gradients(
     chunks: _Chunks, memory: _Memory, weights: Tensor, d_sums: Tensor, dS: Tensor
 ) -> tuple[_Chunks, Tensor]:
     """The gradients of chunks and of the state before, from those of the sums and of the state after."""
-    x, seen, before, solve = memory
-    C, dtype = chunks.P.shape[2], x.dtype
-    dx = _transposed(chunks.P) @ d_sums
-    dys, d_seen, d_afters, d_writtens = [], [], [], []
+    u, beta, _, P, read, known, write, since, until, kept = chunks
+    x, seen, old, before, solve = memory
+    dx, d_seen = _transposed(P) @ d_sums, since * d_sums
+    dys, d_afters, d_writtens = [], [], []
     for n in reversed(range(len(x))):
         d_afters.append(dS)
-        d_written = torch.bmm(chunks.writing[n].transpose(1, 2), dS).to(dtype)
-        d_writtens.append(d_written)
-        d_read = chunks.since[n] * functional.pad(d_sums[n], (0, 0, seen.shape[2] - C, 0))
-        dx_n = dx[n].addcmul_(chunks.until[n], d_written)
-        if solve is not None and chunks.beta is not None:
-            dy = torch.bmm(solve[n].transpose(1, 2), dx_n)
-            d_read[:, :C] = chunks.since[n, :, :C] * chunks.beta[n] * -dy
-            dys.append(dy)
-        d_seen.append(d_read)
-        dS = torch.addcmul(weights * torch.bmm(chunks.reading[n], d_read.to(dS.dtype)), chunks.kept[n], dS)
-    d_after, d_written, d_read = (torch.stack(each[::-1]) for each in (d_afters, d_writtens, d_seen))
-    du, d_beta, d_A, d_direct, xt = dx, None, None, d_sums, _transposed(x).contiguous()
-    if chunks.beta is not None:
+        d_writtens.append(torch.bmm(_transposed(write[n]), dS).to(x.dtype))
+        dx[n].addcmul_(until[n], d_writtens[-1])
+        d_read = torch.bmm(read[n], d_seen[n].to(dS.dtype))
+        if solve is not None and beta is not None:
+            dys.append(torch.bmm(_transposed(solve[n]), dx[n]))
+            d_read.baddbmm_(known[n], (since[n] * beta[n] * dys[-1]).to(dS.dtype), alpha=-1)
+        dS = torch.addcmul(weights * d_read, kept[n], dS)
+    d_after, d_written = torch.stack(d_afters[::-1]), torch.stack(d_writtens[::-1])
+    weighted, xt = weights * before, _transposed(x).contiguous()
+    du, d_beta, d_A, d_known = dx, None, None, None
+    d_since = (d_sums * seen).sum(-1, keepdim=True)
+    if beta is not None and old is not None:
         dy = torch.stack(dys[::-1])
-        d_beta = (dy * (chunks.u - chunks.since[:, :, :C] * seen[:, :, :C])).sum(-1, keepdim=True)
-        du = chunks.beta * dy
-        d_A = -(dy @ xt)
-        d_direct = torch.cat([-du, d_sums], dim=2)
-    d_reading = (weights * before) @ _transposed(d_read).to(before.dtype).contiguous()
-    d_writing = d_after @ (xt * _transposed(chunks.until)).to(before.dtype)
-    d_since = (d_direct * seen).sum(-1, keepdim=True)
+        du, d_beta, d_A = beta * dy, (dy * (u - since * old)).sum(-1, keepdim=True), -(dy @ xt)
+        d_known = weighted @ _transposed(-since * du).to(weighted.dtype).contiguous()
+        d_since = d_since - (du * old).sum(-1, keepdim=True)
     d_until = (d_written * x).sum(-1, keepdim=True)
     d_kept = (before * d_after).sum(-1, keepdim=True)
-    d_kept = d_kept if chunks.kept.shape[2] > 1 else d_kept.sum(2, keepdim=True)
-    return _Chunks(du, d_beta, d_A, d_sums @ xt, d_reading, d_writing, d_since, d_until, d_kept), dS
+    return _Chunks(
+        du, d_beta, d_A, d_sums @ xt,
+        weighted @ _transposed(d_seen).to(weighted.dtype).contiguous(), d_known,
+        d_after @ (xt * _transposed(until)).to(weighted.dtype),
+        d_since, d_until, d_kept if kept.shape[2] > 1 else d_kept.sum(2, keepdim=True),
+    ), dS  # fmt: skip
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -351,16 +345,14 @@ def _later(C: int, device: torch.device) -> Tensor:
 
 
 def _similarity(x: Tensor, y: Tensor, decay: Tensor | None, rule: Rule) -> Tensor:
-    """sim(x_i, y_j) E_ij: x [N, m, R, K], y [N, m, C, K], E [N, m, C, C, 1 or K] for every C of R -> [N, m, R, C]."""
+    """sim(x_i, y_j) E_ij for j <= i, else zero: x, y [N, m, C, K] -> [N, m, C, C]."""
     c0, c1, c2 = rule.coefficients
-    (N, m), C = x.shape[:2], y.shape[2]
     if decay is not None and decay.shape[-1] > 1:
-        parts = x.unflatten(2, (-1, C))
-        return (c1 * rule.scale * torch.einsum("nmrik,nmjk,nmijk->nmrij", parts, y, decay)).flatten(2, 3)
+        return c1 * rule.scale * torch.einsum("nmik,nmjk,nmijk->nmij", x, y, decay)
     s: Tensor = _Product.apply(_times(rule.scale, x).flatten(0, 1), y.flatten(0, 1))
     sim = _times(c1, s) if c2 == 0 else _times(c2, s.square()) if c1 == 0 else s * (c1 + c2 * s)
-    sim = (sim if c0 == 0 else c0 + sim).view(N, m, -1, C, C)
-    return (sim if decay is None else sim * decay.squeeze(-1).unsqueeze(2)).flatten(2, 3)
+    sim = (sim if c0 == 0 else c0 + sim).unflatten(0, x.shape[:2])
+    return sim.tril() if decay is None else sim * decay.squeeze(-1)
 
 
 def _times(factor: float, x: Tensor) -> Tensor:
@@ -369,7 +361,7 @@ def _times(factor: float, x: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x y^T of x [m, R, K] and y [m, C, K]."""
+    """x y^T of x, y [m, C, K]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
