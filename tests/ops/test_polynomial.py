@@ -457,3 +457,35 @@ def test_what_cannot_be_overwritten() -> None:
     strided = PolyState(state.kv.transpose(2, 3).contiguous().transpose(2, 3), state.z)
     with pytest.raises(ValueError, match="only a contiguous state can be overwritten"):
         poly_attention_extend_(q[:, :1], k[:, :1], v[:, :1], strided, coefficients=REBASED)
+
+
+@pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
+@pytest.mark.parametrize("T", [1, 70])
+def test_without_a_mask_every_token_sees_all(T: int, coefficients: Coefficients) -> None:
+    """Against the equation over all pairs, values and gradients; in fp32 too."""
+    q, k, v, do = inputs(Shape(B=2, T=T, H=3, K=6, V=5), coefficients=coefficients)
+    c0, c1, c2 = coefficients
+    s = 0.5 * torch.einsum("bihk,bjhk->bhij", q, k)
+    sim = c0 + s * (c1 + c2 * s)
+    want = torch.einsum("bhij,bjhv->bihv", sim, v) / (sim.sum(-1).transpose(1, 2).unsqueeze(-1) + 0.01)
+    exact = (want, *torch.autograd.grad(want, (q, k, v), do))
+    for dtype in (torch.float64, torch.float32):
+        given = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        o = poly_attention(*given, coefficients=coefficients, scale=0.5, eps=0.01, causal=False)
+        assert o.dtype == dtype
+        got = (o, *torch.autograd.grad(o, given, do.to(dtype)))
+        for a, b, name in zip(got, exact, NAMES, strict=True):
+            assert_near(a, b, T, T, 28, condition=FIRST_TOKEN, name=name)
+
+
+def test_what_goes_not_without_a_mask() -> None:
+    q, k, v, _ = inputs(Shape(1, 5, 2, 4, 3))
+    for change in (
+        {"log_decay": torch.zeros(1, 5, 2, dtype=q.dtype)},
+        {"cu_seqlens": torch.tensor([0, 2, 5])},
+        {"backend": "triton"},
+    ):
+        with pytest.raises(ValueError, match="causal=False takes neither"):
+            poly_attention(q, k, v, coefficients=REBASED, causal=False, **change)  # type: ignore[arg-type]
+    empty = poly_attention(q[:, :0], k[:, :0], v[:, :0], coefficients=REBASED, causal=False)
+    assert empty.shape == (1, 0, 2, 3)

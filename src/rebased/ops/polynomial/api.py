@@ -42,6 +42,7 @@ def poly_attention(
     eps: float = EPS,
     log_decay: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    causal: bool = True,
     backend: Backend = "auto",
 ) -> Tensor:
     """Causal attention with the similarity c0 + c1 s + c2 s^2, s = scale * (q . k), in time linear in T:
@@ -61,6 +62,8 @@ def poly_attention(
         cu_seqlens: integers [N+1] that rise from 0 to T, or None. With it (B must be 1) the row holds N documents,
             document n at positions cu_seqlens[n] to cu_seqlens[n+1], and no document sees another. On a GPU the numbers
             are not checked, because the host would have to wait for them.
+        causal: False: the sums are over all j, as in an encoder. It is plain torch on every device, two products per
+            row and head, and takes neither log_decay nor cu_seqlens.
         backend: "reference" is the equation, quadratic in T, and differentiable any number of times; "recurrent" goes
             token by token; "chunked" is linear in T in plain torch; "triton" needs a GPU, K up to 128 and no float64;
             "auto" is "triton" where it can be, else "chunked". Coefficients in a tensor have no kernel: "auto" is then
@@ -83,6 +86,13 @@ def poly_attention(
         TypeError: if cu_seqlens is not a tensor.
     """
     coefficients, scale, eps = _check(q, k, v, coefficients, scale, eps)
+    if not causal:
+        if log_decay is not None or cu_seqlens is not None or backend == "triton":
+            raise ValueError(
+                "causal=False takes neither log_decay nor cu_seqlens, and has no kernel: call it once per document, "
+                "with backend='auto'"
+            )
+        return recurrent.attend_all(q, k, v, coefficients=coefficients, scale=scale, eps=eps)
     path = _path(backend, q, coefficients, log_decay)
     _refuse_transforms(path)
     if cu_seqlens is None:

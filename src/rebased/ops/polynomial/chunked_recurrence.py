@@ -12,56 +12,35 @@ and S0 the state before the chunk,
 
 No exponent is positive, however long the sequence. Plain torch, differentiable once.
 
-`_prepare` computes what chunks need of their own tokens; autograd differentiates it. `_scan` goes from chunk to chunk,
-and `_scan_gradients` back; long sequences keep their inputs alone for it and scan again. Rows go on threads as in
-polynomial attention. No product has a transposed matrix on its right: without MKL that is ten times slower.
+`_Recurrence` is the scan of chunk_scan.py for autograd. Rows go on threads, as in polynomial attention. Long sequences
+keep their inputs alone for the backward pass and scan again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rebased.ops.polynomial.chunk_plan import row_groups, thread_count
-from rebased.ops.polynomial.features import contract, expand, state_order
-from rebased.ops.polynomial.state import Coefficients, key_features, query_weights
+from rebased.ops.polynomial.chunk_scan import (
+    CHUNK,
+    Chunks,
+    Memory,
+    ordered_weights,
+    prepare,
+    query_weights_of,
+    scan,
+    scan_gradients,
+    to_chunks,
+    to_tokens,
+)
+from rebased.ops.polynomial.chunk_scan import Rule as Rule
+from rebased.ops.polynomial.features import state_order
+from rebased.ops.polynomial.state import key_features
 from rebased.ops.threads import run_on_threads
 
-CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens; few if each channel has its decay: E is then [C, C, K]
 FEATURES = 2**25  # numbers of features that are in memory at once; longer sequences are divided
-
-
-class Rule(NamedTuple):
-    """What a call computes, as numbers."""
-
-    coefficients: Coefficients
-    scale: float  # of q . k
-    wide: torch.dtype  # of the state and of what is multiplied with it
-
-
-class _Chunks(NamedTuple):
-    """What the chunks of a sequence need of their own tokens: N chunks, m = B H rows, C tokens."""
-
-    u: Tensor  # [N, m, C, W]
-    beta: Tensor | None  # [N, m, C, 1]
-    A: Tensor | None  # [N, m, C, C]
-    P: Tensor  # [N, m, C, C]
-    reading: Tensor  # [N, m, F, R]: phi of the R tokens that read the state: queries, and keys before them with a beta
-    writing: Tensor  # [N, m, F, C]: phi of the keys
-    since: Tensor  # [N, m, R, 1]: decay from the state before the chunk to a token that reads
-    until: Tensor  # [N, m, C, 1]: decay from a token to the end of the chunk
-    kept: Tensor  # [N, m, 1 or K, 1]: decay over the chunk
-
-
-class _Memory(NamedTuple):
-    """What _scan has found and _scan_gradients needs."""
-
-    x: Tensor  # [N, m, C, W]: the values that are written
-    seen: Tensor  # [N, m, R, W]: what tokens read from the state before their chunk
-    before: Tensor  # [N, m, F, W]: that state
-    solve: Tensor | None  # [N, m, C, C]: (I + A)^-1
 
 
 Rows = tuple[slice, slice]
@@ -101,7 +80,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """`recur` of one token, a step of decoding: the state is read once, by the query and the key together."""
     tokens = torch.stack([q[:, 0], k[:, 0]], dim=2).to(rule.wide)  # [B, H, 2, K]
-    phi, weights = key_features(tokens, rule.coefficients), _query_weights(q, rule)
+    phi, weights = key_features(tokens, rule.coefficients), query_weights_of(q, rule)
     S, x = state.to(rule.wide), u[:, 0].to(rule.wide)
     S = S if g is None else S * g[:, 0].to(rule.wide).exp().unsqueeze(-1)
     read, known = ((weights * phi) @ S).unbind(2)  # [B, H, W] each: what the query and the key read before the token
@@ -120,7 +99,7 @@ class _Recurrence(torch.autograd.Function):
         (B, T, H, _), (F, W) = given[0].shape, given[5].shape[2:]
         ctx.groups = row_groups(B, H, -(-B * H // thread_count(given[0].device, B * T * H * F * W)))
         sums, after = torch.empty_like(given[2]), torch.empty_like(given[5])
-        memory: dict[int, _Memory] = {}
+        memory: dict[int, Memory] = {}
 
         def compute(number: int, rows: Rows) -> None:
             part, state, found = _recur_rows(*_rows(given, rows), ctx.rule)
@@ -148,8 +127,8 @@ class _RecurrenceGradients(torch.autograd.Function):
         found = [torch.empty_like(x) if need else None for x, need in zip(given, needed, strict=True)]
 
         def compute(number: int, rows: Rows) -> None:
-            size = len(_Memory._fields)
-            own = _Memory(*memory[size * number : size * (number + 1)]) if memory else None
+            size = len(Memory._fields)
+            own = Memory(*memory[size * number : size * (number + 1)]) if memory else None
             d_outputs = d_sums[rows[0], :, rows[1]], d_after[rows]
             parts = _gradients(_rows(given, rows), *d_outputs, own, rule)
             for whole, part in zip(_rows(found, rows), parts, strict=True):
@@ -183,194 +162,29 @@ def _rows(tensors: Sequence[Any], rows: Rows) -> list[Any]:
 
 def _recur_rows(
     q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, rule: Rule
-) -> tuple[Tensor, Tensor, _Memory]:
+) -> tuple[Tensor, Tensor, Memory]:
     """`recur` of tokens whose features fit into memory. The features of the state are in the order of features.py."""
     B, T, H, _ = q.shape
-    chunks = _prepare(q, k, u, g, beta, rule)
-    sums, after, memory = _scan(chunks, state.flatten(0, 1), _weights(q, rule))
-    return _tokens(sums, B)[:, :T], after.unflatten(0, (B, H)), memory
+    chunks = prepare(q, k, u, g, beta, rule)
+    sums, after, memory = scan(chunks, state.flatten(0, 1), ordered_weights(q, rule))
+    return to_tokens(sums, B)[:, :T], after.unflatten(0, (B, H)), memory
 
 
 def _gradients(
-    given: list[Any], d_sums: Tensor, d_after: Tensor, memory: _Memory | None, rule: Rule
+    given: list[Any], d_sums: Tensor, d_after: Tensor, memory: Memory | None, rule: Rule
 ) -> list[Tensor | None]:
     """The gradients of q, k, u, log_decay, beta and the state from those of the results of _recur_rows."""
     leaves = [None if x is None else x.detach().requires_grad_() for x in given[:5]]
     with torch.enable_grad():
-        chunks = _prepare(*leaves, rule)
-    state, weights = given[5].flatten(0, 1), _weights(given[0], rule)
-    plain = _Chunks(*(None if x is None else x.detach() for x in chunks))
-    memory = _scan(plain, state, weights)[2] if memory is None else memory
-    d_sums = _chunks(d_sums, plain.P.shape[2])
-    d_chunks, d_state = _scan_gradients(plain, memory, weights, d_sums, d_after.flatten(0, 1))
-    wanted = [(x, d) for x, d in zip(chunks, d_chunks, strict=True) if x is not None and x.requires_grad]
+        chunks = prepare(*leaves, rule)
+    state, weights = given[5].flatten(0, 1), ordered_weights(given[0], rule)
+    plain = Chunks(*(None if x is None else x.detach() for x in chunks))
+    memory = scan(plain, state, weights)[2] if memory is None else memory
+    d_sums = to_chunks(d_sums, plain.P.shape[2])
+    d_chunks, d_state = scan_gradients(plain, memory, weights, d_sums, d_after.flatten(0, 1))
+    pairs = zip(chunks, d_chunks, strict=True)
+    wanted = [(x, d) for x, d in pairs if x is not None and d is not None and x.requires_grad]
     outputs, grads = zip(*wanted, strict=True)
     there = [x for x in leaves if x is not None]
     found = iter(torch.autograd.grad(outputs, there, grads))
     return [None if x is None else next(found) for x in leaves] + [d_state.unflatten(0, given[5].shape[:2])]
-
-
-def _query_weights(q: Tensor, rule: Rule) -> Tensor:
-    """[F]: the weights of the features of a query."""
-    return query_weights(q.shape[3], rule.coefficients, rule.scale, device=q.device, dtype=rule.wide)
-
-
-def _weights(q: Tensor, rule: Rule) -> Tensor:
-    """[F, 1]: `_query_weights` in the order of features.py."""
-    weights = _query_weights(q, rule).unsqueeze(1)
-    return torch.empty_like(weights).index_copy(0, state_order(q.shape[3], rule.coefficients, q.device), weights)
-
-
-def _prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, rule: Rule) -> _Chunks:
-    """What chunks need of their own tokens; differentiable."""
-    by_channel = g is not None and g.shape[-1] > 1
-    C = min(CHUNK_OF_CHANNELS if by_channel else CHUNK, q.shape[1])
-    q, k, u = (_chunks(x, C) for x in (q, k, u))  # [N, m, C, .]
-    readers = q if beta is None else torch.cat([k, q], dim=2)  # [N, m, R, K]
-    reading = _features(readers, rule)
-    writing = _features(k, rule) if beta is None else reading[..., :C]
-    since = until = kept = u.new_ones(1, 1, 1, 1)
-    if g is None:
-        pairs = _similarity(readers, k, None, rule)
-    else:
-        a = _chunks(g, C).cumsum(2)  # [N, m, C, 1 or K]
-        exponents = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(_later(C, q.device).unsqueeze(-1), -torch.inf)
-        pairs = _similarity(readers, k, exponents.exp(), rule)
-        since, until, kept = a.exp(), (a[:, :, -1:] - a).exp(), a[:, :, -1:].exp().transpose(2, 3).to(rule.wide)
-        since = since if beta is None else torch.cat([since, since], dim=2)
-    if by_channel:  # the decays are factors of features; else of values and sums, which are fewer numbers
-        reading, writing = reading * since.transpose(2, 3), writing * until.transpose(2, 3)
-        since = until = u.new_ones(1, 1, 1, 1)
-    since, until = (x.expand(*u.shape[:2], n, 1) for x, n in ((since, readers.shape[2]), (until, C)))
-    kept = kept.to(rule.wide).expand(*u.shape[:2], -1, 1)
-    if beta is None:
-        return _Chunks(u, None, None, pairs.tril(), reading, writing, since, until, kept)
-    beta = _chunks(beta, C)
-    A = (beta * pairs[:, :, :C]).tril(-1)
-    return _Chunks(u, beta, A, pairs[:, :, C:].tril(), reading, writing, since, until, kept)
-
-
-def _scan(chunks: _Chunks, S: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, _Memory]:
-    """(sums [N, m, C, W], state after [m, F, W], memory) of the state before [m, F, W]."""
-    C, dtype = chunks.P.shape[2], chunks.u.dtype
-    solve = None
-    if chunks.A is not None:
-        eye = torch.eye(C, device=S.device, dtype=dtype)
-        solve = torch.linalg.solve_triangular(eye + chunks.A, eye.expand_as(chunks.A), upper=False, unitriangular=True)
-    xs, seen, before = [], [], []
-    for n in range(len(chunks.u)):
-        before.append(S)
-        read = torch.bmm(chunks.reading[n].transpose(1, 2), weights * S).to(dtype)
-        x = chunks.u[n]
-        if solve is not None and chunks.beta is not None:
-            x = torch.bmm(solve[n], chunks.beta[n] * (x - chunks.since[n, :, :C] * read[:, :C]))
-        S = torch.baddbmm(chunks.kept[n] * S, chunks.writing[n], (chunks.until[n] * x).to(S.dtype))
-        xs.append(x)
-        seen.append(read)
-    x, read = torch.stack(xs), torch.stack(seen)
-    sums = chunks.P @ x + chunks.since[:, :, -C:] * read[:, :, -C:]
-    return sums, S, _Memory(x, read, torch.stack(before), solve)
-
-
-def _scan_gradients(
-    chunks: _Chunks, memory: _Memory, weights: Tensor, d_sums: Tensor, dS: Tensor
-) -> tuple[_Chunks, Tensor]:
-    """The gradients of chunks and of the state before, from those of the sums and of the state after."""
-    x, seen, before, solve = memory
-    C, dtype = chunks.P.shape[2], x.dtype
-    dx = _transposed(chunks.P) @ d_sums
-    dys, d_seen, d_afters, d_writtens = [], [], [], []
-    for n in reversed(range(len(x))):
-        d_afters.append(dS)
-        d_written = torch.bmm(chunks.writing[n].transpose(1, 2), dS).to(dtype)
-        d_writtens.append(d_written)
-        d_read = chunks.since[n] * functional.pad(d_sums[n], (0, 0, seen.shape[2] - C, 0))
-        dx_n = dx[n].addcmul_(chunks.until[n], d_written)
-        if solve is not None and chunks.beta is not None:
-            dy = torch.bmm(solve[n].transpose(1, 2), dx_n)
-            d_read[:, :C] = chunks.since[n, :, :C] * chunks.beta[n] * -dy
-            dys.append(dy)
-        d_seen.append(d_read)
-        dS = torch.addcmul(weights * torch.bmm(chunks.reading[n], d_read.to(dS.dtype)), chunks.kept[n], dS)
-    d_after, d_written, d_read = (torch.stack(each[::-1]) for each in (d_afters, d_writtens, d_seen))
-    du, d_beta, d_A, d_direct, xt = dx, None, None, d_sums, _transposed(x).contiguous()
-    if chunks.beta is not None:
-        dy = torch.stack(dys[::-1])
-        d_beta = (dy * (chunks.u - chunks.since[:, :, :C] * seen[:, :, :C])).sum(-1, keepdim=True)
-        du = chunks.beta * dy
-        d_A = -(dy @ xt)
-        d_direct = torch.cat([-du, d_sums], dim=2)
-    d_reading = (weights * before) @ _transposed(d_read).to(before.dtype).contiguous()
-    d_writing = d_after @ (xt * _transposed(chunks.until)).to(before.dtype)
-    d_since = (d_direct * seen).sum(-1, keepdim=True)
-    d_until = (d_written * x).sum(-1, keepdim=True)
-    d_kept = (before * d_after).sum(-1, keepdim=True)
-    d_kept = d_kept if chunks.kept.shape[2] > 1 else d_kept.sum(2, keepdim=True)
-    return _Chunks(du, d_beta, d_A, d_sums @ xt, d_reading, d_writing, d_since, d_until, d_kept), dS
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)
-
-
-def _features(x: Tensor, rule: Rule) -> Tensor:
-    """The features of x [N, m, C, K]: [N, m, F, C]."""
-    flat = x.flatten(0, 1).transpose(1, 2).to(rule.wide)
-    found: Tensor = _Features.apply(flat, rule.coefficients)
-    return found.unflatten(0, x.shape[:2])
-
-
-class _Features(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, coefficients: Coefficients) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.coefficients = coefficients
-        return expand(x, coefficients, x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, d_phi: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return contract(d_phi, x, ctx.coefficients), None
-
-
-def _chunks(x: Tensor, C: int) -> Tensor:
-    """[B, T, H, W] -> [N, B H, C, W]. Tokens that fill the last chunk are zeros: they write nothing."""
-    x = functional.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % C))
-    return x.unflatten(1, (-1, C)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def _tokens(x: Tensor, B: int) -> Tensor:
-    """The inverse of `_chunks`, with the tokens that fill the last chunk: [N, B H, C, W] -> [B, N C, H, W]."""
-    return x.unflatten(1, (B, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def _later(C: int, device: torch.device) -> Tensor:
-    """[C, C]: True where the second token comes after the first."""
-    return torch.ones(C, C, dtype=torch.bool, device=device).triu(1)
-
-
-def _similarity(x: Tensor, y: Tensor, decay: Tensor | None, rule: Rule) -> Tensor:
-    """sim(x_i, y_j) E_ij: x [N, m, R, K], y [N, m, C, K], E [N, m, C, C, 1 or K] for every C of R -> [N, m, R, C]."""
-    c0, c1, c2 = rule.coefficients
-    (N, m), C = x.shape[:2], y.shape[2]
-    if decay is not None and decay.shape[-1] > 1:
-        parts = x.unflatten(2, (-1, C))
-        return (c1 * rule.scale * torch.einsum("nmrik,nmjk,nmijk->nmrij", parts, y, decay)).flatten(2, 3)
-    s: Tensor = _Product.apply((rule.scale * x).flatten(0, 1), y.flatten(0, 1))
-    sim = c1 * s if c2 == 0 else c2 * s.square() if c1 == 0 else s * (c1 + c2 * s)
-    sim = (sim if c0 == 0 else c0 + sim).view(N, m, -1, C, C)
-    return (sim if decay is None else sim * decay.squeeze(-1).unsqueeze(2)).flatten(2, 3)
-
-
-class _Product(torch.autograd.Function):
-    """x y^T of x [m, R, K] and y [m, C, K]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
-        return torch.bmm(x, y.transpose(1, 2).contiguous())
-
-    @staticmethod
-    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = ctx.saved_tensors
-        return torch.bmm(d, y.contiguous()), torch.bmm(d.transpose(1, 2), x.contiguous())

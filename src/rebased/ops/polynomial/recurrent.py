@@ -6,6 +6,7 @@ A product of features and state cancels where a query is nearly orthogonal to it
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.state import (
@@ -63,6 +64,16 @@ def extend(
         denominator = (phi_q[:, t] * state.z).sum(-1, keepdim=True)  # [B, H, 1]
         outputs.append(numerator / (denominator + eps))
     return torch.stack(outputs, dim=1).to(v.dtype), PolyState(*(x.to(state_dtype) for x in state))
+
+
+def attend_all(q: Tensor, k: Tensor, v: Tensor, *, coefficients: AnyCoefficients, scale: float, eps: float) -> Tensor:
+    """attend without a mask: every token sees all tokens, through the state after the last one."""
+    dtype = torch.float64 if q.device.type != "mps" else accumulate_dtype(q.dtype)
+    phi_q = query_features(q.to(dtype), coefficients, scale)  # [B, T, H, F]
+    phi_k = key_features(k.to(dtype), coefficients)  # [B, T, H, F]
+    state = torch.einsum("bjhf,bjhv->bhfv", phi_k, functional.pad(v.to(dtype), (0, 1), value=1.0))  # [B, H, F, V+1]
+    sums = torch.einsum("bihf,bhfv->bihv", phi_q, state)
+    return (sums[..., :-1] / (sums[..., -1:] + eps)).to(v.dtype)
 
 
 def extend_(
