@@ -50,9 +50,9 @@ def ship(root: Path, folder: Path) -> list[Path]:
         path = place / file.name
         if file in bundles:
             found = gather([file])
-            runs = [run for run in (*found.runs, *found.lm_runs) if plan or json.dumps(run.lines) not in seen]
-            seen |= set() if plan else {json.dumps(run.lines) for run in runs}
-            write_bundle(distinct([compact_run(run) for run in runs]), path)
+            texts = {json.dumps(run.lines): run for run in (*found.runs, *found.lm_runs)}
+            write_bundle(distinct([compact_run(run) for text, run in texts.items() if plan or text not in seen]), path)
+            seen |= set() if plan else texts.keys()
         elif file in probes:
             try:
                 records = read_probes(file)

@@ -69,8 +69,8 @@ def plain_tree(value: Any) -> Any:
     """JSON data whose texts, keys included, are plain."""
     if isinstance(value, dict):
         return {plain(key): plain_tree(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [plain_tree(entry) for entry in value]
+    if isinstance(value, list):  # of numbers, most often: matrices of a probe
+        return [entry if type(entry) in (float, int) else plain_tree(entry) for entry in value]
     return plain(value) if isinstance(value, str) else value
 
 

@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from rebased.cli import INTERRUPTED
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.results import progress_bars
 from rebased.config import plural
 from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
@@ -116,23 +117,14 @@ def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
     manifest = read_manifest(folder)
     sizes = {file: (folder / file.file).stat().st_size for file in files_of(manifest, manifest.splits)}
     damaged = []
-    with RichProgress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("", total=sum(sizes.values()))
-        for file, size in sizes.items():
-            progress.update(bar, description=f"comparing {file.file}")
+    with progress_bars(console) as begin_bar:
+        compared = begin_bar("comparing files")
+        for done, file in enumerate(sizes):
+            compared(done, len(sizes))
             try:
                 verify_file(folder, file)
             except ValueError as error:
                 damaged.append(str(error))
-            progress.advance(bar, size)
     to.result_console().print(describe(manifest, folder))
     for remark in remarks(manifest):
         say(console, remark)

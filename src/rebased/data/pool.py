@@ -136,7 +136,7 @@ def _work(connection: "Connection", make: Callable[..., Any], arguments: tuple[A
             item = connection.recv()
             try:
                 function = function or make(*arguments)
-                answer = function(item), None
+                answer: tuple[Any, Exception | None] = function(item), None
             except Exception as error:
                 answer = None, _sendable(error)
             connection.send(answer)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores, distances_of, perplexity
 from rebased.data import Windows, spread_rows
@@ -98,7 +97,7 @@ def validate(step: LMStep, windows: Windows, rows: Sequence[int], batch_size: in
                 batch = batch._replace(labels=torch.full_like(batch.labels, IGNORE))
             sums.append(loss(*to_device(batch, world.device)).detach())
             labels += int((batch.labels != IGNORE).sum())
-    if isinstance(loss, FSDPModule):
+    if step.is_sharded:
         loss.reshard()  # a backward pass would do it; until then the optimiser's parameters are not in place
     loss.train(training)
     nats = torch.stack(sums).double().sum()

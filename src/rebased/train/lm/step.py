@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -49,7 +49,8 @@ class LMStep:
         self.precision = choose_precision(config.precision, world.device)
         self.model = model.to(world.device)
         self.model.recompute = config.recompute
-        self.loss: nn.Module = self._parallelise(TokenLoss(self.model, self.precision))
+        self.is_sharded = world.size > 1 and config.parallel == "fsdp"
+        self.loss: Any = self._parallelise(TokenLoss(self.model, self.precision))
         use_graphs = config.capture and world.device.type == "cuda" and world.size == 1 and not config.recompute
         self.graphs = CudaGraphs(world.device) if use_graphs else None
         self.optimiser = build_optimiser(self.model, config, decay=config.decay, capturable=use_graphs)
@@ -62,7 +63,9 @@ class LMStep:
                 block.compile(dynamic=False)
         elif self.config.compile == "model":
             loss.compile(dynamic=False)
-        if self.world.size > 1 and self.config.parallel == "fsdp":
+        if self.is_sharded:
+            from torch.distributed.fsdp import fully_shard  # its import takes a second
+
             for block in self.model.blocks:
                 fully_shard(block)
             fully_shard(loss)
@@ -130,7 +133,7 @@ class LMStep:
         """A context in which processes exchange gradients only if this is the `last` micro batch of the step."""
         if isinstance(self.loss, DistributedDataParallel) and not last:
             return self.loss.no_sync()
-        if isinstance(self.loss, FSDPModule):
+        if self.is_sharded:
             self.loss.set_requires_gradient_sync(last)
         return nullcontext()
 
