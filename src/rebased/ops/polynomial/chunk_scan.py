@@ -61,7 +61,7 @@ def ordered_weights(q: Tensor, rule: Rule) -> Tensor:
     return torch.empty_like(weights).index_copy(0, state_order(q.shape[3], rule.coefficients, q.device), weights)
 
 
-def prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, rule: Rule) -> Chunks:
+def prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, *, rule: Rule) -> Chunks:
     """What chunks need of their own tokens; differentiable."""
     by_channel = g is not None and g.shape[-1] > 1
     C = min(CHUNK_OF_CHANNELS if by_channel else CHUNK, q.shape[1])

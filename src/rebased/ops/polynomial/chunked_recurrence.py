@@ -161,11 +161,11 @@ def _rows(tensors: Sequence[Any], rows: Rows) -> list[Any]:
 
 
 def _recur_rows(
-    q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, rule: Rule
+    q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, *, rule: Rule
 ) -> tuple[Tensor, Tensor, Memory]:
     """`recur` of tokens whose features fit into memory. The features of the state are in the order of features.py."""
     B, T, H, _ = q.shape
-    chunks = prepare(q, k, u, g, beta, rule)
+    chunks = prepare(q, k, u, g, beta, rule=rule)
     sums, after, memory = scan(chunks, state.flatten(0, 1), ordered_weights(q, rule))
     return to_tokens(sums, B)[:, :T], after.unflatten(0, (B, H)), memory
 
