@@ -61,7 +61,7 @@ def ordered_weights(q: Tensor, rule: Rule) -> Tensor:
     return torch.empty_like(weights).index_copy(0, state_order(q.shape[3], rule.coefficients, q.device), weights)
 
 
-def prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, rule: Rule) -> Chunks:
+def prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, *, rule: Rule) -> Chunks:
     """What chunks need of their own tokens; differentiable."""
     by_channel = g is not None and g.shape[-1] > 1
     C = min(CHUNK_OF_CHANNELS if by_channel else CHUNK, q.shape[1])
@@ -124,7 +124,8 @@ def scan_gradients(
         dS = torch.addcmul(weights * d_read, kept[n], dS)
     d_after, d_written = torch.stack(d_afters[::-1]), torch.stack(d_writtens[::-1])
     weighted, xt = weights * before, _transposed(x).contiguous()
-    du, d_beta, d_A, d_known = dx, None, None, None
+    du, d_beta, d_A = dx, None, None
+    d_known: Any = None  # without a beta nothing reads what is known
     d_since = (d_sums * seen).sum(-1, keepdim=True)
     if beta is not None and old is not None:
         dy = torch.stack(dys[::-1])
@@ -147,6 +148,8 @@ def _transposed(x: Tensor) -> Tensor:
 
 def _features(x: Tensor, rule: Rule) -> Tensor:
     """The features of x [N, m, C, K]: [N, m, F, C]."""
+    if rule.coefficients[0] == rule.coefficients[2] == 0:  # x itself
+        return x.transpose(2, 3).to(rule.wide)
     flat = x.flatten(0, 1).transpose(1, 2).to(rule.wide)
     found: Tensor = _Features.apply(flat, rule.coefficients)
     return found.unflatten(0, x.shape[:2])

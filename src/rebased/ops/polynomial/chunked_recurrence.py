@@ -66,11 +66,11 @@ def recur(
     order, sums = state_order(K, rule.coefficients, q.device), []
     S = torch.empty_like(state, dtype=rule.wide).index_copy(2, order, state.to(rule.wide))
     for start in range(0, T, tokens):
-        group: list[Any] = [None if x is None else x[:, start : start + tokens] for x in given]
+        group: list[Any] = [*(None if x is None else x[:, start : start + tokens] for x in given), S]
         if torch.compiler.is_compiling():  # it neither traces threads nor needs them
-            part, S, _ = _recur_rows(*group, S, rule)
+            part, S, _ = _recur_rows(*group, rule=rule)
         else:
-            part, S = _Recurrence.apply(*group, S, rule, keeps)
+            part, S = _Recurrence.apply(*group, rule, keeps)
         sums.append(part)
     return torch.cat(sums, dim=1), S.index_select(2, order).to(state.dtype)
 
@@ -102,7 +102,7 @@ class _Recurrence(torch.autograd.Function):
         memory: dict[int, Memory] = {}
 
         def compute(number: int, rows: Rows) -> None:
-            part, state, found = _recur_rows(*_rows(given, rows), ctx.rule)
+            part, state, found = _recur_rows(*_rows(given, rows), rule=ctx.rule)
             sums[rows[0], :, rows[1]], after[rows] = part, state
             if keeps:
                 memory[number] = found
@@ -161,11 +161,11 @@ def _rows(tensors: Sequence[Any], rows: Rows) -> list[Any]:
 
 
 def _recur_rows(
-    q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, rule: Rule
+    q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | None, state: Tensor, *, rule: Rule
 ) -> tuple[Tensor, Tensor, Memory]:
     """`recur` of tokens whose features fit into memory. The features of the state are in the order of features.py."""
     B, T, H, _ = q.shape
-    chunks = prepare(q, k, u, g, beta, rule)
+    chunks = prepare(q, k, u, g, beta, rule=rule)
     sums, after, memory = scan(chunks, state.flatten(0, 1), ordered_weights(q, rule))
     return to_tokens(sums, B)[:, :T], after.unflatten(0, (B, H)), memory
 
@@ -174,11 +174,12 @@ def _gradients(
     given: list[Any], d_sums: Tensor, d_after: Tensor, memory: Memory | None, rule: Rule
 ) -> list[Tensor | None]:
     """The gradients of q, k, u, log_decay, beta and the state from those of the results of _recur_rows."""
-    leaves = [None if x is None else x.detach().requires_grad_() for x in given[:5]]
+    leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in given[:5]]
     with torch.enable_grad():
-        chunks = prepare(*leaves, rule)
+        chunks = prepare(*leaves, rule=rule)
     state, weights = given[5].flatten(0, 1), ordered_weights(given[0], rule)
-    plain = Chunks(*(None if x is None else x.detach() for x in chunks))
+    detached: list[Any] = [None if x is None else x.detach() for x in chunks]
+    plain = Chunks(*detached)
     memory = scan(plain, state, weights)[2] if memory is None else memory
     d_sums = to_chunks(d_sums, plain.P.shape[2])
     d_chunks, d_state = scan_gradients(plain, memory, weights, d_sums, d_after.flatten(0, 1))
