@@ -205,7 +205,9 @@ class Board:
         best = [name for name, place in self.places.items() if place == 1]
         what = "alone has" if len(best) == 1 else "share"
         means = [f"{name} ({self.overall(name)[0]:.2f})" for name in best]
-        return f"{named(means)} {what} the first of {plural(len(set(self.places.values())), 'place')}."
+        cells = plural(len(self.ranked[best[0]]), "cell")
+        count = plural(len(set(self.places.values())), "place")
+        return f"{named(means)} {what} the first of {count}, on average over {cells} of task and state size."
 
     def _decided(self, name: str) -> str:
         mine = [one for one in self.contrasts if name in one[:2]]
