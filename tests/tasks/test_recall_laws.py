@@ -203,7 +203,7 @@ def test_needles(task: Needle) -> None:
         numbers = {}
         for sign, k1, k2, is_, *digits, stop in needles:
             assert (sign, is_, stop) == (FOR, IS, STOP)
-            assert words <= k1 < words + task.first_words <= k2 < task.vocab_size
+            assert words <= k1 < words + task.key_words[0] <= k2 < task.vocab_size
             assert all(0 <= digit <= 9 for digit in digits)
             numbers[k1, k2] = digits
         assert len(numbers) == task.n_needles
@@ -225,6 +225,25 @@ def test_the_law_of_needles() -> None:
     assert (asked.sum(1) == 1).all()
     assert is_uniform(asked.int().argmax(1), 3)
     assert is_uniform((inputs[:, 1] - 17) * 5 + inputs[:, 2] - 21, 20)
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "message"),
+    [
+        (FuzzyRecall, {"seq_len": 18}, "motif=3 needs more than 18 tokens; seq_len is 18"),
+        (FuzzyRecall, {"vocab_size": 6}, "vocab_size 6 is too small; use at least 7"),
+        (Memorisation, {"seq_len": 31}, "seq_len must be even, got 31: use 30 or 32"),
+        (CompositionalMQAR, {"kv_pairs": 8}, "kv_pairs must be a square, .*; got 8"),
+        (CompositionalMQAR, {"kv_pairs": 49}, "kv_pairs=49 needs 294 tokens .6 per pair., but seq_len is 256"),
+        (CompositionalMQAR, {"vocab_size": 110}, "vocab_size 110 is too small for 36 pairs; use at least 111"),
+        (Needle, {"seq_len": 21}, "digits=7 needs seq_len >= 22, got 21"),
+        (Needle, {"vocab_size": 41}, "line=25 needs vocab_size >= 42, got 41"),
+        (Needle, {"vocab_size": 42, "haystack": "needles"}, "41 needles need as many keys; vocab_size 42 has too few"),
+    ],
+)
+def test_impossible_sizes_are_named_with_their_remedy(cls: type, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cls(**arguments)
 
 
 SETTINGS = [

@@ -27,6 +27,13 @@ def test_every_task_has_both_sizes(name: str, size: str) -> None:
     assert parse(data.model_dump()) == data  # a record holds what the size stands for
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_quick_size_has_enough_different_examples(name: str) -> None:
+    data = parse({"name": name, "size": "quick"})
+    splits = data.build(0)
+    assert [len(split[0].inputs) for split in splits] == [data.train[0].examples] + 2 * [data.test[0].examples]
+
+
 def test_a_config_may_change_what_a_size_says() -> None:
     data = parse({"name": "noisy_recall", "size": "quick", "noise": 0.4, "held_out": []})
     plain = parse({"name": "noisy_recall", "size": "quick"})

@@ -28,7 +28,7 @@ class CompositionalMQAR(MQAR):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 24, "kv_pairs": 4, "vocab_size": 36, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 24, "kv_pairs": 4, "vocab_size": 24, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "kv_pairs": 36, "vocab_size": 8192, "train": 100_000, "test": 3_000},
     }
 

@@ -24,7 +24,7 @@ class Compression(Task):
 
     readout: ClassVar[Literal["each", "last"]] = "last"
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 10, "vocab_size": 6, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 7, "vocab_size": 6, "train": 8_000, "test": 500},
         "paper": {"seq_len": 32, "vocab_size": 16, "train": 12_800, "test": 1_280},  # MAD's base settings
     }
 

@@ -35,7 +35,7 @@ class FuzzyRecall(Task):
 
     seq_len: int = Field(128, description="tokens T per sequence, at least 6 * motif + 1")
     vocab_size: int = Field(16, description="padding, and at least `motif` tokens each of keys and of values")
-    motif: int = Field(3, ge=1, le=8, description="tokens of the longest key and of the longest value")
+    motif: int = Field(3, ge=1, le=4, description="tokens of the longest key and of the longest value")
 
     @model_validator(mode="after")
     def _check(self) -> "FuzzyRecall":
@@ -74,7 +74,7 @@ class FuzzyRecall(Task):
         slot = torch.arange(n, device=device)
         code = ((keys + 1) * (self.n_keys + 1) ** torch.arange(m, device=device)).sum(2)  # [rows,n]: one per key
 
-        pairs, begin = _with_values(keys, values, code)
+        _, begin = _with_values(keys, values, code)
         room = (begin[:, :-1] < T - size - 2 * m).sum(1, keepdim=True)
         place = torch.minimum((begin[:, :-1] < wanted).sum(1, keepdim=True), room - 1)
         early = ((code == code[:, -1:]) & (slot < place)).any(1, keepdim=True)

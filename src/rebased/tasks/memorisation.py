@@ -25,7 +25,7 @@ class Memorisation(Task):
     """
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 16, "vocab_size": 1024, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 16, "vocab_size": 4096, "train": 8_000, "test": 500},
         "paper": {"seq_len": 32, "vocab_size": 256, "train": 256, "test": 1_280},  # MAD's base settings
     }
 

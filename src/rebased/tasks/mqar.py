@@ -36,7 +36,7 @@ class MQAR(Task):
     segment_words: ClassVar[Mapping[str, str]] = {"seq_len": "T = {}", "kv_pairs": "{} pairs"}
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "quick": {"seq_len": 16, "kv_pairs": 3, "vocab_size": 32, "train": 8_000, "test": 500},
+        "quick": {"seq_len": 24, "kv_pairs": 6, "vocab_size": 48, "train": 8_000, "test": 500},
         "paper": {"seq_len": 256, "kv_pairs": 64, "vocab_size": 8192, "train": 100_000, "test": 3_000},
     }
 

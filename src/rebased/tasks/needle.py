@@ -1,5 +1,6 @@
 """Needle in noise: one sentence with a number among noise, or among many sentences like it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -49,10 +50,8 @@ class Needle(Task):
         needed = FIRST_WORD + self.line + 4
         if self.vocab_size < needed:
             raise ValueError(f"line={self.line} needs vocab_size >= {needed}, got {self.vocab_size}")
-        if self.haystack == "needles" and self.first_words * self.second_words < self.n_needles:
-            raise ValueError(
-                f"{self.n_needles} needles need as many keys; raise vocab_size, which is {self.vocab_size}"
-            )
+        if math.prod(self.key_words) < self.n_needles:
+            raise ValueError(f"{self.n_needles} needles need as many keys; vocab_size {self.vocab_size} has too few")
         return self
 
     @property
@@ -61,14 +60,10 @@ class Needle(Task):
         return self.seq_len - self.digits - 3
 
     @property
-    def first_words(self) -> int:
-        """The number of first words of keys; they follow the words of the line."""
-        return (self.vocab_size - FIRST_WORD - self.line) // 2
-
-    @property
-    def second_words(self) -> int:
-        """The number of second words of keys, the last tokens."""
-        return self.vocab_size - FIRST_WORD - self.line - self.first_words
+    def key_words(self) -> tuple[int, int]:
+        """The numbers of first and of second words of keys; these tokens follow the words of the line."""
+        words = self.vocab_size - FIRST_WORD - self.line
+        return words // 2, words - words // 2
 
     @property
     def n_needles(self) -> int:
@@ -84,9 +79,9 @@ class Needle(Task):
         n, size = self.n_needles, self.digits + 5
         use: Any = {"generator": generator, "device": generator.device}
         needles = torch.full((rows, n, size), FOR, device=generator.device)
-        keys = draw_distinct(rows, n, self.first_words * self.second_words, generator)
-        needles[:, :, 1] = FIRST_WORD + self.line + keys // self.second_words
-        needles[:, :, 2] = self.vocab_size - self.second_words + keys % self.second_words
+        keys, second = draw_distinct(rows, n, math.prod(self.key_words), generator), self.key_words[1]
+        needles[:, :, 1] = FIRST_WORD + self.line + keys // second
+        needles[:, :, 2] = self.vocab_size - second + keys % second
         needles[:, :, 3], needles[:, :, -1] = IS, STOP
         needles[:, :, 4:-1] = torch.randint(DIGITS, (rows, n, self.digits), **use)
         asked = needles[torch.arange(rows, device=generator.device), torch.randint(n, (rows,), **use)]  # [rows,n+5]
