@@ -9,6 +9,7 @@ import yaml
 
 from fake_suite import TREE, small_suite, suite_runs
 from rebased.cli import main
+from rebased.mixers import contract
 from rebased.runs.collect import collect, write_bundle
 
 OWN = """
@@ -41,6 +42,7 @@ class Own(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # what own.py registers is for a test alone
     Path("own.py").write_text(OWN)
     small = {"tasks": {"MQAR": TREE["tasks"]["MQAR"]}, "state_bytes": [512], "score_seeds": [11, 12]}
     Path("small.yaml").write_text(yaml.safe_dump(TREE | small))

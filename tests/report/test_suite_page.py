@@ -120,3 +120,12 @@ def test_mixers_are_ranked_on_the_same_cells() -> None:
     asked = Board(SUITE, [*few, *others], ["Delta"])  # a suite that is half done: on the cells that it has
     assert asked.places == {"ReBased": 1, "Delta": 2, "Linear": 2}
     assert "over 2 cells" in asked.sentences[0]
+
+
+def test_parameters_that_could_not_be_matched_are_named() -> None:
+    wide = list(suite_runs(SUITE, {"Delta": 0.5}))
+    for run in wide:
+        run.lines[0]["parameters"] = 2300
+    board = Board(SUITE, [*wide, *suite_runs(SUITE, {"ReBased": 0.5})], ["Delta"])
+    assert board.sentences[0].startswith("Delta, with 2.3 times the parameters of ReBased, recalls 0.53")
+    assert [row[-1] for row in recall_table(board, 512).rows] == ["2,300 (230%)", "1,000 (100%)"]

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from fake_suite import TREE, fake_run_of, small_suite
-from rebased.mixers import mixer_class, register_mixer
+from rebased.mixers import contract, mixer_class, register_mixer
 from rebased.runs.shipped import find_config
 from rebased.runs.suite import Suite, load_suite, own_mixer, part_of, widest
 from rebased.tasks import task_names
@@ -87,7 +87,6 @@ def test_a_seed_that_chooses_is_not_scored() -> None:
         small_suite(score_seeds=[1, 2])
 
 
-@register_mixer("suite_test_mean")
 class Mean(nn.Module):
     """Without a state: it can be trained and not ranked."""
 
@@ -99,7 +98,11 @@ class Mean(nn.Module):
         return self.out_proj(x.cumsum(1))
 
 
-def test_a_mixer_that_cannot_tell_its_state_is_trained_once_and_not_bounded() -> None:
+def test_a_mixer_that_cannot_tell_its_state_is_trained_once_and_has_no_set_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+    register_mixer("suite_test_mean")(Mean)
     suite, mixer = small_suite(), own_mixer("suite_test_mean", 1)
     assert mixer.mixer == {"name": "suite_test_mean", "n_heads": 1}
     configs = suite.configs("small", "Mean", mixer)

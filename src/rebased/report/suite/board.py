@@ -22,6 +22,7 @@ Outcome = Literal["recall", "began"]
 MOST_SEEDS = 100  # a comparison that would need more is not worth its time
 NAMED = 4  # mixers that a sentence names
 LONGEST = 60  # letters of a mixer's name
+MATCHED = 1.5  # a ratio of parameters below this needs no words
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,19 @@ class Board:
         cells = plural(len(self.ranked[name]), "cell")
         with_them = f", shared with {named(shared)}" if shared else ""
         return (
-            f"{name} recalls {mean:.2f}{span} on average over {cells} of task and state size: place "
-            f"{self.places[name]} of {plural(len(self.places), 'mixer')}{with_them}."
+            f"{name}{self._unequal(name)} recalls {mean:.2f}{span} on average over {cells} of task and state size: "
+            f"place {self.places[name]} of {plural(len(self.places), 'mixer')}{with_them}."
+        )
+
+    def _unequal(self, name: str) -> str:
+        """How many times the parameters of others a mixer has, if they could not be matched."""
+        cell = self.of(name)[-1]
+        others = self.parameters(cell.budget)
+        ratio = cell.runs[0].parameters / others if others else 1.0
+        return (
+            ""
+            if 1 / MATCHED < ratio < MATCHED
+            else f", with {ratio:.1f} times the parameters of {self.suite.drawn[0]},"
         )
 
     def _unranked(self, name: str) -> str:
@@ -205,7 +217,9 @@ class Board:
         best = [name for name, place in self.places.items() if place == 1]
         what = "alone has" if len(best) == 1 else "share"
         means = [f"{name} ({self.overall(name)[0]:.2f})" for name in best]
-        return f"{named(means)} {what} the first of {plural(len(set(self.places.values())), 'place')}."
+        cells = plural(len(self.ranked[best[0]]), "cell")
+        count = plural(len(set(self.places.values())), "place")
+        return f"{named(means)} {what} the first of {count}, on average over {cells} of task and state size."
 
     def _decided(self, name: str) -> str:
         mine = [one for one in self.contrasts if name in one[:2]]

@@ -106,7 +106,8 @@ def recall_table(board: Board, budget: int | None) -> Table:
                 f"{some.runs[0].parameters:,}" + (f" ({some.runs[0].parameters / reference:.0%})" if reference else ""),
             )
         )
-    return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters"), rows)
+    size = f"parameters (of {board.suite.drawn[0]}'s)" if reference else "parameters"
+    return Table(("mixer", "place", *tasks, "began to learn", "bytes", size), rows)
 
 
 def recall_of(cell: SuiteCell) -> Number:
