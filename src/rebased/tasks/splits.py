@@ -170,7 +170,7 @@ def _parse_task(value: Any) -> Any:
             f"a task is a name, or a mapping of settings ({{name: mqar, vocab_size: 64}}); got {short(value)}"
         )
     name = value.get("name", DEFAULT_TASK)
-    if "size" in value:
+    if "size" in value and "size" not in task_class(name).model_fields:
         changes = {key: entry for key, entry in value.items() if key != "size"}
         value = merge(sized(name, value["size"]), changes, "task")
     return task_data(name).model_validate(value)
