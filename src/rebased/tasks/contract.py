@@ -162,9 +162,8 @@ def _copy(block: Examples, whole: Examples, start: int) -> None:
         rows.copy_(part[: len(rows)])
 
 
-SEEDS = ("seeds", "train_seed", "test_seed", "held_out_seed")
-RESERVED = ("name", "train", "test", "held_out", *SEEDS, "examples")
-"""What the task section of a config says besides a task's own fields; and `size`, if the task has named sizes."""
+RESERVED = ("name", "train", "test", "held_out", "seeds", "train_seed", "test_seed", "held_out_seed", "examples")
+"""What the task section of a config says besides a task's own fields."""
 
 _REGISTER: dict[str, type[Task]] = {}
 Class = TypeVar("Class", bound=Task)
@@ -183,7 +182,8 @@ def register_task(name: str) -> Callable[[type[Class]], type[Class]]:
             raise ValueError(f"task {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
         if cls.draw is Task.draw and cls.build is Task.build:
             raise ValueError(f"task {name!r} has no draw(self, rows, generator, split); write one")
-        if taken := [key for key in cls.model_fields if key in RESERVED or (cls.sizes and key == "size")]:
+        reserved = (*RESERVED, "size") if cls.sizes else RESERVED
+        if taken := [key for key in cls.model_fields if key in reserved]:
             raise ValueError(f"task {name!r} has a field {taken[0]!r}, a word of the task section; choose another name")
         if unknown := [key for key in cls.segment_fields if key not in cls.model_fields]:
             hint = did_you_mean(unknown[0], list(cls.model_fields))
