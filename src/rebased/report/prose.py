@@ -65,13 +65,13 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
     if found.repeated:
         repeat = f"{plural(found.repeated, 'record')} {'repeats' if found.repeated == 1 else 'repeat'}"
         yield f"{repeat} a run that was found already. One record of each run counts, a whole one if there is one."
-    every = (*ended, *found.others)
-    if changed := [run.digest for run in every if run.digest_of_settings not in (None, run.digest)]:
+    digests = [(run.digest, run.digest_of_settings) for run in (*ended, *found.others)]
+    if changed := [digest for digest, own in digests if own not in (None, digest)]:
         yield (
             f"{plural(len(changed), 'record')} with settings that are not those that the digest names, perhaps changed "
             f"by hand: {shortened(sorted(set(changed)))}."
         )
-    if unknown := [run.digest for run in every if run.digest_of_settings is None]:
+    if unknown := [digest for digest, own in digests if own is None]:
         yield (
             f"{plural(len(unknown), 'record')} with mixers, tasks or settings that are not known here: their settings "
             f"could not be compared with their digest ({shortened(sorted(set(unknown)))}). If you have the code of "

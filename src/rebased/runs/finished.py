@@ -99,7 +99,7 @@ class Run:
         """True if the rule `train.give_up` of its config ended it early."""
         return self.lines[-1].get("gave_up", False) is True
 
-    @cached_property
+    @property
     def digest_of_settings(self) -> str | None:
         """The digest of the settings in the record, which should be its own; None if this code does not know them."""
         try:
