@@ -157,8 +157,8 @@ class LMConfig(Config):
 
         Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
         """
-        built_for_a_length = any(_takes_max_len(mixer_class(mixer.name)) for mixer in self.mixers)
-        return self.max_len if self.positions == "learned" or built_for_a_length else None
+        kinds: list[Any] = [mixer_class(mixer.name) for mixer in self.mixers]
+        return self.max_len if self.positions == "learned" or any(map(_takes_max_len, kinds)) else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""

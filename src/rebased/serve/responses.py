@@ -4,15 +4,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-try:
-    import orjson
-except ImportError:
-    orjson = None
+_orjson: Any = import_module("orjson") if find_spec("orjson") else None
 
 _log = logging.getLogger("rebased")
 
@@ -28,8 +27,8 @@ HEADERS = [
 
 def encode(content: Any) -> bytes:
     """Return content as JSON."""
-    if orjson is not None:
-        return orjson.dumps(content)
+    if _orjson is not None:
+        return _orjson.dumps(content)
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
