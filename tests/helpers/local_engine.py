@@ -45,8 +45,11 @@ class ThreadLine:
 class LocalEngine(EngineClient):
     """A client together with its engine."""
 
+    lag = 0  # of its scheduler; a GPU has 1
+
     def __init__(self, model: LanguageModel, *, max_waiting: int = 1024, **options: Any) -> None:
         self.engine = Engine(model, **options)
+        self.engine.scheduler.lag = self.lag
         self.line = ThreadLine(self.engine)
         super().__init__(self.engine.about(), ByteTokenizer(), self.line, max_waiting=max_waiting)
         self.engine.post = self._arrived

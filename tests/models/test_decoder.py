@@ -331,3 +331,27 @@ def test_errors() -> None:
     decoder.step()
     with pytest.raises(ValueError, match="a slot has read all 64 positions of the model; free it"):
         decoder.step()
+
+
+@pytest.mark.parametrize("mixer", [{"name": "rebased", "n_heads": 3}, {"name": "attention", "n_heads": 3}], ids=str)
+def test_a_narrow_step_computes_the_slots_in_use(mixer: dict[str, Any]) -> None:
+    """Sequences come and leave; each gets the tokens that it gets where all slots are computed."""
+    model = build(mixer)
+    plain, narrow = Decoder(model, 20, capacity=64), Decoder(model, 20, capacity=64, narrow=True)
+    shapes = []
+    for slot in (0, 2, 5, 17, 1):
+        made = []
+        for decoder in (plain, narrow):
+            decoder.put(
+                slot, TEXT[slot % 3][: slot + 3], decoder.prefill(TEXT[slot % 3][: slot + 2]), Sampling(seed=slot)
+            )
+            decoder.step()
+            made.append(decoder.step())
+        used = plain._active.nonzero()[0]
+        shapes.append(len(made[1].tokens))
+        assert torch.equal(made[0].tokens[used], made[1].tokens[used])
+        torch.testing.assert_close(made[0].logprobs[used], made[1].logprobs[used])
+        if slot == 17:
+            for decoder in (plain, narrow):
+                decoder.free(17)
+    assert shapes == [1, 4, 16, 20, 16]

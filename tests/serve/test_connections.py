@@ -28,7 +28,7 @@ pytest.importorskip("prometheus_client", reason="serving needs it: pip install '
 
 from live_server import Live, live_server
 from rebased.models.weights import save_model
-from rebased.serve import bodies, connections, log_rate
+from rebased.serve import bodies, connections, log_rate, responses
 from served_model import small_model
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -104,6 +104,21 @@ def test_a_slow_body_gets_an_error(live: Live, monkeypatch: pytest.MonkeyPatch) 
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     with connect(live.url, head + b"Content-Length: 100\r\n\r\n{") as sock:
         assert b"408 Request Timeout" in sock.recv(10_000)
+
+
+def test_a_client_that_does_not_read_its_stream_is_cut_off(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(responses, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(responses, "PING_SECONDS", 0.2)
+    body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True, "n": 16, "logprobs": 20}
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with connect(live.url, head + b"Content-Length: %d\r\n\r\n" % len(content) + content):
+        wait_for(lambda: live.engine.busy)
+        wait_for(lambda: not live.engine.busy)
+    assert "a client did not read its stream for 0.5 seconds; it was cut off" in caplog.messages
+    assert health(live.url) == 200
 
 
 def test_new_connections_take_the_place_of_idle_ones(live: Live) -> None:

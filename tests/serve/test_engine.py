@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from local_engine import LocalEngine
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
 from rebased.models.job import Event, Failed, Job, Made
@@ -15,6 +16,13 @@ from rebased.serve.client import Closed, Full
 from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
 
 FIELDS = ("n", "temperature", "top_p", "seed", "max_tokens", "stop")
+
+
+@pytest.fixture(autouse=True, params=[0, 1], ids=["no-lag", "lag"])
+def lag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Steps that are launched before the tokens of one are looked at: on a CPU none, on a GPU one."""
+    monkeypatch.setattr(LocalEngine, "lag", request.param)
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -351,3 +359,16 @@ def test_whoever_waits_is_told_if_the_thread_fails(model: LanguageModel, monkeyp
     assert heard.failure is not None
     with pytest.raises(Closed):
         engine.submit(*job_of("late"))
+
+
+def test_an_end_of_text_token_ends_a_choice_and_the_next_takes_its_slot(model: LanguageModel) -> None:
+    prompts = [list(f"number {n}".encode()) for n in range(6)]
+    whole = model.generate(prompts, max_tokens=12, temperature=0.0)
+    end = whole.tokens[0][4]
+    expected = model.generate(prompts, max_tokens=12, temperature=0.0, end_of_text=end)
+    pairs = [(Job([prompt], GenerateOptions(temperature=0.0, max_tokens=12, end_of_text=end)), Listener())
+             for prompt in prompts]  # fmt: skip
+    run(make_engine(model, slots=2), *pairs)
+    assert [heard.tokens() for _, heard in pairs] == expected.tokens
+    assert [heard.reasons() for _, heard in pairs] == [[reason] for reason in expected.finish_reasons]
+    assert "stop" in expected.finish_reasons

@@ -206,6 +206,10 @@ class KVSlots:
         for mine, given in ((self.k, state.k), (self.v, state.v)):
             mine[slot, :, :length].copy_(given[0].transpose(0, 1))
 
+    def first(self, count: int) -> "KVSlots":
+        """Return the first slots: what their steps write is written here."""
+        return type(self)(self._mixer, self.k[:count], self.v[:count])
+
     def get(self, slot: int, length: int) -> KVCache:
         """Return a copy of the cache in a slot, k and v [1,length,H,W]."""
         k, v = (each[slot : slot + 1, :, :length].transpose(1, 2) for each in (self.k, self.v))

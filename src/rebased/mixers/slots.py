@@ -6,6 +6,7 @@ CUDA graph can replay it. Rows never see each other, so the content of an unused
 not matter.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -110,6 +111,12 @@ class FixedSlots:
         self._check_shapes([mine[:1].expand(len(states), *mine.shape[1:]) for mine in tensors_of(self._state)], given)
         for mine, new in zip(tensors_of(self._state), given, strict=True):
             mine.index_copy_(0, slots, new.to(mine.dtype))
+
+    def first(self, count: int) -> "FixedSlots":
+        """Return the first slots: what their steps write is written here."""
+        part = copy.copy(self)
+        part._state = map_tensors(lambda tensor: tensor[:count], self._state)
+        return part
 
     def get(self, slot: int, length: int) -> Any:
         """Return a copy of the state in a slot, at B = 1."""

@@ -5,6 +5,7 @@ prompts are read in chunks between steps, and states of common prefixes are kept
 needed. What a step reads and writes stays where it is, and it never waits for the device: step_graph.py replays it.
 """
 
+import copy
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,8 @@ class Decoder:
         grows: whether a full cache is replaced by one twice as large (default). Otherwise it is an error.
         capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
         fusion: how operations of a step are joined (Fusion). Default "auto".
+        narrow: whether a step computes the first slots alone, up to the last one in use, and returns those. Their
+            number is a power of 4, or all. Default False.
 
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
@@ -78,6 +81,7 @@ class Decoder:
         grows: bool = True,
         capture: bool = False,
         fusion: Fusion = "auto",
+        narrow: bool = False,
     ) -> None:
         if model.training:
             raise ValueError("the model is in training mode, where dropout is random; call model.eval() first")
@@ -109,6 +113,8 @@ class Decoder:
         self._active = np.zeros(slots, dtype=bool)  # the same of `active`
         self._changed = False  # whether `active` is to be written
         self._later: dict[int, _Later] = {}  # what is to be put, by slot
+        self.narrows = narrow and fusion != "compile" and all(hasattr(layer, "first") for layer in self.layers)
+        self._parts: dict[int, Decoder] = {}  # the first slots, by their number
 
     def capture_steps(self, *, required: bool = True) -> None:
         """Replay steps as CUDA graphs from now on, as `capture` does; if not `required`, only where it is possible."""
@@ -232,7 +238,28 @@ class Decoder:
             else:
                 longest = self.capacity
         run = self.compute if self._graphs is None else self._graphs.run
-        return run(longest, self.sampling.mode)
+        return run(longest, self.sampling.mode, self._rows())
+
+    def sizes(self) -> list[int]:
+        """Return the numbers of slots that steps may compute."""
+        powers = [4**n for n in range(16) if 4**n < self.slots] if self.narrows else []
+        return [*powers, self.slots]
+
+    def _rows(self) -> int:
+        """Return how many slots the next step computes."""
+        used = self._active.nonzero()[0]
+        return next(size for size in self.sizes() if size > (used[-1] if len(used) else 0))
+
+    def _part(self, rows: int) -> "Decoder":
+        """Return a decoder of the first slots, which shares its memory with this one."""
+        if rows not in self._parts:
+            part = self._parts[rows] = copy.copy(self)
+            part.slots, part.sampling = rows, self.sampling.part(0, rows)
+            layers: list[Any] = self.layers
+            part.layers = [layer.first(rows) for layer in layers]
+            for name in ("tokens", "lengths", "active", "logits"):
+                setattr(part, name, getattr(self, name)[:rows])
+        return self._parts[rows]
 
     def _advance(self) -> int:
         """Count a token for every active slot. Returns how many tokens of a cache must be read at most."""
@@ -245,11 +272,14 @@ class Decoder:
         return min(longest, self.capacity)
 
     @torch.no_grad()
-    def compute(self, longest: int, mode: Mode) -> Stepped:
+    def compute(self, longest: int, mode: Mode, rows: int) -> Stepped:
         """The part of `step` that runs on the device: reads and writes only tensors that stay where they are.
 
-        `longest` is how many tokens of a cache are read, `mode` what choosing needs at most (SamplingSlots.mode).
+        `longest` is how many tokens of a cache are read, `mode` what choosing needs at most (SamplingSlots.mode), and
+        `rows` how many slots are computed.
         """
+        if rows < self.slots:
+            return self._part(rows).compute(longest, mode, rows)
         if self.fusion == "kernels" and not torch.is_autocast_enabled(self.tokens.device.type):
             return self._compute_fused(longest, mode)
         self.logits.copy_((self._read or self._plain_logits)(longest))
@@ -306,6 +336,7 @@ class Decoder:
                 f"capacity={length}"
             )
         self.capacity = min(max(2 * self.capacity, length), self._length_limit or sys.maxsize)
+        self._parts.clear()
         for layer in self.layers:
             layer.reserve(self.capacity)
         if self._graphs is not None and self.has_caches:

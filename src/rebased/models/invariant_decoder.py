@@ -77,6 +77,10 @@ class InvariantDecoder:
         """Bytes of all states and caches."""
         return sum(block.state_bytes for block in self._blocks)
 
+    def sizes(self) -> list[int]:
+        """Return the numbers of slots whose steps differ in their kernels: here there is one."""
+        return [1]
+
     def capture_steps(self, *, required: bool = True) -> None:
         """Replay steps as CUDA graphs from now on, unless a cache grows: each slot would need graphs of its own."""
         for block in self._blocks if not self.has_caches else ():

@@ -51,7 +51,7 @@ def read_prompts(
             tokens = [end_of_text]
         if limit is not None and len(tokens) > limit:
             raise TooLong(f"{this} has {len(tokens):,} tokens, more than the model's {limit:,} positions; shorten it")
-        read.append([int(token) for token in tokens])
+        read.append(tokens if set(map(type, tokens)) == {int} else [int(token) for token in tokens])
     return read
 
 

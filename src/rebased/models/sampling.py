@@ -171,10 +171,15 @@ class SamplingSlots:
 
     def choose_alone(self, slot: int, logits: Tensor) -> Tensor:
         """Return the next token of one slot, [1], from the logits [S,V] of all."""
-        one = object.__new__(SamplingSlots)
+        return self.part(slot, slot + 1).choose(logits[slot : slot + 1], self._settings[slot].mode)
+
+    def part(self, start: int, stop: int) -> "SamplingSlots":
+        """Return some of the slots, which share their memory with these."""
+        part = object.__new__(SamplingSlots)
         for name, value in vars(self).items():
-            setattr(one, name, value[slot : slot + 1] if isinstance(value, Tensor) else value)
-        return one.choose(logits[slot : slot + 1], self._settings[slot].mode)
+            setattr(part, name, value[start:stop] if isinstance(value, Tensor) else value)
+        part._rows = self._rows[: stop - start]
+        return part
 
     def advance(self, tokens: Tensor, active: Tensor) -> None:
         """Note that the active slots, bool [S], have got these tokens [S]."""

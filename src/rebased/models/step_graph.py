@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebased.models.sampling import Mode
-
 WARM_UP = 3
 _log = logging.getLogger("rebased")
 
@@ -46,13 +44,13 @@ class Fetch:
 
 
 class StepGraphs:
-    """Runs compute(longest, mode) as CUDA graphs, one per pair of arguments. All graphs share their memory.
+    """Runs compute(*key) as CUDA graphs, one per key, its arguments. All graphs share their memory.
 
     required: whether it is an error that a step cannot be captured. If not, a warning says so, and steps run as they
     are.
     """
 
-    def __init__(self, compute: Callable[[int, Mode], Stepped], device: torch.device, *, required: bool = True) -> None:
+    def __init__(self, compute: Callable[..., Stepped], device: torch.device, *, required: bool = True) -> None:
         if device.type != "cuda":
             raise ValueError(f"CUDA graphs need a GPU; the model is on {device}: leave out capture")
         self._compute, self._device, self._required = compute, device, required
@@ -61,28 +59,27 @@ class StepGraphs:
 
     def clear(self) -> None:
         """Forget all graphs: tensors that they work on have moved."""
-        self._seen: Counter[tuple[int, Mode]] = Counter()
-        self._graphs: dict[tuple[int, Mode], tuple[Any, Stepped]] = {}
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._graphs: dict[tuple[Any, ...], tuple[Any, Stepped]] = {}
 
-    def run(self, longest: int, mode: Mode) -> Stepped:
-        """Return what compute(longest, mode) returns."""
-        key = (longest, mode)
+    def run(self, *key: Any) -> Stepped:
+        """Return what compute(*key) returns."""
         if key not in self._graphs:
             self._seen[key] += 1
             if self._seen[key] > WARM_UP and self._captures:
-                self._capture(longest, mode)
+                self._capture(key)
             if key not in self._graphs:
-                return self._compute(longest, mode)
+                return self._compute(*key)
         graph, made = self._graphs[key]
         graph.replay()
         return made
 
-    def _capture(self, longest: int, mode: Mode) -> None:
+    def _capture(self, key: tuple[Any, ...]) -> None:
         graph = torch.cuda.CUDAGraph()
         pool = next((other.pool() for other, _ in self._graphs.values()), None)
         try:
             with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=pool):
-                made = self._compute(longest, mode)
+                made = self._compute(*key)
         except RuntimeError as error:
             no_memory = isinstance(error, torch.OutOfMemoryError)
             if self._required and no_memory:
@@ -96,4 +93,4 @@ class StepGraphs:
             _log.warning("%s. It is not replayed, which is slower", problem)
             self._captures = False
         else:
-            self._graphs[longest, mode] = graph, made
+            self._graphs[key] = graph, made

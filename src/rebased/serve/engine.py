@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
@@ -113,8 +114,11 @@ class Engine:
         self.model, self.post = model, post
         self.slots, self.context, self.captures = slots, context, capture
         self.prefixes = PrefixStates(cache_bytes)
-        make = InvariantDecoder if batch_invariant else Decoder
-        self.decoder = make(model, slots, capacity=context, grows=False)
+        self.decoder: Decoder | InvariantDecoder
+        if batch_invariant:
+            self.decoder = InvariantDecoder(model, slots, capacity=context, grows=False)
+        else:
+            self.decoder = Decoder(model, slots, capacity=context, grows=False, narrow=True)
         if capture:
             self.decoder.capture_steps(required=False)
         on_gpu = model.embedding.weight.device.type == "cuda"
@@ -140,11 +144,11 @@ class Engine:
 
     def warm_up(self) -> None:
         """Make a few steps before the first request: what is wrong shows now, and kernels are compiled."""
-        for sampling in WARM_UP:
-            self.decoder.put(0, [0], self.model.init_state(1), sampling)
+        for slot, sampling in product((size - 1 for size in reversed(self.decoder.sizes())), WARM_UP):
+            self.decoder.put(slot, [0], self.model.init_state(1), sampling)
             for _ in range(min(CAPTURED_AFTER, self.context) if self.captures else 1):
                 self.decoder.step()
-            self.decoder.free(0)
+            self.decoder.free(slot)
 
     def obey(self, command: Command) -> None:
         """Take a command, which the next turn obeys."""

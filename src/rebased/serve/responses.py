@@ -4,15 +4,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-try:
-    import orjson
-except ImportError:
-    orjson = None
+_orjson: Any = import_module("orjson") if find_spec("orjson") else None
 
 _log = logging.getLogger("rebased")
 
@@ -28,8 +27,8 @@ HEADERS = [
 
 def encode(content: Any) -> bytes:
     """Return content as JSON."""
-    if orjson is not None:
-        return orjson.dumps(content)
+    if _orjson is not None:
+        return _orjson.dumps(content)
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -42,14 +41,16 @@ class JSON(JSONResponse):
 
 
 class Stream(Response):
-    """A stream of server-sent events, one per item of `events`. What is ready together is sent together.
+    """A stream of server-sent events, one per item of `events`.
 
     It ends with `on_end()`: when the events are over, the client leaves, or it takes nothing for SEND_SECONDS.
     """
 
     def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__()
-        self._events, self._on_end, self._is_silent = events, on_end, False
+        self._events, self._on_end = events, on_end
+        self._sent = 0  # messages
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
@@ -57,10 +58,15 @@ class Stream(Response):
         leaving = asyncio.ensure_future(_client_leaves(receive))
         try:
             while not sending.done() and not leaving.done():
-                self._is_silent = True
-                await asyncio.wait({sending, leaving}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if self._is_silent and not leaving.done():
-                    await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+                sent, seconds = self._sent, SEND_SECONDS if self._is_sending else PING_SECONDS
+                await asyncio.wait({sending, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if self._sent > sent or sending.done() or leaving.done():
+                    continue
+                if not self._is_sending:
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+                elif seconds == SEND_SECONDS:
+                    raise TimeoutError
             if sending.done():
                 sending.result()
         except TimeoutError:
@@ -73,9 +79,9 @@ class Stream(Response):
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         async for event in self._events:
-            self._is_silent = False
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
+            self._is_sending = True
+            await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
+            self._sent, self._is_sending = self._sent + 1, False
         await send({"type": "http.response.body", "body": b""})
 
 
