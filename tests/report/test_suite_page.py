@@ -14,7 +14,8 @@ SUITE = small_suite()
 
 
 def test_rates_are_chosen_on_the_test_split_and_fresh_seeds_scored_on_the_held_out_one() -> None:
-    board = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})))
+    board = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})), ["ReBased"])
+    assert board.sentences[1] == "No other mixer has these cells."
     assert len(board.cells) == 4
     for cell in board.cells:
         assert cell.rate == 1e-2

@@ -227,6 +227,8 @@ class Board:
         less = [other_of(one, name) for one in mine if one.favours(other_of(one, name))]
         parts = [f"more than {named(more)}"] if more else []
         parts += [f"less than {named(less)}"] if less else []
+        if not mine:
+            return "No other mixer has these cells."
         if not parts:
             return f"Nothing is decided about it: it differs from none of {plural(len(mine), 'mixer')} by the tests."
         return f"Decided: over all cells it recalls {', and '.join(parts)}."
