@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-_orjson: Any = import_module("orjson") if find_spec("orjson") else None
+_orjson: Any = None
+with suppress(ImportError):  # without it JSON takes longer
+    _orjson = import_module("orjson")
 
 _log = logging.getLogger("rebased")
 
