@@ -23,7 +23,6 @@ from rebased.runs.finished import Run
 
 EVERY = 8  # of the epochs, and of the lines of a language model's steps, so many are one that is kept
 SEEDS = 5  # of a test of TF32 that counts, at least
-SUITES = "suites"  # the folder of results that are not the paper's
 FIGURES = 6  # significant digits of densities and similarities, which are drawn only
 
 
@@ -39,11 +38,14 @@ def read_precision_test(folder: Path) -> PrecisionTest:
 
 def ship(root: Path, folder: Path) -> list[Path]:
     """Write the compact records of the repository in `root` into `folder`; returns the files. A plan and the records
-    beside it go to a folder of their own: they are judged by themselves."""
+    beside it go to a folder of their own: they are judged by themselves. Results in deeper folders (tasks, mixers,
+    suites) are not the paper's."""
     results, written = root / "results", []
     seen: set[str] = set()  # a run may be in two sweeps, and one that was trained twice has two records
-    bundles = sorted(file for pattern in BUNDLES for file in results.rglob(pattern) if SUITES not in file.parts)
-    probes = sorted({file for pattern in PROBES for file in results.rglob(pattern)})
+    bundles, probes = (
+        sorted({file for pattern in patterns for file in [*results.glob(pattern), *results.glob(f"*/{pattern}")]})
+        for patterns in (BUNDLES, PROBES)
+    )
     for file in [*bundles, *probes, *sorted(results.glob("*/plan.md"))]:
         plan = (file.parent / "plan.md").exists()
         place = folder / PLANNED.name / file.parent.name if plan else folder

@@ -1,6 +1,6 @@
 """Write the table of docs/tasks.md: the best test accuracy of each model on each task, over the rates of the bundle.
 
-python results/tasks-quick/table.py
+python results/tasks/quick/table.py
 """
 
 import re
@@ -10,7 +10,7 @@ from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 
 BUNDLE = Path(__file__).with_name("tasks-quick.jsonl.gz")
-PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 LEARNED = 0.9
 
 
@@ -52,7 +52,7 @@ def table(best: dict[str, dict[str, float]]) -> str:
 
 def with_table(page: str, best: dict[str, dict[str, float]]) -> str:
     """The page with this table in the place of the one that it has."""
-    begin, end = "<!-- results/tasks-quick -->\n", "<!-- end -->"
+    begin, end = "<!-- results/tasks/quick -->\n", "<!-- end -->"
     return re.sub(f"(?<={begin}).*?(?={end})", lambda _: f"{table(best)}\n\n", page, flags=re.DOTALL)
 
 
