@@ -1,5 +1,6 @@
 """The delta rule: chunks are the recurrence, values and gradients; what it overwrites, and what it refuses."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,6 +80,16 @@ def test_groups_are_computed_again_in_the_backward_pass(monkeypatch: pytest.Monk
     assert_close(got.values(), want.values(), got, lengths=SUMS)
 
 
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """Three threads for torch, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
 def test_rows_go_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     given = draw(100, "delta and decay")
     want = extend(given, [100], "chunked", degree=2)
@@ -89,7 +100,6 @@ def test_rows_go_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         run_on_threads(function, items, threads)
 
     monkeypatch.setattr(chunked_recurrence, "thread_count", lambda *_: 3)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(chunked_recurrence, "run_on_threads", run)
     got = extend(given, [100], "chunked", degree=2)
     assert min(counts) > 1
