@@ -265,6 +265,22 @@ def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, mon
     assert heard.reasons() == ["length"] * 4
 
 
+def test_a_sequence_that_cannot_begin_hurts_nobody_else(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the highest slot, which the step then does not compute."""
+    engine = make_engine(model, slots=8)
+    put_later = engine.decoder.put_later
+
+    def fail(slot: int, tokens: Any, *rest: Any, **more: Any) -> None:
+        put_later(slot, tokens, *rest, **more) if bytes(tokens) == b"good" else 1 / 0
+
+    monkeypatch.setattr(engine.decoder, "put_later", fail)
+    (good, heard), (bad, bad_heard) = job_of("good"), job_of("bad")
+    run(engine, (good, heard), (bad, bad_heard))
+    assert bad_heard.failure is not None
+    assert heard.reasons() == ["length"]
+    assert is_greedy(model, good.prompts[0], heard.tokens())
+
+
 def test_a_step_that_fails_ends_the_requests_and_not_the_engine(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,8 @@ class Scheduler:
         """
         try:
             self._read_prompts(on_prefill)
+            if self._has_ended:  # a sequence that could not begin is in no slot of the decoder
+                self._drop_ended()
             if self._running:
                 self._launch()
             while self._launched and (len(self._launched) > self.lag or not self._running):
