@@ -28,9 +28,8 @@ SIZES = ("key_width", "d_state", "window")
 NUMBER = 4  # bytes of a number of the state, in fp32
 WIDEST = 2**14  # of a width that is solved
 WIDER = 8  # a model whose d_model is solved is at most so many times as wide as the others
-_WIDTHS: dict[
-    str, int | None
-] = {}  # solved widths, by what they depend on: each takes dozens of models without weights
+_WIDTHS: dict[str, int | None] = {}
+"""Solved widths, by what they depend on: each takes dozens of models without weights."""
 
 
 class SuiteTask(Config):
