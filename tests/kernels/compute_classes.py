@@ -111,7 +111,7 @@ def read_machine_code(launched: Sequence[Launched], worst: dict[str, float]) -> 
     """How many new kernels with wgmma were launched; those with a wrong descriptor are added to `worst`."""
     count = 0
     for launch, _ in launched:
-        for compiled, _ in filter(None, launch._compiled.values()):
+        for compiled in filter(None, launch._compiled.values()):
             if compiled.hash in _read or "wgmma" not in compiled.asm["ptx"]:
                 continue
             _read.add(compiled.hash)

@@ -142,6 +142,18 @@ def test_launches_that_differ_in_their_grid_share_kernels() -> None:
     assert kernel.searches == 2
 
 
+def test_a_length_that_is_new_finds_the_kernels_of_others_like_it() -> None:
+    """As a server meets prompts. Triton asks of an integer whether it is 1, divisible by 16, and fits into 32 bits."""
+    kernel, constants = Kernel(), {"BLOCK": 16, "WIDE": False}
+    for length in (65, 66, 127):
+        Launch(kernel, (7,), length, 0.5, **constants)(X, Y, length)
+    assert kernel.searches == 1
+    assert [args[2:4] for _, args in kernel.again] == [(66, 66), (127, 127)]
+    for others in (64, 129, 1, 2, 0, 2**31 - 1, 2**31, 2**31 + 1, -3):
+        Launch(kernel, (7,), others, 0.5, **constants)(X, Y)
+    assert kernel.searches == 10
+
+
 @pytest.mark.parametrize(
     ("args", "constants"),
     [

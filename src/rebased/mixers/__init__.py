@@ -32,6 +32,7 @@ from rebased.mixers.documents import (
     extend_documents,
     forward_documents,
     positions_in_documents,
+    start_numbers,
 )
 from rebased.mixers.gated import GatedBased, GatedReBased
 from rebased.mixers.hyena import Hyena, HyenaState
@@ -114,6 +115,7 @@ __all__ = [
     "positions_in_documents",
     "register_mixer",
     "rows_at",
+    "start_numbers",
     "tensors_of",
     "unwrap",
     "wrap",

@@ -51,13 +51,17 @@ class ExtendsDocuments(Protocol):
         """
 
 
-def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+def extend_documents(
+    mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequence[Any], cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, list[Any]]:
     """Return (y [1,N,D], states after x) of packed documents x [1,N,D] of these lengths, each of which follows a state.
 
     States are those of `extend` at B = 1. It is mixer.extend() of each document by itself, up to rounding.
+    `cu_seqlens` is start_numbers(lengths, x.device), which a model makes once for all its layers.
     """
     if isinstance(mixer, ExtendsDocuments) and len(lengths) > 1:
-        cu_seqlens = to_device([0, *accumulate(lengths)], torch.int32, x.device)
+        if cu_seqlens is None:
+            cu_seqlens = start_numbers(lengths, x.device)
         own: Any = mixer
         result = own.extend_documents(x, cu_seqlens, join_rows(states))
         y, after = check_extended(own, x, result, "extend_documents")
@@ -68,6 +72,11 @@ def extend_documents(mixer: Any, x: Tensor, lengths: Sequence[int], states: Sequ
         outputs.append(y)
         found.append(after)
     return torch.cat(outputs, dim=1), found
+
+
+def start_numbers(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return the cu_seqlens [n+1] of documents of these lengths, packed one after the other."""
+    return to_device([0, *accumulate(lengths)], torch.int32, device)
 
 
 def document_numbers(cu_seqlens: Tensor, count: int) -> Tensor:
@@ -108,8 +117,8 @@ def follow_states(x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor,
     places = torch.arange(N, device=x.device) + gap * (document_numbers(cu_seqlens, N) + 1)
     offsets = gap * torch.arange(count, device=x.device).unsqueeze(1) + torch.arange(gap, device=x.device)  # [n,gap]
     before, last = (cu_seqlens[:-1].unsqueeze(1) + offsets, cu_seqlens[1:].unsqueeze(1) + offsets)
-    seen = x.new_empty(1, N + gap * count, D).index_copy(1, places, x)
-    seen = seen.index_copy(1, before.flatten(), state.to(x.dtype).flatten(0, 1).unsqueeze(0))
+    seen = x.new_empty(1, N + gap * count, D)
+    seen.index_copy_(1, places, x).index_copy_(1, before.flatten(), state.to(x.dtype).flatten(0, 1).unsqueeze(0))
     return seen, places, seen[0, last]
 
 

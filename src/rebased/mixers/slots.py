@@ -225,7 +225,9 @@ def join_rows(states: Sequence[Any]) -> Any:
 
 def split_rows(state: Any, count: int) -> list[Any]:
     """The inverse of `join_rows`: `count` states at B = 1, which share their memory."""
-    return [map_tensors(lambda tensor, n=n: tensor[n : n + 1], state) for n in range(count)]  # type: ignore[misc]
+    columns = [tensor.split(1) for tensor in tensors_of(state)]  # one call per tensor, not one per row
+    rows = [iter(row) for row in zip(*columns, strict=True)] if columns else [iter(())] * count
+    return [map_tensors(lambda _, row=row: next(row), state) for row in rows]  # type: ignore[misc]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -142,9 +142,11 @@ class Block(nn.Module):
         y, state = call_extend(self.mixer, x1, state)
         return self.feed(x + y), state
 
-    def extend_documents(self, x: Tensor, lengths: Sequence[int], states: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+    def extend_documents(
+        self, x: Tensor, lengths: Sequence[int], states: Sequence[Any], cu_seqlens: Tensor
+    ) -> tuple[Tensor, list[Any]]:
         """Return (x' [1,N,D], states after x) for packed documents x [1,N,D] that each follow a state of the mixer."""
-        y, states = extend_documents(self.mixer, self.norm1(x), lengths, states)
+        y, states = extend_documents(self.mixer, self.norm1(x), lengths, states, cu_seqlens)
         return self.feed(x + y), states
 
     def step(self, x: Tensor, slots: Slots, lengths: Tensor, longest: int) -> Tensor:

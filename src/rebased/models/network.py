@@ -20,6 +20,7 @@ from rebased.mixers import (
     named_errors,
     positions_in_documents,
     rows_at,
+    start_numbers,
 )
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
@@ -200,8 +201,9 @@ class Network(nn.Module):
             x = x + self.positions(to_device([p for each in places for p in each], torch.int64, weight.device))
         x = self.dropout(x)
         layers: list[Sequence[Any]] = []
+        cu_seqlens = start_numbers(lengths, weight.device)
         for number, block in enumerate(self.blocks):
-            x, after = block.extend_documents(x, lengths, [state.layers[number] for state in states])
+            x, after = block.extend_documents(x, lengths, [state.layers[number] for state in states], cu_seqlens)
             layers.append(after)
         found = [
             LMState(state.position + length, tuple(layer[n] for layer in layers))

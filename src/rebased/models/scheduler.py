@@ -30,6 +30,7 @@ from rebased.models.written import short_error
 Tops = dict[int, tuple[float, list[tuple[int, float]]]]
 
 UNREAD = "the prompt could not be read"
+PATIENCE = 3.0  # prompts that gather wait at most so many times as long as the last pass over prompts took
 
 
 @dataclass
@@ -72,6 +73,7 @@ class _Launched(NamedTuple):
     is_last: np.ndarray  # whether a sequence gets no token after this one
     failed: dict[int, Exception]  # by slot
     tops: Tops  # by the numbers of sequences
+    follows: float | None  # when the pass over prompts began that came just before it
 
 
 class Scheduler:
@@ -86,6 +88,9 @@ class Scheduler:
         lag: steps that are launched before the tokens of a step are looked at. With 1 a GPU never waits for the host; a
             sequence that ends at an end-of-text token is then found a step late, and that step's token left out.
             Default 0.
+        gathers: whether prompts wait for others, so that one pass reads several: on a GPU a pass takes long, however
+            few tokens it has. Reading and decoding then share the time as sequences that wait and that decode do.
+            Default False.
 
     `add`, `cancel` and `stop` are called between steps; `step()` returns what happened.
     """
@@ -98,8 +103,9 @@ class Scheduler:
         prefill_budget: int | None = None,
         prefixes: PrefixStates | None = None,
         lag: int = 0,
+        gathers: bool = False,
     ) -> None:
-        self.decoder, self.prefill_budget, self.lag = decoder, prefill_budget, lag
+        self.decoder, self.prefill_budget, self.lag, self.gathers = decoder, prefill_budget, lag, gathers
         self.context = context or decoder.model.config.length_limit or math.inf
         self.batch_invariant = isinstance(decoder, InvariantDecoder)
         self.prefixes = PrefixStates(0) if prefixes is None else prefixes
@@ -121,6 +127,8 @@ class Scheduler:
         self._told: list[Told] = []
         self._left = 0  # sequences of all jobs that are not over
         self._has_ended = False  # whether a job ended before its sequences did: they are to be dropped
+        self._pass_began: float | None = None  # of a pass over prompts, until the first step after it is over
+        self._pass_seconds, self._pass_ended = 0.0, 0.0  # of the last pass
 
     @property
     def running(self) -> int:
@@ -162,7 +170,8 @@ class Scheduler:
         prompts, with numbers of their tokens.
         """
         try:
-            self._read_prompts(on_prefill)
+            if self._may_read():
+                self._read_prompts(on_prefill)
             if self._has_ended:  # a sequence that could not begin is in no slot of the decoder
                 self._drop_ended()
             if self._running:
@@ -185,7 +194,8 @@ class Scheduler:
         is_last = lengths + 1 >= self._limit[slots]
         numbers, ends, failed = self._number[slots], self._end_token[slots], dict(self.decoder.failed)
         fetch = Fetch(made)
-        self._launched.append(_Launched(fetch, slots, numbers, lengths, ends, is_last, failed, self._tops()))
+        follows, self._pass_began = self._pass_began, None
+        self._launched.append(_Launched(fetch, slots, numbers, lengths, ends, is_last, failed, self._tops(), follows))
         self._length[slots] += 1
         for slot in slots[is_last].tolist():
             sequence = self._running[slot]
@@ -199,7 +209,10 @@ class Scheduler:
         """Look at the tokens of a step, and end sequences where that is due."""
         started = time.perf_counter()
         tokens, logprobs = step.fetch.wait()
-        self.stats.step_seconds += time.perf_counter() - started
+        now = time.perf_counter()
+        self.stats.step_seconds += now - started
+        if step.follows is not None:  # the device is through with the pass before it
+            self._pass_seconds, self._pass_ended = now - step.follows, now
         tokens, logprobs = tokens[step.slots], logprobs[step.slots]
         if step.failed or not np.isfinite(logprobs).all():
             self._fail_some(step, logprobs)
@@ -240,6 +253,18 @@ class Scheduler:
                 message += "its precision is too low"
                 self._fail(sequence.job, Failed("model", message, ValueError(message)))
 
+    def _may_read(self) -> bool:
+        """Whether prompts are read before the next step, or gather."""
+        if not self.gathers or not self._running or self._ready:
+            return True
+        if any(step.follows is not None for step in self._launched):  # how long a pass took is not known yet
+            return False
+        waits = min(self.waiting, len(self._free))
+        if not waits:
+            return False
+        due = min(len(self._running) / waits, PATIENCE) * self._pass_seconds
+        return time.perf_counter() - self._pass_ended >= due
+
     def _read_prompts(self, on_prefill: Callable[[int, int], None]) -> None:
         """Read prompts as long as slots are free and the budget lasts, and let their sequences take the slots."""
         started = time.perf_counter()
@@ -254,6 +279,7 @@ class Scheduler:
                 self._begin_some(budget)
             if not self._reading:
                 break
+            self._pass_began = started
             budget -= self._read(budget, on_prefill)
         self.stats.prefill_seconds += time.perf_counter() - started
 

@@ -2,8 +2,9 @@
 
 At every launch Triton inspects every argument, to find the kernel that it compiled for such arguments. That takes tens
 of microseconds, more than a short sequence takes on the GPU. Here a compiled kernel is found by all that could require
-another one: the constants, the values of integers, and of a tensor its dtype, its device and whether its address is
-aligned.
+another one: the constants; of an integer whether 16 divides it, and its size as a power of two; of a tensor its dtype,
+its device and whether its address is aligned. A server that meets a new length in each call thus finds its kernels. A
+kernel is checked anew for each power of two (self_check.py).
 
 Both this and compiling in threads need parts of Triton that are private and change. Where they are not as known here,
 every launch is plainly kernel[grid](...), and kernels are compiled one after the other.
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from rebased.ops import self_check
 knobs = getattr(triton, "knobs", None)
 LARGEST = 4096  # entries of a cache: of launches, and of compiled kernels per launch
 SETTLE_SECONDS = 0.02  # in which other threads can take the interpreter
-ALIGNED = 16  # bytes; Triton loads more at once from multiples of this
+ALIGNED = 16  # Triton loads more at once from addresses, and with strides, that are multiples of this
 LAUNCHER = (
     "gridX", "gridY", "gridZ", "stream", "function",
     "kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args",
@@ -37,7 +39,7 @@ LAUNCHER = (
 """Parameters of the function that launches a compiled kernel. Until Triton 3.6 the second row is part of `args`."""
 
 _log = logging.getLogger("rebased")
-_remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[Any, list[Any]] | None]] = {}
+_remembered: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
 _known: dict[type, bool] = {}
 _kept_to_the_end: list[Tensor] = []
 _planned: ContextVar[list[tuple["Launch", tuple[Any, ...]]]] = ContextVar("planned launches")
@@ -51,6 +53,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, overwrites: Any = (),
     compiler (num_warps, num_stages, maxnreg).
     """
     Launch(kernel, grid, **constants)(*args, overwrites=overwrites)
+
+
+def call_operator(operator: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Returns operator(*args); the operator is torch.library.custom_op of the function.
+
+    Where there is nothing to differentiate or to compile, the function is called directly: torch's dispatch of an
+    operator takes longer than many kernels.
+    """
+    differentiates = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+    return (operator if differentiates or torch.compiler.is_compiling() else function)(*args)
 
 
 def strided_rows(x: Tensor) -> tuple[Tensor, int]:
@@ -70,13 +82,19 @@ class Launch:
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: float, **constants: Any) -> None:
         self.kernel, self.numbers, self.constants = kernel, numbers, constants
         self._grid = (*grid, 1, 1)[:3]
-        key = (kernel, numbers, tuple(constants), *constants.values())  # the grid does not change the compiled kernel
+        kinds = tuple(_kind_and_value(number)[0] for number in numbers)
+        key = (kernel, kinds, tuple(constants), *constants.values())  # the grid does not change the compiled kernel
         found = _remembered.get(key)
         self._compiled = _keep(_remembered, key, {}) if found is None else found
 
+    @cached_property
+    def _bound(self) -> tuple[Any, ...]:
+        """The last arguments of every launch: the numbers, then the constants as the kernel orders them."""
+        return (*self.numbers, *(self.constants[name] for name in self.kernel.arg_names if name in self.constants))
+
     @property
     def is_new(self) -> bool:
-        """True if no kernel with these numbers and constants has been compiled."""
+        """True if no kernel with such numbers and these constants has been compiled."""
         return not self._compiled
 
     def __call__(self, *args: Any, overwrites: tuple[Tensor, ...] = ()) -> None:
@@ -101,13 +119,12 @@ class Launch:
         if found is None:
             self._first(known, args, overwrites)
             return
-        compiled, bound = found
         if _hooked():
-            compiled[self._grid](*args, *bound)
+            found[self._grid](*args, *self._bound)
         else:  # the same, without what it prepares for hooks
             stream = driver.active.get_current_stream(device)
-            compiled.run(
-                *self._grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *passed, *bound
+            found.run(
+                *self._grid, stream, found.function, found.packed_metadata, None, None, None, *passed, *self._bound
             )  # fmt: skip
 
     def _first(self, known: tuple[Any, ...], args: tuple[Any, ...], overwrites: tuple[Tensor, ...]) -> None:
@@ -118,8 +135,7 @@ class Launch:
         compiled = self._search(args)
         if when == "later":
             return
-        constants = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
-        _keep(self._compiled, known, (compiled, [*self.numbers, *constants]) if _is_known(compiled) else None)
+        _keep(self._compiled, known, compiled if _is_known(compiled) else None)
         if when == "now":
             self_check.note_first_launch(name, compiled, lambda: self._compiled.pop(known, None), before)
 
@@ -206,7 +222,9 @@ def _kind_and_value(x: Any) -> tuple[Any, Any]:
     Given a tensor, Triton would ask it for its address and CUDA for the memory behind that address: a microsecond for
     each. So that a tensor of another device is not taken for one that it has checked, the device is in the property.
     """
-    if x is None or type(x) is int:
+    if type(x) is int:
+        return (x.bit_length(), x % ALIGNED == 0) if x > 1 else x, x
+    if x is None:
         return x, x
     if type(x) is float:
         return float, x

@@ -128,6 +128,7 @@ class Engine:
             prefill_budget=prefill_chunk or (max(GPU_CHUNK, self.decoder.prefill_chunk) if on_gpu else CPU_CHUNK),
             prefixes=self.prefixes,
             lag=1 if on_gpu else 0,
+            gathers=on_gpu,
         )
         self.broken: str | None = None
         self._inbox: list[Command] = []

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from rebased.ops.comparison import differentiate, some_channels
 from rebased.ops.convolution.chunked import shifted_sum
-from rebased.ops.kernel_launch import launch, strided_rows
+from rebased.ops.kernel_launch import call_operator, launch, strided_rows
 from rebased.ops.self_check import checked
 
 TILE, CHANNELS, WARPS = 2048, 64, 4  # per program: tokens times channels; channels at most
@@ -169,7 +169,6 @@ def _in_torch(x, state, weight, bias, silu):
     return (functional.silu(y) if silu else y).to(x.dtype)
 
 
-@torch.library.custom_op("rebased::short_conv", mutates_args=())
 @checked(_in_torch, sample=some_channels)
 def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
     """y [B, T, D] in the dtype of x; weight [W, D] and bias [D] in fp32."""
@@ -181,7 +180,10 @@ def _forward(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor, silu: bool)
     return y
 
 
-@_forward.register_fake
+_operator = torch.library.custom_op("rebased::short_conv", _forward, mutates_args=())
+
+
+@_operator.register_fake
 def _(x, state, weight, bias, silu):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -226,7 +228,7 @@ def _autograd(ctx, dy):
     return *_backward(*ctx.saved_tensors, dy.contiguous(), ctx.silu), None
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
+_operator.register_autograd(_autograd, setup_context=_setup)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, silu: bool) -> Tensor:
@@ -237,5 +239,5 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, silu
     taps = weight.float().t().contiguous()
     offset = taps.new_zeros(x.shape[2]) if bias is None else bias.float()
     inside = silu and len(taps) <= MOST_TAPS
-    y = _forward(x, state.to(x.dtype).contiguous(), taps, offset, inside)
+    y = call_operator(_operator, _forward, x, state.to(x.dtype).contiguous(), taps, offset, inside)
     return functional.silu(y) if silu and not inside else y

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import kernel_path, matmul_dtype
+from rebased.ops.derivatives import in_forward_mode
 from rebased.ops.invariance import is_batch_invariant
 from rebased.ops.norm import reference
 
@@ -80,7 +81,7 @@ def linear_layer_norm(
 
 def _together(x: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernel of linear_gpu.py takes these."""
-    if torch.compiler.is_compiling() or kernel_path("auto", x) != "triton" or is_batch_invariant():
+    if torch.compiler.is_compiling() or not _by_kernel(x) or is_batch_invariant():
         return False
     from rebased.ops.norm.linear_gpu import MAX_FEATURES, MAX_WIDTH
 
@@ -89,11 +90,16 @@ def _together(x: Tensor, projection: Tensor, dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.bfloat16) and not in_fp32 and D <= MAX_FEATURES and N <= MAX_WIDTH
 
 
+def _by_kernel(x: Tensor) -> bool:
+    """Whether kernels compute this: in forward mode torch would take their derivatives for zero."""
+    return kernel_path("auto", x) == "triton" and not in_forward_mode()
+
+
 def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
     # torch.compile fuses a norm in plain torch with the operations around it; it cannot fuse a custom kernel.
-    if kernel_path("auto", x) == "triton" and 1 < x.shape[-1] <= MAX_FEATURES and not torch.compiler.is_compiling():
+    if _by_kernel(x) and 1 < x.shape[-1] <= MAX_FEATURES and not torch.compiler.is_compiling():
         from rebased.ops.norm.gpu import norm
 
         return norm(x, weight, bias, eps, dtype, centre, residual)

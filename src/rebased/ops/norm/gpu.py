@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.comparison import differentiate, pick, row_slices, some
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import call_operator, launch
 from rebased.ops.norm import reference
 from rebased.ops.self_check import checked
 
@@ -104,7 +104,6 @@ def _some_rows(args, results):
     return (pick(x, 0, numbers), *others), pick(y, 0, numbers)
 
 
-@torch.library.custom_op("rebased::norm", mutates_args=())
 @checked(reference.norm, sample=_some_rows)
 def _forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
@@ -119,7 +118,10 @@ def _forward(
     return y
 
 
-@_forward.register_fake
+_operator = torch.library.custom_op("rebased::norm", _forward, mutates_args=())
+
+
+@_operator.register_fake
 def _(x, weight, bias, eps, dtype, centre, residual):
     return torch.empty_like(x, dtype=dtype)
 
@@ -179,11 +181,11 @@ def _autograd(ctx, dy):
     return dx, None if weight is None else dweight, dbias if ctx.has_bias else None, None, None, None, None
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
+_operator.register_autograd(_autograd, setup_context=_setup)
 
 
 def norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype, centre: bool, residual: bool
 ) -> Tensor:
     """layer_norm (centre) or rms_norm of x [..., D] in `dtype`; weight and bias [D] or None. Differentiable once."""
-    return _forward(x.contiguous(), weight, bias, eps, dtype, centre, residual)
+    return call_operator(_operator, _forward, x.contiguous(), weight, bias, eps, dtype, centre, residual)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rebased.ops.comparison import ROUNDOFF, differentiate, pick, row_slices, some
-from rebased.ops.kernel_launch import launch
+from rebased.ops.kernel_launch import call_operator, launch
 from rebased.ops.norm.gpu import locate, standardise
 from rebased.ops.self_check import checked
 
@@ -254,7 +254,6 @@ def _roundoff(x, *_):
     return ROUNDOFF[x.dtype]
 
 
-@torch.library.custom_op("rebased::linear_norm", mutates_args=())
 @checked(_in_torch, sample=_some_rows, roundoff=_roundoff)
 def _forward(
     x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -271,7 +270,10 @@ def _forward(
     return y, scales
 
 
-@_forward.register_fake
+_operator = torch.library.custom_op("rebased::linear_norm", _forward, mutates_args=())
+
+
+@_operator.register_fake
 def _(x, projection, weight, bias, eps):
     rows = x.shape[:-1]
     return x.new_empty(*rows, projection.shape[0]), x.new_empty(rows.numel(), dtype=torch.float32)
@@ -356,7 +358,7 @@ def _autograd(ctx, dy, _):
     return dx, dprojection, None if weight is None else dweight, dbias if ctx.has_bias else None, None
 
 
-_forward.register_autograd(_autograd, setup_context=_setup)
+_operator.register_autograd(_autograd, setup_context=_setup)
 
 
 def linear_norm(x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -364,5 +366,5 @@ def linear_norm(x: Tensor, projection: Tensor, weight: Tensor | None, bias: Tens
 
     Products of fp32 are in TF32. D is at most MAX_FEATURES and N at most MAX_WIDTH.
     """
-    y, _ = _forward(x.contiguous(), projection.contiguous(), weight, bias, eps)
+    y, _ = call_operator(_operator, _forward, x.contiguous(), projection.contiguous(), weight, bias, eps)
     return y
