@@ -9,6 +9,7 @@ import torch
 
 from local_engine import LocalEngine
 from rebased.data.tokenizer import ByteTokenizer
+from rebased.mixers import tensors_of
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
 from rebased.models.job import Event, Failed, Job, Made
 from rebased.models.prefixes import GRID, PrefixStates, state_bytes
@@ -193,6 +194,33 @@ def test_kept_states_are_bounded(model: LanguageModel) -> None:
     found = [kept.find([*prompt, 9]).state is not None for prompt in prompts]
     assert found == [True, False, False, False, True, True]
     PrefixStates(size - 1).keep([(prompts[0], state)])
+
+
+def test_states_that_were_read_together_share_their_memory_until_one_is_used(model: LanguageModel) -> None:
+    first, prompts = model.init_state(1), [[n, n + 1, n + 2] for n in range(4)]
+    size = state_bytes(first)
+    _, states = model.extend_documents(prompts, [first] * 4)
+    kept = PrefixStates(8 * size)
+    kept.keep(list(zip(prompts, states, strict=True)))
+    assert kept.bytes == 4 * size
+    again = kept.find([*prompts[1], 9]).state
+    assert again is not None
+    assert kept.bytes == 5 * size  # a copy, and what the others hold
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(again.layers), tensors_of(states[1].layers), strict=True))
+    for n in range(3):  # they need the room
+        kept.keep([([50 + n], model.extend(torch.tensor([[50 + n]]), first)[1])])
+    assert kept.bytes == 8 * size
+    kept.keep([([60], model.extend(torch.tensor([[60]]), first)[1])])
+    assert kept.bytes == 5 * size  # all others of that pass are gone, and what was used again is not
+    assert kept.find([*prompts[1], 9]).state is again
+    assert [kept.find([*prompts[n], 9]).state for n in (0, 2, 3)] == [None] * 3
+
+
+def test_states_do_not_share_more_than_half_of_the_memory(model: LanguageModel) -> None:
+    first, prompts = model.init_state(1), [[n, n + 1, n + 2] for n in range(4)]
+    kept = PrefixStates(3 * state_bytes(first))
+    kept.keep(list(zip(prompts, model.extend_documents(prompts, [first] * 4)[1], strict=True)))
+    assert (len(kept), kept.bytes) == (3, kept.limit)
 
 
 def test_a_cancelled_job_frees_its_slots_and_places(model: LanguageModel) -> None:

@@ -6,6 +6,7 @@ from rebased.mixers.checks import (
     MixerFailed,
     call_extend,
     call_init_state,
+    check_extended,
     check_mixer_causality,
     check_output,
     check_state_size,
@@ -48,7 +49,7 @@ from rebased.mixers.recurrent import RecurrentMixer, RecurrentState
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
-from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slots, map_tensors, tensors_of
+from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slots, map_tensors, split_rows, tensors_of
 from rebased.mixers.wrapper import WrappedMixer, WrappedState, wrap
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "call_extend",
     "call_init_state",
     "can_extend",
+    "check_extended",
     "check_mixer_causality",
     "check_output",
     "check_state_size",
@@ -115,6 +117,7 @@ __all__ = [
     "positions_in_documents",
     "register_mixer",
     "rows_at",
+    "split_rows",
     "start_numbers",
     "tensors_of",
     "unwrap",

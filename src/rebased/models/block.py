@@ -12,6 +12,7 @@ from rebased.mixers import (
     CONTEXT,
     Slots,
     call_extend,
+    check_extended,
     check_output,
     extend_documents,
     forward_documents,
@@ -148,6 +149,14 @@ class Block(nn.Module):
         """Return (x' [1,N,D], states after x) for packed documents x [1,N,D] that each follow a state of the mixer."""
         y, states = extend_documents(self.mixer, self.norm1(x), lengths, states, cu_seqlens)
         return self.feed(x + y), states
+
+    def extend_packed(self, x: Tensor, cu_seqlens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return (x' [1,N,D], state after x) for packed documents, with one row of the mixer's state for each."""
+        x1 = self.norm1(x)
+        y, state = check_extended(
+            self.mixer, x1, self.mixer.extend_documents(x1, cu_seqlens, state), "extend_documents"
+        )
+        return self.feed(x + y), state
 
     def step(self, x: Tensor, slots: Slots, lengths: Tensor, longest: int) -> Tensor:
         """Return x' [S,1,D] of one more token x [S,1,D] per slot, and overwrite the slots (mixers/slots.py)."""

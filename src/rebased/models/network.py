@@ -211,6 +211,21 @@ class Network(nn.Module):
         ]
         return list(self.norm(x)[0].split(lengths)), found
 
+    def extend_packed(self, tokens: Tensor, places: Tensor, cu_seqlens: Tensor, states: Sequence[Any]) -> list[Any]:
+        """Return the states after packed documents, one per layer, of n rows each: extend_documents without features.
+
+        tokens [N], places [N] (where a token stands in its sequence), cu_seqlens [n+1], and states before them. Every
+        mixer reads documents at once (mixers/documents.py). Nothing depends on numbers of the host but N and n.
+        """
+        x = embed(tokens.unsqueeze(0), self.embedding.weight)  # [1,N,D]
+        if self.positions is not None:
+            x = x + self.positions(places)
+        after = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block.extend_packed(x, cu_seqlens, state)
+            after.append(state)
+        return after
+
     def step(self, tokens: Tensor, layers: Sequence[Slots], lengths: Tensor, longest: int) -> Tensor:
         """Return the features [S,D] of one more token [S] per slot, and overwrite the slots, one per layer.
 

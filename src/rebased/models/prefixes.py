@@ -27,10 +27,14 @@ class PrefixStates:
 
     Tokens are compared by a 256-bit digest, so two different beginnings are never taken for one. A state that was kept
     is a value: it can be continued any number of times.
+
+    States that were read together share memory, which counts as long as one of them is kept. One that is found again is
+    copied first: it may stay long. Copying all of them would take longer than reading them does.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes = limit, 0
+        self._holders: Counter[int] = Counter()  # how many states hold each piece of memory, by its address
         self._states: OrderedDict[bytes, LMState] = OrderedDict()
         self._lengths: Counter[int] = Counter()  # how many states have read so many tokens
         self._noted: OrderedDict[bytes, None] = OrderedDict()
@@ -49,8 +53,7 @@ class PrefixStates:
         state, shared = None, 0
         for length in reversed(lengths):
             if digests[length] in self._states and (length % multiple == 0 or length == len(tokens)):
-                self._states.move_to_end(digests[length])
-                state = self._states[digests[length]]
+                state = self._own(digests[length])
                 break
         for length in grid:
             if digests[length] in self._noted:
@@ -64,17 +67,40 @@ class PrefixStates:
     def keep(self, pairs: Sequence[tuple[Sequence[int], LMState]]) -> None:
         """Keep states, each after the tokens before it, if they fit at all."""
         fitting = [(tokens, state) for tokens, state in pairs if tokens and state_bytes(state) <= self.limit]
-        for (tokens, _), state in zip(fitting, _alone([state for _, state in fitting]), strict=True):
-            (digest,) = _digests(tokens, [len(tokens)])
-            if digest not in self._states:
-                self.bytes += state_bytes(state)
-                self._lengths[len(tokens)] += 1
-            self._states[digest] = state
-            self._states.move_to_end(digest)
+        states = [state for _, state in fitting]
+        if sum(_memory(states).values()) > min(sum(map(state_bytes, states)), self.limit // 2):
+            states = [_copy(state) for state in states]  # they are parts of something larger, or would drop most others
+        for (tokens, _), state in zip(fitting, states, strict=True):
+            self._put(_digests(tokens, [len(tokens)])[0], state)
+
+    def _own(self, digest: bytes) -> LMState:
+        """Return a state that is used again, in memory of its own."""
+        state = self._states[digest]
+        if sum(_memory([state]).values()) > state_bytes(state):
+            state = _copy(state)
+        self._put(digest, state)
+        return state
+
+    def _put(self, digest: bytes, state: LMState) -> None:
+        """Make a state the most recently used one, and drop others that have no room beside it."""
+        if digest in self._states:
+            self._drop(digest)
+        self._states[digest] = state
+        self._lengths[state.position] += 1
+        for address, size in _memory([state]).items():
+            self.bytes += 0 if address in self._holders else size
+            self._holders[address] += 1
         while self.bytes > self.limit:
-            _, dropped = self._states.popitem(last=False)
-            self.bytes -= state_bytes(dropped)
-            self._lengths -= Counter([dropped.position])
+            self._drop(next(iter(self._states)))
+
+    def _drop(self, digest: bytes) -> None:
+        state = self._states.pop(digest)
+        self._lengths -= Counter([state.position])
+        for address, size in _memory([state]).items():
+            self._holders[address] -= 1
+            if not self._holders[address]:
+                del self._holders[address]
+                self.bytes -= size
 
 
 def state_bytes(state: LMState) -> int:
@@ -82,17 +108,14 @@ def state_bytes(state: LMState) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(state.layers))
 
 
-def _alone(states: Sequence[LMState]) -> list[LMState]:
-    """The states in memory of their own: as a part of a larger tensor one would keep all of that."""
-    tensors = [tensor for state in states for tensor in tensors_of(state.layers)]
-    parts = [tensor for tensor in tensors if tensor.untyped_storage().nbytes() != tensor.nbytes]
-    copies = [torch.empty_like(tensor) for tensor in parts]
-    if parts:
-        torch._foreach_copy_(copies, parts)  # one call: a GPU takes longer to launch each than to copy it
-    own = {id(part): copy for part, copy in zip(parts, copies, strict=True)}
-    return [
-        LMState(state.position, map_tensors(lambda each: own.get(id(each), each), state.layers)) for state in states
-    ]
+def _memory(states: Sequence[LMState]) -> dict[int, int]:
+    """Return the bytes of all memory that states hold, by address: as a part of a larger tensor one holds all of it."""
+    storages = (tensor.untyped_storage() for state in states for tensor in tensors_of(state.layers))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _copy(state: LMState) -> LMState:
+    return LMState(state.position, map_tensors(torch.clone, state.layers))
 
 
 def _digests(tokens: Sequence[int], lengths: Iterable[int]) -> list[bytes]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rebased.models.job import Job, Scored
 from rebased.models.network import LMState, Network
 from rebased.models.prefixes import GRID, PrefixStates
+from rebased.models.prompt_graph import PromptGraphs
 from rebased.ops.backend import to_device
 from rebased.ops.invariance import GRID as CHUNK_GRID
 
@@ -44,11 +45,20 @@ class PromptReader:
     """Reads prompts with a model, and keeps states in `prefixes`.
 
     With `batch_invariant` each prompt is read by itself, and its chunks begin at multiples of CHUNK_GRID tokens, where
-    states are kept too: the state after a prompt is then a function of the prompt alone, to the bit.
+    states are kept too: the state after a prompt is then a function of the prompt alone, to the bit. `graphs` reads
+    what fits into them, but for prompts that are scored.
     """
 
-    def __init__(self, model: Network, prefixes: PrefixStates, *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        model: Network,
+        prefixes: PrefixStates,
+        *,
+        batch_invariant: bool = False,
+        graphs: PromptGraphs | None = None,
+    ) -> None:
         self._model, self._prefixes, self._by_itself = model, prefixes, batch_invariant
+        self._graphs = None if batch_invariant else graphs
         self._grid = CHUNK_GRID if batch_invariant else 1
         self._empty: LMState | None = None  # states are values: all prompts begin with the same one
 
@@ -78,9 +88,13 @@ class PromptReader:
         them may pass the budget. An error changes nothing.
         """
         pieces: list[tuple[Reading, int, int]] = []
-        count = 0
+        count, most_prompts = 0, len(readings)
+        if self._graphs is not None:
+            budget, most_prompts = min(budget, self._graphs.most_tokens), self._graphs.most_prompts
         for reading in readings:
             start, left = reading.state.position, 0 if reading.same else reading.left
+            if len(pieces) == most_prompts:
+                break
             if self._by_itself:
                 stop = start + min(left, self._grid) if count < budget else start
             else:
@@ -91,7 +105,7 @@ class PromptReader:
         features, states = self._extend(pieces)
         scores = [
             self._score(found, reading.prompt[start + 1 : stop + 1], reading.job.top or 0)
-            if reading.job.score_prompts
+            if found is not None and reading.job.score_prompts
             else []
             for found, (reading, start, stop) in zip(features, pieces, strict=True)
         ]
@@ -108,13 +122,16 @@ class PromptReader:
                 reading.state = reading.same.state
         return count
 
-    def _extend(self, pieces: Sequence[tuple[Reading, int, int]]) -> tuple[list[Tensor], list[LMState]]:
-        """Return (features [T,D], state after it) of each piece, tokens start to stop of a prompt."""
+    def _extend(self, pieces: Sequence[tuple[Reading, int, int]]) -> tuple[Sequence[Tensor | None], list[LMState]]:
+        """Return (features [T,D] if it is scored, state after it) of each piece, tokens start to stop of a prompt."""
         documents = [reading.prompt[start:stop] for reading, start, stop in pieces]
         states = [reading.state for reading, *_ in pieces]
+        scores = any(reading.job.score_prompts for reading, *_ in pieces)
+        if self._graphs is not None and self._graphs.works and pieces and not scores:
+            return [None] * len(pieces), self._graphs.read(documents, states)
         if len(pieces) > 1 and not self._by_itself:
             return self._model.extend_documents(documents, states)
-        features, device = [], self._model.embedding.weight.device
+        features, device = list[Tensor](), self._model.embedding.weight.device
         for number, tokens in enumerate(documents):
             hidden, states[number] = self._model.extend(to_device([tokens], torch.int64, device), states[number])
             features.append(hidden[0])

@@ -23,6 +23,7 @@ from rebased.models.invariant_decoder import InvariantDecoder
 from rebased.models.job import Began, Failed, FinishReason, Job, NewTokens, OfJob, PromptRead, Told
 from rebased.models.network import LMState
 from rebased.models.prefixes import PrefixStates
+from rebased.models.prompt_graph import PromptGraphs
 from rebased.models.prompt_reader import PromptReader, Reading, begin_alike, score_rows
 from rebased.models.step_graph import Fetch
 from rebased.models.written import short_error
@@ -91,6 +92,7 @@ class Scheduler:
         gathers: whether prompts wait for others, so that one pass reads several: on a GPU a pass takes long, however
             few tokens it has. Reading and decoding then share the time as sequences that wait and that decode do.
             Default False.
+        prompt_graphs: reads prompts as CUDA graphs. Default: they are read as the model is written.
 
     `add`, `cancel` and `stop` are called between steps; `step()` returns what happened.
     """
@@ -104,13 +106,16 @@ class Scheduler:
         prefixes: PrefixStates | None = None,
         lag: int = 0,
         gathers: bool = False,
+        prompt_graphs: PromptGraphs | None = None,
     ) -> None:
         self.decoder, self.prefill_budget, self.lag, self.gathers = decoder, prefill_budget, lag, gathers
         self.context = context or decoder.model.config.length_limit or math.inf
         self.batch_invariant = isinstance(decoder, InvariantDecoder)
         self.prefixes = PrefixStates(0) if prefixes is None else prefixes
         self.stats = Stats()
-        self._reader = PromptReader(decoder.model, self.prefixes, batch_invariant=self.batch_invariant)
+        self._reader = PromptReader(
+            decoder.model, self.prefixes, batch_invariant=self.batch_invariant, graphs=prompt_graphs
+        )
         self._waiting: deque[tuple[Job, int]] = deque()  # prompts by their numbers
         self._reading: list[Reading] = []  # prompts that are read together, in the order in which they came
         self._ready: deque[tuple[Reading, int]] = deque()  # sequences whose prompts are read, without slots

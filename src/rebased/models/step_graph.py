@@ -47,26 +47,28 @@ class StepGraphs:
     """Runs compute(*key) as CUDA graphs, one per key, its arguments. All graphs share their memory.
 
     required: whether it is an error that a step cannot be captured. If not, a warning says so, and steps run as they
-    are.
+    are. what: the name of compute in messages.
     """
 
-    def __init__(self, compute: Callable[..., Stepped], device: torch.device, *, required: bool = True) -> None:
+    def __init__(
+        self, compute: Callable[..., Any], device: torch.device, *, required: bool = True, what: str = "step"
+    ) -> None:
         if device.type != "cuda":
             raise ValueError(f"CUDA graphs need a GPU; the model is on {device}: leave out capture")
-        self._compute, self._device, self._required = compute, device, required
-        self._captures = True
+        self._compute, self._device, self._required, self._what = compute, device, required, what
+        self.captures = True  # False as soon as one could not be captured
         self.clear()
 
     def clear(self) -> None:
         """Forget all graphs: tensors that they work on have moved."""
         self._seen: Counter[tuple[Any, ...]] = Counter()
-        self._graphs: dict[tuple[Any, ...], tuple[Any, Stepped]] = {}
+        self._graphs: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def run(self, *key: Any) -> Stepped:
+    def run(self, *key: Any) -> Any:
         """Return what compute(*key) returns."""
         if key not in self._graphs:
             self._seen[key] += 1
-            if self._seen[key] > WARM_UP and self._captures:
+            if self._seen[key] > WARM_UP and self.captures:
                 self._capture(key)
             if key not in self._graphs:
                 return self._compute(*key)
@@ -85,12 +87,12 @@ class StepGraphs:
             if self._required and no_memory:
                 raise
             reason = str(error.__context__ or error).splitlines()[0]
-            problem = f"this model's step cannot be captured as a CUDA graph ({reason})"
+            problem = f"this model's {self._what} cannot be captured as a CUDA graph ({reason})"
             if not no_memory:
                 problem += ": something in it waits for the GPU or copies from the host"
             if self._required:
                 raise ValueError(f"{problem}. Decode without capture") from error
             _log.warning("%s. It is not replayed, which is slower", problem)
-            self._captures = False
+            self.captures = False
         else:
             self._graphs[key] = graph, made

@@ -15,6 +15,7 @@ from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
 from rebased.models.invariant_decoder import InvariantDecoder
 from rebased.models.job import Failed, Job, OfJob, Told
 from rebased.models.prefixes import PrefixStates
+from rebased.models.prompt_graph import PromptGraphs, reads_in_graphs
 from rebased.models.scheduler import Scheduler, Stats
 
 _log = logging.getLogger("rebased")
@@ -122,13 +123,17 @@ class Engine:
         if capture:
             self.decoder.capture_steps(required=False)
         on_gpu = model.embedding.weight.device.type == "cuda"
+        budget = prefill_chunk or (max(GPU_CHUNK, self.decoder.prefill_chunk) if on_gpu else CPU_CHUNK)
+        in_graphs = capture and not batch_invariant and reads_in_graphs(model)
+        self.prompt_graphs = PromptGraphs(model, budget) if in_graphs else None
         self.scheduler = Scheduler(
             self.decoder,
             context=context,
-            prefill_budget=prefill_chunk or (max(GPU_CHUNK, self.decoder.prefill_chunk) if on_gpu else CPU_CHUNK),
+            prefill_budget=budget,
             prefixes=self.prefixes,
             lag=1 if on_gpu else 0,
             gathers=on_gpu,
+            prompt_graphs=self.prompt_graphs,
         )
         self.broken: str | None = None
         self._inbox: list[Command] = []
@@ -150,6 +155,8 @@ class Engine:
             for _ in range(min(CAPTURED_AFTER, self.context) if self.captures else 1):
                 self.decoder.step()
             self.decoder.free(slot)
+        if self.prompt_graphs is not None:
+            self.prompt_graphs.warm_up()
 
     def obey(self, command: Command) -> None:
         """Take a command, which the next turn obeys."""
