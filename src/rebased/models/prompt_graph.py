@@ -81,8 +81,8 @@ class PromptGraphs:
             mine[: len(given)].copy_(to_device(given, mine.dtype, mine.device))
         for number, before in enumerate(self._before):
             columns = zip(*(tensors_of(state.layers[number]) for state in states), strict=True)
-            for mine, given in zip(tensors_of(before), columns, strict=True):
-                torch.cat(given, out=mine[:count])
+            for mine, rows in zip(tensors_of(before), columns, strict=True):
+                torch.cat(rows, out=mine[:count])
         (self._compute if self._graphs is None else self._graphs.run)(N)
         layers = [split_rows(map_tensors(lambda x: x[:count].clone(), after), count) for after in self._after]
         return [
