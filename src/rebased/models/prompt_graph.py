@@ -59,10 +59,11 @@ class PromptGraphs:
 
     def warm_up(self) -> None:
         """Capture the passes of all sizes."""
-        first = self._model.init_state(1)
+        first, count = self._model.init_state(1), self.most_prompts
+        longest = self._model.config.length_limit or self.most_tokens
         for size in self.sizes:
             for _ in range(WARM_UP + 1):
-                self.read([[0] * size], [first])
+                self.read([[0] * min(size // count, longest)] * count, [first] * count)
 
     @torch.no_grad()
     def read(self, documents: Sequence[Sequence[int]], states: Sequence[LMState]) -> list[LMState]:
