@@ -31,6 +31,7 @@ Fusion = Literal["auto", "none", "kernels", "compile"]
 PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
 LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a chunk takes long; less in a wide model:
 CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
+NARROW = (1, 4, 16, 64, 96, 128, 192, 256, 384, 512, 1024)  # slots: few sizes, because each is a graph
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
 
@@ -54,7 +55,7 @@ class Decoder:
         capture: whether steps are replayed as CUDA graphs (models/step_graph.py), on a GPU. Default False.
         fusion: how operations of a step are joined (Fusion). Default "auto".
         narrow: whether a step computes the first slots alone, up to the last one in use, and returns those. Their
-            number is a power of 4, or all. Default False.
+            number is one of NARROW, or all. Default False.
 
     A slot holds the state after all tokens of its sequence but the last, and that token, which the next step reads.
 
@@ -242,8 +243,7 @@ class Decoder:
 
     def sizes(self) -> list[int]:
         """Return the numbers of slots that steps may compute."""
-        powers = [4**n for n in range(16) if 4**n < self.slots] if self.narrows else []
-        return [*powers, self.slots]
+        return [*(size for size in NARROW if size < self.slots and self.narrows), self.slots]
 
     def _rows(self) -> int:
         """Return how many slots the next step computes."""
