@@ -53,7 +53,7 @@ def test_prompts_gather_while_sequences_decode(monkeypatch: pytest.MonkeyPatch, 
     clocked = Clocked(monkeypatch, gathers=True, lag=lag)
     clocked.add(4)
     assert clocked.steps_until_passes(1) == 0  # nobody decodes: they are read at once, in one pass
-    clocked.add(2)  # 4 decode and 2 wait: steps take twice the time of the pass, and of the steps that end with it
+    clocked.add(2)  # 4 decode and 2 wait: for twice the time of the pass and of the steps that end with it
     assert clocked.steps_until_passes(2) == pytest.approx(2 * (PASS + STEP) / STEP, abs=2 + 3 * lag)
     clocked.add(1)  # 6 decode and 1 waits: not longer than its patience
     assert clocked.steps_until_passes(3) == pytest.approx(PATIENCE * (PASS + STEP) / STEP, abs=2 + 4 * lag)
@@ -62,6 +62,19 @@ def test_prompts_gather_while_sequences_decode(monkeypatch: pytest.MonkeyPatch, 
     clocked.add(1)
     assert clocked.steps_until_passes(4) == 0  # the last pass is long ago
     assert clocked.passes == [4, 2, 1, 1]
+
+
+def test_prompts_that_need_no_pass_teach_nothing_about_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of one token is read by the first step."""
+    clocked = Clocked(monkeypatch, gathers=True)
+    clocked.scheduler.add(Job([[1]], GenerateOptions(max_tokens=200, temperature=0.0)))
+    for _ in range(3):
+        clocked.scheduler.step()
+    passes = len(clocked.passes)
+    clocked.add(1)
+    assert clocked.steps_until_passes(passes + 1) == 0
+    clocked.add(1)  # 2 decode and 1 waits
+    assert clocked.steps_until_passes(passes + 2) == pytest.approx(2 * (PASS + STEP) / STEP, abs=3)
 
 
 def test_prompts_are_read_at_once_where_they_do_not_gather(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from rebased.models.written import short_error
 Tops = dict[int, tuple[float, list[tuple[int, float]]]]
 
 UNREAD = "the prompt could not be read"
-PATIENCE = 3.0  # prompts that gather wait at most so many times as long as the last pass over prompts took
+PATIENCE = 3.0  # prompts that gather wait at most so many times as long as the shortest pass over prompts took
 
 
 @dataclass
@@ -89,9 +89,8 @@ class Scheduler:
         lag: steps that are launched before the tokens of a step are looked at. With 1 a GPU never waits for the host; a
             sequence that ends at an end-of-text token is then found a step late, and that step's token left out.
             Default 0.
-        gathers: whether prompts wait for others, so that one pass reads several: on a GPU a pass takes long, however
-            few tokens it has. Reading and decoding then share the time as sequences that wait and that decode do.
-            Default False.
+        gathers: whether prompts wait for others, so that one pass reads several: on a GPU a pass takes some time,
+            however few tokens it has. They wait longer the more sequences decode meanwhile. Default False.
         prompt_graphs: reads prompts as CUDA graphs. Default: they are read as the model is written.
 
     `add`, `cancel` and `stop` are called between steps; `step()` returns what happened.
@@ -133,7 +132,8 @@ class Scheduler:
         self._left = 0  # sequences of all jobs that are not over
         self._has_ended = False  # whether a job ended before its sequences did: they are to be dropped
         self._pass_began: float | None = None  # of a pass over prompts, until the first step after it is over
-        self._pass_seconds, self._pass_ended = 0.0, 0.0  # of the last pass
+        self._pass_ended = 0.0
+        self._shortest_pass: float | None = None  # seconds: about what a pass takes whatever it reads
 
     @property
     def running(self) -> int:
@@ -217,7 +217,8 @@ class Scheduler:
         now = time.perf_counter()
         self.stats.step_seconds += now - started
         if step.follows is not None:  # the device is through with the pass before it
-            self._pass_seconds, self._pass_ended = now - step.follows, now
+            self._pass_ended, took = now, now - step.follows
+            self._shortest_pass = took if self._shortest_pass is None else min(self._shortest_pass, took)
         tokens, logprobs = tokens[step.slots], logprobs[step.slots]
         if step.failed or not np.isfinite(logprobs).all():
             self._fail_some(step, logprobs)
@@ -260,19 +261,19 @@ class Scheduler:
 
     def _may_read(self) -> bool:
         """Whether prompts are read before the next step, or gather."""
-        if not self.gathers or not self._running or self._ready:
+        if not self.gathers or not self._running or self._ready or self._shortest_pass is None:
             return True
         if any(step.follows is not None for step in self._launched):  # how long a pass took is not known yet
             return False
         waits = min(self.waiting, len(self._free))
         if not waits:
             return False
-        due = min(len(self._running) / waits, PATIENCE) * self._pass_seconds
+        due = min(len(self._running) / waits, PATIENCE) * self._shortest_pass
         return time.perf_counter() - self._pass_ended >= due
 
     def _read_prompts(self, on_prefill: Callable[[int, int], None]) -> None:
         """Read prompts as long as slots are free and the budget lasts, and let their sequences take the slots."""
-        started = time.perf_counter()
+        started, self._pass_began = time.perf_counter(), None
         budget = math.inf if self.prefill_budget is None else self.prefill_budget
         while budget > 0 and self._free:
             if self._ready:
@@ -284,7 +285,6 @@ class Scheduler:
                 self._begin_some(budget)
             if not self._reading:
                 break
-            self._pass_began = started
             budget -= self._read(budget, on_prefill)
         self.stats.prefill_seconds += time.perf_counter() - started
 
@@ -330,6 +330,7 @@ class Scheduler:
 
     def _read(self, budget: float, on_prefill: Callable[[int, int], None]) -> int:
         """Read up to `budget` tokens of the prompts that are begun. Returns how many, and at least 1."""
+        started = time.perf_counter()
         if not self.batch_invariant:
             budget = min(budget, self.decoder.prefill_chunk)
         try:
@@ -340,6 +341,8 @@ class Scheduler:
                 if not reading.job.over:
                     with self._failing_alone(reading.job, UNREAD):
                         count += self._reader.read([reading], max(1, budget - count))
+        if count and self._pass_began is None:  # not where all was known before
+            self._pass_began = started
         on_prefill(sum(each.state.position for each in self._reading), sum(len(each.prompt) for each in self._reading))
         unread = []
         for reading in self._reading:
