@@ -261,10 +261,12 @@ class Scheduler:
 
     def _may_read(self) -> bool:
         """Whether prompts are read before the next step, or gather."""
-        if not self.gathers or not self._running or self._ready or self._shortest_pass is None:
+        if not self.gathers or not self._running or self._ready:
             return True
         if any(step.follows is not None for step in self._launched):  # how long a pass took is not known yet
             return False
+        if self._shortest_pass is None:
+            return True
         waits = min(self.waiting, len(self._free))
         if not waits:
             return False
