@@ -13,6 +13,7 @@ from rebased.mixers import tensors_of
 from rebased.models import GenerateOptions, LanguageModel, LMConfig, LMState
 from rebased.models.job import Event, Failed, Job, Made
 from rebased.models.prefixes import GRID, PrefixStates, state_bytes
+from rebased.models.scheduler import Stats
 from rebased.serve.client import Closed, Full
 from served_model import SMALL, TIE, Listener, is_greedy, make_engine, run, small_model
 
@@ -51,6 +52,26 @@ def test_together_each_gets_what_it_gets_alone(mixer: str) -> None:
         assert heard.reasons() == ["length"]
     assert engine.running == engine.waiting == 0
     assert sorted(engine.scheduler._free) == [0, 1, 2]
+
+
+def test_warming_up_leaves_nothing_behind(model: LanguageModel) -> None:
+    engine = make_engine(model, slots=3, cache_bytes=2**20)
+    engine.engine.warm_up()
+    assert (vars(engine.stats), len(engine.prefixes), engine.prefixes.limit) == (vars(Stats()), 0, 2**20)
+    job, heard = job_of("hello")
+    run(engine, (job, heard))
+    assert is_greedy(model, job.prompts[0], heard.tokens())
+
+
+def test_what_is_wrong_shows_while_warming_up(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model, slots=3)
+
+    def read(*_: object) -> int:
+        raise RuntimeError("no prompt can be read")
+
+    monkeypatch.setattr(engine.scheduler._reader, "read", read)
+    with pytest.raises(ValueError, match="could not be read: RuntimeError: no prompt can be read"):
+        engine.engine.warm_up()
 
 
 def test_draws_are_those_of_generate(model: LanguageModel) -> None:

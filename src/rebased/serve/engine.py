@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from rebased.models import Decoder, LanguageModel, LMConfig, Sampling
+from rebased.models import Decoder, GenerateOptions, LanguageModel, LMConfig, Sampling
 from rebased.models.invariant_decoder import InvariantDecoder
 from rebased.models.job import Failed, Job, OfJob, Told
 from rebased.models.prefixes import PrefixStates
@@ -21,6 +21,7 @@ from rebased.models.scheduler import Scheduler, Stats
 _log = logging.getLogger("rebased")
 
 WARM_UP = (Sampling(temperature=0.0), Sampling(), Sampling(top_p=0.9))  # one per way to choose tokens
+WARM_UP_PROMPTS = (2048, 2, 2)  # tokens; the last passes show what a pass takes at least
 CAPTURED_AFTER = 5  # steps, at least one of which is a replay
 CPU_CHUNK, GPU_CHUNK = 1024, 16_384  # tokens of prompts between two steps; a GPU reads as many as it can at once
 LOOK_SECONDS = 0.05  # how often it looks whether the time of a job is over, and tells its counts
@@ -149,7 +150,7 @@ class Engine:
         return About(self.model.config, parameters, self.slots, self.context, memory, fusion, self.captures)
 
     def warm_up(self) -> None:
-        """Make a few steps before the first request: what is wrong shows now, and kernels are compiled."""
+        """Make a few steps and read prompts before the first request: what is wrong shows now, and kernels compile."""
         for slot, sampling in product((size - 1 for size in reversed(self.decoder.sizes())), WARM_UP):
             self.decoder.put(slot, [0], self.model.init_state(1), sampling)
             for _ in range(min(CAPTURED_AFTER, self.context) if self.captures else 1):
@@ -157,6 +158,17 @@ class Engine:
             self.decoder.free(slot)
         if self.prompt_graphs is not None:
             self.prompt_graphs.warm_up()
+        limit, self.prefixes.limit = self.prefixes.limit, 0  # nothing of this is kept
+        on_gpu = self.model.embedding.weight.device.type == "cuda"
+        for token, length in enumerate(WARM_UP_PROMPTS if on_gpu else WARM_UP_PROMPTS[-1:]):
+            options = GenerateOptions(max_tokens=1, temperature=0.0)
+            self.scheduler.add(Job([[token % self.model.config.vocab_size] * min(length, self.context)], options))
+            while self.scheduler.busy:
+                for told in self.scheduler.step():
+                    if isinstance(told, OfJob) and isinstance(told.event, Failed) and told.event.kind != "model":
+                        raise ValueError(told.event.message) from told.event.error
+        self.prefixes.limit = limit
+        vars(self.scheduler.stats).update(vars(Stats()))
 
     def obey(self, command: Command) -> None:
         """Take a command, which the next turn obeys."""
