@@ -19,7 +19,8 @@ from rebased.mixers import mixer_class, mixer_names
 from rebased.report.page import check_replaceable, write_page
 from rebased.report.prose import warn_about_records
 from rebased.report.suite import Board, suite_page
-from rebased.report.suite.page import files_of
+from rebased.report.suite.page import files_of, to_json
+from rebased.report.suite.sentences import three_sentences
 from rebased.runs.collect import gather
 from rebased.runs.shipped import MODELS, find_config
 from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
@@ -159,12 +160,12 @@ def suite(
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
     speeds = measure(command, board, to) if board.cells and time_limit is None else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
-    for name, text in files_of(board):
-        (command.folder / name).write_text(text, encoding="utf-8")
-    for sentence in board.sentences:
+    for name, content in files_of(board).items():
+        (command.folder / name).write_bytes(content)
+    for sentence in three_sentences(board):
         say(to.result_console(), sentence)
     say(to.console(), f"wrote {page}: open it in a browser")
-    to.emit(board.to_json() | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
+    to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
 
 
@@ -191,13 +192,13 @@ def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
 
 
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
-    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state, of the asked mixers and
-    of those that figures draw as lines."""
+    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state: of the asked mixers, of
+    those that figures draw as lines, and of those with factors."""
     suite, found = board.suite, dict[str, float]()
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
     single = suite.model_copy(update=last)
     asked = {name: mixer for name, mixer in command.mixers().items() if name in board.own}
-    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | asked
+    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn or mixer.factors} | asked
     with to.console().status("timing a training step of each mixer ..."):
         for label, mixer in mixers.items():
             config = single.configs(command.file.stem, label, mixer, command.device)[0]
