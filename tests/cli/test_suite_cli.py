@@ -44,6 +44,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # what own.py registers is for a test alone
     Path("own.py").write_text(OWN)
+    ahead = OWN.replace("suite_cli_own", "suite_cli_ahead").replace("class Own", "class Ahead")
+    Path("ahead.py").write_text(ahead.replace("self.down(x).cumsum(1))", "self.down(x).flip(1).cumsum(1))"))
+    Path("empty.py").write_text("")
     small = {"tasks": {"MQAR": TREE["tasks"]["MQAR"]}, "state_bytes": [512], "score_seeds": [11, 12]}
     Path("small.yaml").write_text(yaml.safe_dump(TREE | small))
 
@@ -102,7 +105,7 @@ def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch
 def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite("small.yaml", "rebased", "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out
-    assert "6 runs: 0 done" in out
+    assert "6 runs: 0 done, 4 to train" in out  # the other two have a rate that will not be chosen
     assert "timed just now" in out
     assert not Path("runs").exists()
 
@@ -111,12 +114,31 @@ def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.
     ("words", "message"),
     [
         (("small.yaml", "rebsed"), "the suite has no mixer 'rebsed'; did you mean 'ReBased'? (or FILE:NAME)"),
-        (("small.yaml", "own.py:Other"), "own.py registers no mixer 'Other'; decorate your class with"),
+        (("small.yaml", "own.py:Owm"), "own.py registers no mixer 'Owm'; did you mean 'Own'?"),
+        (("small.yaml", "empty.py:Own"), "empty.py registers no mixer 'Own'; decorate your class with"),
+        (("small.yaml", "own.py"), "own.py: which mixer in this file? write own.py:NAME"),
+        (
+            ("small.yaml", "ahead.py:Ahead"),
+            "checks of the contract of a mixer: never_looks_ahead[at=1]: the output before position 1, after",
+        ),
+        (("small.yaml", "rebased", "--gpu"), "--gpu: torch sees no GPU here; leave it out to train on the CPU"),
         (("small.yaml", "none.py:Own"), "none.py: there is no such file"),
         (("smal", "rebased"), "no shipped config has this name"),
         (("small.yaml", "rebased", "--workers", "0"), "--workers 0: give 1 or more"),
     ],
 )
-def test_mistakes_are_named(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebased.cli.suite.has_gpu", lambda: False)
     assert suite(*words) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""  # nothing was promised before
+
+
+def test_check_takes_the_name_of_the_class_as_a_suite_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["check", "own.py:Own"])
+    assert not left.value.code
+    assert "mixer suite_cli_own: " in capsys.readouterr().out

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from rebased.mixers import mixer_class, mixer_names
+
 Imports = Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)]
 """The option --import, which can be given several times."""
 
@@ -39,6 +41,11 @@ def import_user_code(name: str, said: str | None = None) -> ModuleType:
         raise ValueError(
             f"{said} failed: {type(error).__name__}: {error} (--debug shows where it comes from)"
         ) from error
+
+
+def registered_as(name: str) -> str | None:
+    """The name that a mixer is registered under, given that name or the name of its class; None if there is none."""
+    return next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
 
 
 def import_all(names: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """rebased suite: compare mixers on the same tasks with the same bytes of state, yours among them."""
 
+import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +11,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import import_user_code, registered_as
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_time, run_sweep
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
-from rebased.config import did_you_mean
+from rebased.config import did_you_mean, plural
+from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import mixer_class, mixer_names
+from rebased.ops.backend import has_gpu
 from rebased.report.page import check_replaceable, write_page
 from rebased.report.prose import warn_about_records
 from rebased.report.suite import Board, suite_page
@@ -145,7 +148,10 @@ def suite(
     )
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after
-    code = 0
+    code, chosen = 0, command.mixers()
+    if gpu and mixers and not has_gpu():
+        raise ValueError("--gpu: torch sees no GPU here; leave it out to train on the CPU")
+    check_contracts([(target, chosen[target.rpartition(":")[2]]) for target in mixers if ":" in target])
     if mixers:
         order = ", ".join(command.content.tasks)
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
@@ -153,7 +159,7 @@ def suite(
     if dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
-    asked = [] if ALL in mixers else list(command.mixers())
+    asked = [] if ALL in mixers else list(chosen)
     found = gather(places)
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
@@ -179,16 +185,36 @@ def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
     source, _, name = target.rpartition(":")
     labels = {label.casefold(): label for label in suite.mixers}
     if not source:
+        if name.endswith(".py"):
+            raise ValueError(f"{name}: which mixer in this file? write {name}:NAME")
         if name.casefold() not in labels:
             raise ValueError(f"the suite has no mixer {name!r}; {did_you_mean(name, [*suite.mixers])} (or FILE:NAME)")
         return labels[name.casefold()], suite.mixers[labels[name.casefold()]]
-    registered = next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
+    registered = registered_as(name)
     if registered is None:
-        raise ValueError(f"{source} registers no mixer {name!r}; decorate your class with @register_mixer({name!r})")
+        classes = map(mixer_class, mixer_names())
+        own = [each.__name__ for each in classes if not each.__module__.startswith("rebased.")]
+        known = did_you_mean(name, own) if own else f"decorate your class with @register_mixer({name!r})"
+        raise ValueError(f"{source} registers no mixer {name!r}; {known}")
     if name.casefold() in labels:
         raise ValueError(f"{name} is the name of a mixer of the suite; give yours another name")
     heads = next((mixer.mixer["n_heads"] for mixer in suite.mixers.values() if "n_heads" in mixer.mixer), 1)
     return name, own_mixer(registered, heads)
+
+
+def check_contracts(own: Sequence[tuple[str, SuiteMixer]]) -> None:
+    """Raise ValueError if a user's mixer fails its contract: it may look ahead, or hold more than it declares."""
+    for target, mixer in own:
+        logging.disable(logging.WARNING)  # about methods that a suite does not need
+        try:
+            failed = [result for result in run_mixer_contract(mixer.mixer["name"]) if not result.ok]
+        finally:
+            logging.disable(logging.NOTSET)
+        if failed:
+            raise ValueError(
+                f"{target} fails {plural(len(failed), 'check')} of the contract of a mixer: {failed[0].name}: "
+                f"{failed[0].message}. All of them: rebased check {target}"
+            )
 
 
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
