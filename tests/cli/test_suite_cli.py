@@ -142,3 +142,10 @@ def test_check_takes_the_name_of_the_class_as_a_suite_does(capsys: pytest.Captur
         main(["check", "own.py:Own"])
     assert not left.value.code
     assert "mixer suite_cli_own: " in capsys.readouterr().out
+
+
+def test_a_mixer_without_a_state_is_told_at_once_that_it_gets_no_place(capsys: pytest.CaptureFixture[str]) -> None:
+    stateless = OWN.replace("suite_cli_own", "suite_cli_stateless").replace("def state_size", "def size")
+    Path("stateless.py").write_text(stateless)
+    assert suite("small.yaml", "stateless.py:Own", "--dry-run", "--workers", "1") == 0
+    assert "Own has no state_size: its recall is shown, and it gets no place" in capsys.readouterr().out

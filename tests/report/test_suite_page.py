@@ -85,7 +85,13 @@ def test_a_mixer_whose_state_has_no_set_size_is_shown_and_not_ranked() -> None:
     board = Board(SUITE, list(suite_runs(SUITE, {"Attention": 0.9, "ReBased": 0.5})), ["Attention"])
     assert board.places == {"ReBased": 1}
     assert [row[0] for row in recall_table(board, None).rows] == ["Attention"]
-    assert "it is not ranked" in three_sentences(board)[0]
+    first, _, third = three_sentences(board)
+    assert first.endswith("it has no place, because its state has no set size.")
+    assert third == "To compare it, give it a state whose size can be set (state_size)."
+    begun = [run for run in suite_runs(SUITE, {"Delta": 0.5}) if run.seed != 15]
+    first, _, third = three_sentences(Board(SUITE, begun, ["Delta"]))
+    assert first.endswith("because none of its cells is complete.")
+    assert third == "To compare it, go on with the same command."
 
 
 def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:

@@ -154,6 +154,8 @@ def suite(
     check_contracts([(target, chosen[target.rpartition(":")[2]]) for target in mixers if ":" in target])
     if mixers:
         order = ", ".join(command.content.tasks)
+        for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
+            say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
         code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True)
     if dry_run:

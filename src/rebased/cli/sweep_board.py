@@ -21,7 +21,7 @@ from rebased.train.executors import Executor
 from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
 
 SHOWN = 8  # runs in progress that the table lists
-BAR = 60  # letters of the bar of progress
+BAR = 20  # letters of the bar of progress
 SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress
 
 
@@ -339,10 +339,11 @@ class LiveBoard(SweepBoard):
         head = tally.summary()
         if tally.progress:
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
+        summary = Table.grid(padding=(0, 1))
+        summary.add_row(ProgressBar(1.0, tally.share_done(), width=BAR), Text(head))
         return Group(
             table,
             Text("\n".join(["", *self.in_progress()]), no_wrap=True, overflow="ellipsis"),
-            ProgressBar(1.0, tally.share_done(), width=BAR),
-            Text(head),
+            summary,
             self._stopping,
         )

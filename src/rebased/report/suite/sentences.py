@@ -24,9 +24,9 @@ def three_sentences(board: Board) -> tuple[str, str, str]:
     if ranked is not None:
         return place_of(board, ranked), decided_about(board, ranked), what_is_left(board, ranked)
     if board.own:
-        done = any(cell.is_complete for cell in board.of(board.own[0]))
-        rest = "give it a state of a size that can be set" if done else "the same command goes on"
-        return without_place(board, board.own[0]), effects_in_words(board), f"To compare it: {rest}."
+        unsized = any(cell.budget is None for cell in board.of(board.own[0]))
+        rest = "give it a state whose size can be set (state_size)" if unsized else "go on with the same command"
+        return without_place(board, board.own[0]), effects_in_words(board), f"To compare it, {rest}."
     return leaders(board), effects_in_words(board), what_is_left(board, None)
 
 
@@ -51,10 +51,12 @@ def unequal(board: Board, name: str) -> str:
 
 def without_place(board: Board, name: str) -> str:
     """The recall of a mixer that is not ranked."""
-    found = [f"{cell.mean:.2f} on {cell.task}" for cell in board.of(name)]
-    if not found:
+    cells = board.of(name)
+    if not cells:
         return f"No cell of {name} is finished yet."
-    return f"{name} recalls {listed(found)}; it is not ranked: its state has no set size, or no cell is complete."
+    why = "its state has no set size" if cells[0].budget is None else "none of its cells is complete"
+    found = [f"{cell.mean:.2f} on {cell.task}" for cell in cells]
+    return f"{name} recalls {listed(found)}; it has no place, because {why}."
 
 
 def leaders(board: Board) -> str:
