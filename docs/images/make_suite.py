@@ -32,8 +32,7 @@ def read() -> Board:
 def draw(pyplot: Any, colours: dict[str, str]) -> Any:
     """The first figure of the suite's page: one panel per task that has results."""
     board = read()
-    tasks = {cell.task for cell in board.cells if cell.scored}
-    panels = {task: panel for task, panel in recall_by_bytes(board).panels.items() if task in tasks}
+    panels = recall_by_bytes(board).panels
     rows = ceil(len(panels) / 2)
     figure, grid = pyplot.subplots(rows, 2, figsize=(9.6, 0.4 + 2.7 * rows), squeeze=False)
     for axes in grid.flat[len(panels) :]:

@@ -1,6 +1,7 @@
 """rebased suite: a user's own mixer on a small suite, from the command to the page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.
         (("small.yaml", "own.py"), "own.py: which mixer in this file? write own.py:NAME"),
         (
             ("small.yaml", "ahead.py:Ahead"),
-            "checks of the contract of a mixer: never_looks_ahead[at=1]: the output before position 1, after",
+            "ahead.py:Ahead fails its contract: never_looks_ahead[at=1]: the output before position 1, after",
         ),
         (("small.yaml", "rebased", "--gpu"), "--gpu: torch sees no GPU here; leave it out to train on the CPU"),
         (("small.yaml", "none.py:Own"), "none.py: there is no such file"),
@@ -135,6 +136,22 @@ def test_mistakes_are_named(
     said = capsys.readouterr()
     assert message in said.err
     assert said.out == ""  # nothing was promised before
+
+
+def test_a_check_that_does_not_matter_to_a_suite_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its state is fp32 even for fp64: a suite trains in fp32."""
+    single = OWN.replace("suite_cli_own", "suite_cli_single").replace(
+        "self.key_width)\n\n", "self.key_width).float()\n\n"
+    )
+    single = single.replace(
+        "return self.up(self.down(x).cumsum(1))", "return self.extend(x, self.init_state(len(x)))[0]"
+    )
+    single = single.replace("self.up(sums)", "self.up(sums.to(x.dtype))").replace(
+        "state.unsqueeze(1) + ", "state[:, None] + "
+    )
+    Path("single.py").write_text(single.replace("self.down(x).cumsum(1)\n", "self.down(x).float().cumsum(1)\n"))
+    assert suite("small.yaml", "single.py:Own", "--dry-run", "--workers", "1") == 0
+    assert re.search(r"single\.py:Own fails \d+ checks? that matter elsewhere", capsys.readouterr().err)
 
 
 def test_check_takes_the_name_of_the_class_as_a_suite_does(capsys: pytest.CaptureFixture[str]) -> None:

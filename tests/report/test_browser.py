@@ -108,14 +108,14 @@ document.getElementById("frame").addEventListener("load", event => {{
   const frame = event.target, page = frame.contentWindow.document, seen = {{}};
   const shown = query => Array.from(page.querySelectorAll(query)).filter(each => each.getClientRects().length);
   const look = name => {{
-    const names = shown("#state-512 tbody th").map(each => each.textContent);
-    const cells = shown("#state-512 td a").length, runs = shown(".runs").length;
+    const names = shown("#size-512 tbody th").map(each => each.textContent);
+    const cells = shown("#size-512 td a").length, runs = shown(".runs").length;
     const written = new Set(shown("[data-name=recall-by-bytes] .panel text").map(each => each.textContent));
     seen[name] = {{names, cells, runs, panels: shown("[data-name=recall-by-bytes] .panel").length,
-      lines: ["ReBased", "Linear"].filter(each => written.has(each)), sizes: shown("section[id^=state-]").length}};
+      lines: ["ReBased", "Linear"].filter(each => written.has(each)), sizes: shown("section[id^=size-]").length}};
   }};
   look("all");
-  for (const name of ["task-1", "family-1", "size-0"]) {{
+  for (const name of ["task-1", "mixers-1", "state-0"]) {{
     page.getElementById(name).checked = true;
     look(name);
     page.getElementById(name.split("-")[0] + "-all").checked = true;
@@ -221,7 +221,7 @@ def test_filters_of_a_suite_hide_other_tasks_mixers_and_sizes(tmp_path: Path) ->
     }
     assert seen["all"] == whole | {"sizes": 3}
     assert seen["task-1"] == whole | {"cells": 3, "runs": 7, "panels": 1, "sizes": 3}
-    assert seen["family-1"] == whole | {"names": ["Delta"], "cells": 2, "runs": 4, "lines": [], "sizes": 3}
-    assert seen["size-0"] == whole | {"runs": 6, "sizes": 1}
+    assert seen["mixers-1"] == whole | {"names": ["Delta"], "cells": 2, "runs": 4, "lines": [], "sizes": 3}
+    assert seen["state-0"] == whole | {"runs": 6, "sizes": 1}
     assert seen["phone"] <= PHONE
     assert seen["cut"] == 0

@@ -9,8 +9,10 @@ from page_reader import assert_self_contained
 from rebased.analysis.ranking import Contrast
 from rebased.analysis.unpaired import Effect
 from rebased.report.suite import Board, suite_page
-from rebased.report.suite.page import cell_table, effect_table, files_of, recall_table, run_table
+from rebased.report.suite.figures import recall_by_bytes
+from rebased.report.suite.page import files_of
 from rebased.report.suite.sentences import describe_factor, three_sentences, verdict_of
+from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
 from rebased.runs.finished import Run
 
 SUITE = small_suite()
@@ -182,5 +184,10 @@ def test_partial_results_are_called_partial() -> None:
     some = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})))
     assert some.unfinished == "Partial results: 10 of 14 cells are not complete."
     assert some.unfinished in suite_page(some, "small", "x", {}, "").to_html()
+    first = Board(
+        SUITE, [run for run in suite_runs(SUITE, {"ReBased": 0.5}) if run.settings["suite"]["task"] == "MQAR"]
+    )
+    assert list(recall_by_bytes(first).panels) == ["MQAR"]  # no empty panel and no empty column
+    assert "overwriting" not in recall_table(first, 512).head
     level = dict.fromkeys(SUITE.mixers, 0.5)
     assert Board(SUITE, list(suite_runs(SUITE, level))).unfinished == ""

@@ -33,6 +33,16 @@ from rebased.train.sweep.cost import processor_of, time_steps
 
 ALL = "all"
 GPU = "--gpu"
+DECISIVE = (
+    "keeps_shape",
+    "output_is_finite",
+    "never_looks_ahead",
+    "gradients_never_look_ahead",
+    "rows_are_apart",
+    "extend_is_forward",
+    "state_has_declared_size",
+)
+"""How checks begin without which a comparison means nothing."""
 
 
 class SuiteCommand(Command):
@@ -151,7 +161,8 @@ def suite(
     code, chosen = 0, command.mixers()
     if gpu and mixers and not has_gpu():
         raise ValueError("--gpu: torch sees no GPU here; leave it out to train on the CPU")
-    check_contracts([(target, chosen[target.rpartition(":")[2]]) for target in mixers if ":" in target])
+    for target in (target for target in mixers if ":" in target):
+        to.warn(check_contract(target, chosen[target.rpartition(":")[2]].mixer["name"]))
     if mixers:
         order = ", ".join(command.content.tasks)
         for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
@@ -204,19 +215,19 @@ def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
     return name, own_mixer(registered, heads)
 
 
-def check_contracts(own: Sequence[tuple[str, SuiteMixer]]) -> None:
-    """Raise ValueError if a user's mixer fails its contract: it may look ahead, or hold more than it declares."""
-    for target, mixer in own:
-        logging.disable(logging.WARNING)  # about methods that a suite does not need
-        try:
-            failed = [result for result in run_mixer_contract(mixer.mixer["name"]) if not result.ok]
-        finally:
-            logging.disable(logging.NOTSET)
-        if failed:
-            raise ValueError(
-                f"{target} fails {plural(len(failed), 'check')} of the contract of a mixer: {failed[0].name}: "
-                f"{failed[0].message}. All of them: rebased check {target}"
-            )
+def check_contract(target: str, name: str) -> list[str]:
+    """Run the contract of a user's mixer. ValueError if it looks ahead or holds more than it declares, because it would
+    lead for that. Warnings about other checks that fail are returned."""
+    logging.disable(logging.WARNING)  # about methods that a suite does not need
+    try:
+        failed = [result for result in run_mixer_contract(name) if not result.ok]
+    finally:
+        logging.disable(logging.NOTSET)
+    for check, _, why in failed:
+        if check.startswith(DECISIVE) and "float64" not in check:  # models of a suite are trained in fp32
+            raise ValueError(f"{target} fails its contract: {check}: {why}. All checks: rebased check {target}")
+    many = plural(len(failed), "check")
+    return [f"{target} fails {many} that matter elsewhere: rebased check {target}"] if failed else []
 
 
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:

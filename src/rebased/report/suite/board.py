@@ -117,6 +117,12 @@ class Board:
         ]
         self.mixers = known
 
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks of the suite that have a scored run; all of them if none has."""
+        scored = {cell.task for cell in self.cells if cell.scored}
+        return [task for task in self.suite.tasks if task in scored] or list(self.suite.tasks)
+
     def of(self, mixer: str) -> list[SuiteCell]:
         """The cells of a mixer that have a scored run."""
         return [cell for cell in self.cells if cell.mixer == mixer and cell.scored]

@@ -73,7 +73,7 @@ def recall_by_bytes(board: Board) -> Panels:
 
         return draw
 
-    return draw_panels({task: panel(task) for task in board.suite.tasks}, "recall-by-bytes", "Recall by bytes of state")
+    return draw_panels({task: panel(task) for task in board.tasks}, "recall-by-bytes", "Recall by bytes of state")
 
 
 def write(axes: Axes, board: Board, mixer: str, at: tuple[float, float], colour: str) -> None:

@@ -3,7 +3,7 @@
 A chosen radio button hides what belongs to other choices. Without :has() in a browser the page shows everything.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 from rebased.report.suite.board import Board
@@ -27,61 +27,55 @@ def by_task(table: Table) -> str:
 
 def filters(board: Board) -> str:
     """The radio buttons and their rules."""
-    tasks, rules = list(board.suite.tasks), []
-    columns = f":nth-child(n+{BEFORE + 1}):nth-child(-n+{BEFORE + len(tasks)})"
-    for t, _ in enumerate(tasks):
-        hidden = [
+    choices = {"task": by_tasks(board), "mixers": by_factors(board), "state": by_sizes(board)}
+    rules, fields = [], []
+    for name, options in choices.items():
+        buttons = [f'<label><input type="radio" name="{name}" id="{name}-all" checked> all</label>']
+        for i, (option, hidden) in enumerate(options.items()):
+            one = f"{name}-{i}"
+            buttons.append(f'<label><input type="radio" name="{name}" id="{one}"> {escape(option)}</label>')
+            rules.append(f"body:has(#{one}:checked) :is({', '.join(hidden)}) {{ display: none; }}\n")
+        if len(options) > 1:
+            fields.append(f"<fieldset><legend>{name}</legend>{' '.join(buttons)}</fieldset>")
+    return f'<style>{STYLE}{"".join(rules)}</style><form class="filters">{"".join(fields)}</form>'
+
+
+def by_tasks(board: Board) -> Mapping[str, list[str]]:
+    """By task: selectors of what belongs to other tasks, which are panels, columns and runs."""
+    columns = f":nth-child(n+{BEFORE + 1}):nth-child(-n+{BEFORE + len(board.tasks)})"
+    return {
+        task: [
             f'[data-name="recall-by-bytes"] .panel:not(:nth-child({t + 1}))',
             f".by-task :is(th, td){columns}:not(:nth-child({BEFORE + 1 + t}))",
-            f".runs:not(.task-{t})",
+            f".runs:not(.task-{list(board.suite.tasks).index(task)})",
         ]
-        rules.append(rule(f"task-{t}", hidden))
-    families = {f"with {factor}": having(board, factor) for factor in board.factors}
-    families |= {"others": [name for name in board.mixers if name not in compared(board)]} if families else {}
-    for f, shown in enumerate(families.values()):
-        others = [m for m, name in enumerate(board.mixers) if name not in (*shown, *board.own)]
-        rules.append(rule(f"family-{f}", (hidden for m in others for hidden in parts_of(m))))
-    sizes = [size for size in (*board.suite.state_bytes, None) if any(cell.budget == size for cell in board.cells)]
-    for s, size in enumerate(sizes):
-        others = [f"#state-{other or 0}" for other in sizes if other != size]
-        rules.append(rule(f"size-{s}", [*others, f".runs:not(.size-{size or 0})"]))
-    groups = {
-        "task": tasks,
-        "family": list(families),
-        "size": ["no set size" if size is None else f"{size:,} bytes" for size in sizes],
+        for t, task in enumerate(board.tasks)
     }
-    fields = "".join(fieldset(name, options) for name, options in groups.items() if len(options) > 1)
-    return f'<style>{STYLE}{"".join(rules)}</style><form class="filters">{fields}</form>'
 
 
-def compared(board: Board) -> list[str]:
-    """The mixers of the suite that are compared by factors."""
-    return [name for name, mixer in board.suite.mixers.items() if mixer.factors]
+def by_factors(board: Board) -> Mapping[str, list[str]]:
+    """By factor: selectors of what belongs to mixers without it, which are lines and dots, rows and runs. The reader's
+    own mixers are always shown."""
+    factors = {name: mixer.factors for name, mixer in board.suite.mixers.items() if mixer.factors}
+    shown = {f"with {factor}": [name for name in factors if factors[name].get(factor)] for factor in board.factors}
+    shown |= {"others": [name for name in board.mixers if name not in factors]} if factors else {}
+    return {
+        option: [
+            f'.of-{m}, tr:has(a[href^="#runs-{m}-"])'
+            for m, name in enumerate(board.mixers)
+            if name not in (*names, *board.own)
+        ]
+        for option, names in shown.items()
+    }
 
 
-def having(board: Board, factor: str) -> list[str]:
-    """The mixers of the suite that have a factor."""
-    return [name for name, mixer in board.suite.mixers.items() if mixer.factors.get(factor)]
-
-
-def parts_of(mixer: int) -> Sequence[str]:
-    """Selectors of what the page shows of a mixer: its lines and dots, its rows and its runs."""
-    return f".of-{mixer}", f'tr:has(a[href^="#runs-{mixer}-"])'
-
-
-def rule(chosen: str, hidden: Iterable[str]) -> str:
-    """A rule of CSS: these parts are hidden if this button is chosen."""
-    return f"body:has(#{chosen}:checked) :is({', '.join(hidden)}) {{ display: none; }}\n"
-
-
-def fieldset(name: str, options: Sequence[str]) -> str:
-    """Radio buttons, of which "all" is chosen first."""
-    buttons = {f"{name}-all": "all"} | {f"{name}-{i}": option for i, option in enumerate(options)}
-    button = f'<label><input type="radio" name="{name}" id="{{}}"{{}}> {{}}</label> '
-    labels = "".join(
-        button.format(each, " checked" * each.endswith("-all"), escape(option)) for each, option in buttons.items()
-    )
-    return f"<fieldset><legend>{LEGENDS[name]}</legend>{labels}</fieldset>"
-
-
-LEGENDS: Mapping[str, str] = {"task": "task", "family": "mixers", "size": "state"}
+def by_sizes(board: Board) -> Mapping[str, list[str]]:
+    """By size of state: selectors of the tables and runs of other sizes."""
+    sizes = [size for size in (*board.suite.state_bytes, None) if any(cell.budget == size for cell in board.cells)]
+    return {
+        "no set size" if size is None else f"{size:,} bytes": [
+            *(f"#size-{other or 0}" for other in sizes if other != size),
+            f".runs:not(.size-{size or 0})",
+        ]
+        for size in sizes
+    }
