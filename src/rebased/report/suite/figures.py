@@ -1,6 +1,6 @@
 """The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from statistics import fmean
 from typing import Any
@@ -53,6 +53,7 @@ def recall_by_bytes(board: Board) -> Panels:
                 if cells[-1].budget is None:
                     xs = [1.3 * max(sizes)]
                 means = [cell.mean for cell in cells]
+                drawn: Sequence[Any]  # artists
                 if mixer in looks:
                     bars = [[abs(end - cell.mean) for end in interval_of(cell)] for cell in cells]
                     errors = [list(column) for column in zip(*bars, strict=True)]
