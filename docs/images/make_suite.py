@@ -33,8 +33,9 @@ def draw(pyplot: Any, colours: dict[str, str]) -> Any:
     """The first figure of the suite's page: one panel per task that has results."""
     board = read()
     panels = recall_by_bytes(board).panels
-    rows = ceil(len(panels) / 2)
-    figure, grid = pyplot.subplots(rows, 2, figsize=(9.6, 0.4 + 2.7 * rows), squeeze=False)
+    columns = min(2, len(panels))
+    rows = ceil(len(panels) / columns)
+    figure, grid = pyplot.subplots(rows, columns, figsize=(4.8 * columns, 0.4 + 2.7 * rows), squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (task, panel) in zip(grid.flat, panels.items(), strict=False):

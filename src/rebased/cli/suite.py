@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -241,6 +240,6 @@ def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]
     with to.console().status("timing a training step of each mixer ..."):
         for label, mixer in mixers.items():
             config = single.configs(command.file.stem, label, mixer, command.device)[0]
-            step = median(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds
+            step = min(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds, undisturbed
             found[label] = 1e6 * step / (config.train.batch_size * config.task.train[0].seq_len)
     return found

@@ -180,11 +180,11 @@ class Board:
 
     @cached_property
     def unfinished(self) -> str:
-        """How many cells of the suite's mixers and of the reader's own are not complete, in words; "" if all are."""
+        """How many cells of the suite's mixers and of the reader's own are complete, in words; "" if all are."""
         planned = len(self.suite.tasks) * sum(len(self.suite.budgets(mixer)) for mixer in self.suite.mixers.values())
         total = planned + sum(cell.mixer not in self.suite.mixers for cell in self.cells)
-        left = total - sum(cell.is_complete for cell in self.cells)
-        return f"Partial results: {left} of {total} cells are not complete." if left else ""
+        done = sum(cell.is_complete for cell in self.cells)
+        return f"Partial results: {done} of {total} cells are complete." if done < total else ""
 
     @property
     def factors(self) -> list[str]:
