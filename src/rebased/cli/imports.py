@@ -9,8 +9,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebased.mixers import mixer_class, mixer_names
-
 Imports = Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)]
 """The option --import, which can be given several times."""
 
@@ -45,6 +43,8 @@ def import_user_code(name: str, said: str | None = None) -> ModuleType:
 
 def registered_as(name: str) -> str | None:
     """The name that a mixer is registered under, given that name or the name of its class; None if there is none."""
+    from rebased.mixers import mixer_class, mixer_names  # torch, which commands that list things do without
+
     return next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
 
 

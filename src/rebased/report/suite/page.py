@@ -31,8 +31,6 @@ EFFECT_RULE = (
     "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect "
     "of delta is that of both."
 )
-
-
 NOT_TIMED = "The training steps were not timed, to keep the time of --for: the same command without --for times them."
 DATA = (
     '<p>Beside this page: <a href="runs.csv">runs.csv</a> has one row per run, for pandas and R '
@@ -136,8 +134,7 @@ def describe_protocol(board: Board) -> list[str]:
         "with a convolution or a gate of their own keep it only where it cannot be switched off (Mamba, Mamba-2)."
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
-    unfinished = sum(not cell.is_complete for cell in board.cells)
-    waiting = [f"{plural(unfinished, 'cell')} not complete: shown, not ranked."] if unfinished else []
+    waiting = [f"{board.unfinished} The others are shown and not ranked."] if board.unfinished else []
     runs = [run for cell in board.cells for run in cell.runs]
     return [
         *tasks,
