@@ -91,6 +91,16 @@ def test_without_a_mixer_the_page_shows_what_is_known() -> None:
     assert read("found.json")["places"] == {"ReBased": 1}
 
 
+def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C the reader waits for the page."""
+    known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
+    write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
+    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: 130)
+    monkeypatch.delattr("rebased.cli.suite.time_steps")
+    assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz") == 130
+    assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()
+
+
 def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their path is this machine's, and must not stand on a page."""
     monkeypatch.setattr("rebased.cli.suite.MODELS", tmp_path / "shipped")

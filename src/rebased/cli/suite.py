@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code, registered_as
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_time, run_sweep
@@ -176,7 +177,8 @@ def suite(
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
-    speeds = measure(command, board, to) if board.cells and time_limit is None else {}
+    in_a_hurry = time_limit is not None or code == INTERRUPTED
+    speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
     for name, content in files_of(board).items():
         (command.folder / name).write_bytes(content)

@@ -31,7 +31,10 @@ EFFECT_RULE = (
     "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect "
     "of delta is that of both."
 )
-NOT_TIMED = "The training steps were not timed, to keep the time of --for: the same command without --for times them."
+NOT_TIMED = (
+    "The training steps were not timed, because the command was interrupted or had a time limit: the same command "
+    "without --for times them."
+)
 DATA = (
     '<p>Beside this page: <a href="runs.csv">runs.csv</a> has one row per run, for pandas and R '
     '(<code>pandas.read_csv("runs.csv")</code>, <code>read.csv("runs.csv")</code>); <a href="cells.csv">cells.csv</a> '
