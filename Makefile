@@ -106,6 +106,7 @@ figures: $(DEMO) ## draw the documentation's figures and compute docs/scaling.md
 	$(BIN)/python docs/images/make_recall.py
 	$(BIN)/python docs/images/make_speed.py
 	$(BIN)/python docs/images/make_scaling.py
+	$(BIN)/python docs/images/make_suite.py
 	$(BIN)/python benchmarks/scale_report.py
 
 notebook: $(DOCS) ## run docs/notebooks/first_hour.ipynb again and keep its outputs

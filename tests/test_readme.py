@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 
 from docs.images.make_speed import nanoseconds_per_token, newest_record
+from docs.images.make_suite import draw as draw_suite
+from docs.images.style import save
 
 from docs_text import PAGES, ROOT, blocks, shell_lines
 from rebased.cli.imports import import_user_code
@@ -48,6 +50,16 @@ def test_training_commands_make_a_config() -> None:
                 load_config(cls, path, {key.removeprefix("--"): value for key, value in options.items()})
                 seen.add(found[1])
     assert seen == set(kinds)
+
+
+def test_the_picture_of_the_suite_is_that_of_its_results(tmp_path: Path) -> None:
+    """`make figures` draws it. The texts are compared: names, sizes, and whether results are partial."""
+    save("suite", tmp_path, draw_suite)
+    for theme in ("light", "dark"):
+        drawn, committed = (folder / f"suite-{theme}.svg" for folder in (tmp_path, ROOT / "docs" / "images"))
+        texts = [re.findall(r"<!-- (.*?) -->", path.read_text()) for path in (drawn, committed)]
+        assert texts[0] == texts[1]
+        assert "bytes of state" in texts[0]
 
 
 def test_the_speed_table_is_the_record() -> None:

@@ -1,6 +1,7 @@
 """rebased suite: a user's own mixer on a small suite, from the command to the page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))  # what own.py registers is for a test alone
     Path("own.py").write_text(OWN)
+    ahead = OWN.replace("suite_cli_own", "suite_cli_ahead").replace("class Own", "class Ahead")
+    Path("ahead.py").write_text(ahead.replace("self.down(x).cumsum(1))", "self.down(x).flip(1).cumsum(1))"))
+    Path("empty.py").write_text("")
     small = {"tasks": {"MQAR": TREE["tasks"]["MQAR"]}, "state_bytes": [512], "score_seeds": [11, 12]}
     Path("small.yaml").write_text(yaml.safe_dump(TREE | small))
 
@@ -87,6 +91,16 @@ def test_without_a_mixer_the_page_shows_what_is_known() -> None:
     assert read("found.json")["places"] == {"ReBased": 1}
 
 
+def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C the reader waits for the page."""
+    known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
+    write_bundle(list(suite_runs(known, {"ReBased": 0.5})), Path("known.jsonl.gz"))
+    monkeypatch.setattr("rebased.cli.suite.run_sweep", lambda *_, **__: 130)
+    monkeypatch.delattr("rebased.cli.suite.time_steps")
+    assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz") == 130
+    assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()
+
+
 def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their path is this machine's, and must not stand on a page."""
     monkeypatch.setattr("rebased.cli.suite.MODELS", tmp_path / "shipped")
@@ -102,7 +116,7 @@ def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch
 def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert suite("small.yaml", "rebased", "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out
-    assert "6 runs: 0 done" in out
+    assert "6 runs: 0 done, 4 to train" in out  # the other two have a rate that will not be chosen
     assert "timed just now" in out
     assert not Path("runs").exists()
 
@@ -111,12 +125,54 @@ def test_a_dry_run_says_how_long_it_will_take_and_trains_nothing(capsys: pytest.
     ("words", "message"),
     [
         (("small.yaml", "rebsed"), "the suite has no mixer 'rebsed'; did you mean 'ReBased'? (or FILE:NAME)"),
-        (("small.yaml", "own.py:Other"), "own.py registers no mixer 'Other'; decorate your class with"),
+        (("small.yaml", "own.py:Owm"), "own.py registers no mixer 'Owm'; did you mean 'Own'?"),
+        (("small.yaml", "empty.py:Own"), "empty.py registers no mixer 'Own'; decorate your class with"),
+        (("small.yaml", "own.py"), "own.py: which mixer in this file? write own.py:NAME"),
+        (
+            ("small.yaml", "ahead.py:Ahead"),
+            "ahead.py:Ahead fails its contract: never_looks_ahead[at=1]: the output before position 1, after",
+        ),
+        (("small.yaml", "rebased", "--gpu"), "--gpu: torch sees no GPU here; leave it out to train on the CPU"),
         (("small.yaml", "none.py:Own"), "none.py: there is no such file"),
         (("smal", "rebased"), "no shipped config has this name"),
         (("small.yaml", "rebased", "--workers", "0"), "--workers 0: give 1 or more"),
     ],
 )
-def test_mistakes_are_named(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebased.cli.suite.has_gpu", lambda: False)
     assert suite(*words) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""  # nothing was promised before
+
+
+def test_a_check_that_does_not_matter_to_a_suite_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its state is fp32 even for fp64: a suite trains in fp32."""
+    single = OWN.replace("suite_cli_own", "suite_cli_single").replace(
+        "self.key_width)\n\n", "self.key_width).float()\n\n"
+    )
+    single = single.replace(
+        "return self.up(self.down(x).cumsum(1))", "return self.extend(x, self.init_state(len(x)))[0]"
+    )
+    single = single.replace("self.up(sums)", "self.up(sums.to(x.dtype))").replace(
+        "state.unsqueeze(1) + ", "state[:, None] + "
+    )
+    Path("single.py").write_text(single.replace("self.down(x).cumsum(1)\n", "self.down(x).float().cumsum(1)\n"))
+    assert suite("small.yaml", "single.py:Own", "--dry-run", "--workers", "1") == 0
+    assert re.search(r"single\.py:Own fails \d+ checks? that matter elsewhere", capsys.readouterr().err)
+
+
+def test_check_takes_the_name_of_the_class_as_a_suite_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["check", "own.py:Own"])
+    assert not left.value.code
+    assert "mixer suite_cli_own: " in capsys.readouterr().out
+
+
+def test_a_mixer_without_a_state_is_told_at_once_that_it_gets_no_place(capsys: pytest.CaptureFixture[str]) -> None:
+    stateless = OWN.replace("suite_cli_own", "suite_cli_stateless").replace("def state_size", "def size")
+    Path("stateless.py").write_text(stateless)
+    assert suite("small.yaml", "stateless.py:Own", "--dry-run", "--workers", "1") == 0
+    assert "Own has no state_size: its recall is shown, and it gets no place" in capsys.readouterr().out

@@ -269,6 +269,7 @@ def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
     board.ended(replace(plan.runs[0], status="done"), 0.5)
     assert name not in shown()
     assert re.search(r"ReBased +1/2 +- +- +0\.500 +lr 0\.01, D = 12 ", shown())
+    assert re.search(r"\n━{5}╺?━* +1 of 4 runs done", shown())  # a quarter of the bar
 
 
 def test_a_log_names_the_runs_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

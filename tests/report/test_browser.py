@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from fake_records import fake_lm_run, fake_run
+from fake_suite import small_suite, suite_runs
 from rebased.report import Report
+from rebased.report.suite import Board, suite_page
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 
@@ -98,6 +100,35 @@ document.getElementById("frame").addEventListener("load", event => {{
 </script>"""
 
 
+# The page of a suite: what is left of it after a filter was chosen. No script of the page takes part.
+FILTERS = """<!doctype html><iframe id="frame" style="width:{width}px; height:800px; border:0" srcdoc="{page}"></iframe>
+<pre id="seen"></pre>
+<script>
+document.getElementById("frame").addEventListener("load", event => {{
+  const frame = event.target, page = frame.contentWindow.document, seen = {{}};
+  const shown = query => Array.from(page.querySelectorAll(query)).filter(each => each.getClientRects().length);
+  const look = name => {{
+    const names = shown("#size-512 tbody th").map(each => each.textContent);
+    const cells = shown("#size-512 td a").length, runs = shown(".runs").length;
+    const written = new Set(shown("[data-name=recall-by-bytes] .panel text").map(each => each.textContent));
+    seen[name] = {{names, cells, runs, panels: shown("[data-name=recall-by-bytes] .panel").length,
+      lines: ["ReBased", "Linear"].filter(each => written.has(each)), sizes: shown("section[id^=size-]").length}};
+  }};
+  look("all");
+  for (const name of ["task-1", "mixers-1", "state-0"]) {{
+    page.getElementById(name).checked = true;
+    look(name);
+    page.getElementById(name.split("-")[0] + "-all").checked = true;
+  }}
+  seen.phone = page.documentElement.scrollWidth;
+  frame.style.width = "1280px";
+  const boxes = Array.from(page.querySelectorAll(".by-task .wide"));
+  seen.cut = boxes.filter(box => box.scrollWidth > box.clientWidth).length;
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}});
+</script>"""
+
+
 def browse(page: str, folder: Path, harness: str = HARNESS) -> tuple[dict[str, Any], list[str]]:
     """What the script beside the page has seen, and what the console was told."""
     file = folder / "harness.html"
@@ -174,3 +205,23 @@ def test_the_page_about_the_paper_on_a_phone_and_on_a_desk(tmp_path: Path) -> No
     assert seen["cut"] == 0  # tables wider than the window scroll within it
     assert seen["scrolling"] == 1
     assert seen["cell"] == "table-cell"
+
+
+def test_filters_of_a_suite_hide_other_tasks_mixers_and_sizes(tmp_path: Path) -> None:
+    suite = small_suite()
+    board = Board(suite, list(suite_runs(suite, dict.fromkeys(suite.mixers, 0.5))))
+    seen, console = browse(suite_page(board, "small", "x", {}, "").to_html(), tmp_path, FILTERS)
+    assert console == []
+    whole = {
+        "names": ["Delta", "Linear", "ReBased"],
+        "cells": 6,
+        "runs": 14,
+        "panels": 2,
+        "lines": ["ReBased", "Linear"],
+    }
+    assert seen["all"] == whole | {"sizes": 3}
+    assert seen["task-1"] == whole | {"cells": 3, "runs": 7, "panels": 1, "sizes": 3}
+    assert seen["mixers-1"] == whole | {"names": ["Delta"], "cells": 2, "runs": 4, "lines": [], "sizes": 3}
+    assert seen["state-0"] == whole | {"runs": 6, "sizes": 1}
+    assert seen["phone"] <= PHONE
+    assert seen["cut"] == 0

@@ -123,8 +123,11 @@ def test_the_sentence_about_states_has_their_bytes() -> None:
 
 def test_the_page_is_whole() -> None:
     runs, shipped = planted(CLEAR), planted(CLEAR, first_seed=100)
-    page = demo_page(runs, shipped, TIMINGS, MAPS, "rebased demo")
+    page = demo_page(runs, shipped, TIMINGS, MAPS, "rebased demo", "../suite-quick/report.html")
     reader = assert_self_contained(page.to_html())
+    assert [value for tag, name, value in reader.attributes if (tag, name) == ("a", "href")][-1] == (
+        "../suite-quick/report.html"
+    )
     answers = " ".join(reader.texts["li"])
     for sentence in (recall_sentence(runs, shipped), cost_sentence(TIMINGS), state_sentence(runs, MAPS)):
         assert sentence in answers

@@ -6,8 +6,13 @@ import pytest
 
 from fake_suite import fake_run_of, small_suite, suite_runs
 from page_reader import assert_self_contained
+from rebased.analysis.ranking import Contrast
+from rebased.analysis.unpaired import Effect
 from rebased.report.suite import Board, suite_page
-from rebased.report.suite.page import cell_table, effect_table, files_of, recall_table, run_table
+from rebased.report.suite.figures import recall_by_bytes
+from rebased.report.suite.page import files_of
+from rebased.report.suite.sentences import describe_factor, three_sentences, verdict_of
+from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
 from rebased.runs.finished import Run
 
 SUITE = small_suite()
@@ -15,7 +20,7 @@ SUITE = small_suite()
 
 def test_rates_are_chosen_on_the_test_split_and_fresh_seeds_scored_on_the_held_out_one() -> None:
     board = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})), ["ReBased"])
-    assert board.sentences[1] == "No other mixer has these cells."
+    assert three_sentences(board)[1] == "No other mixer has these cells."
     assert len(board.cells) == 4
     for cell in board.cells:
         assert cell.rate == 1e-2
@@ -29,7 +34,7 @@ def test_a_cell_without_all_rates_or_seeds_is_not_ranked() -> None:
     board = Board(SUITE, [run for run in runs if run.seed != 15])
     assert not any(cell.is_complete for cell in board.cells)
     assert board.places == {}
-    assert board.sentences[0] == "No mixer has a complete cell yet."
+    assert three_sentences(board)[0] == "No mixer has a complete cell yet."
     no_choice = Board(SUITE, [run for run in runs if run.lr > 1e-3])
     assert [cell.rate for cell in no_choice.cells] == [None] * 4
     assert not any(cell.scored for cell in no_choice.cells)
@@ -45,7 +50,7 @@ def test_a_mixer_with_one_lucky_seed_does_not_lead() -> None:
     board = Board(SUITE, [*lucky, *suite_runs(SUITE, {"ReBased": 0.3, "Linear": 0.28})])
     assert board.overall("Delta")[0] > board.overall("ReBased")[0] > board.overall("Linear")[0]
     assert board.places["Delta"] == board.places["ReBased"] == 1
-    assert "share the first" in board.sentences[0]
+    assert "share the first" in three_sentences(board)[0]
     names = [row[0] for row in recall_table(board, 512).rows if row[1] == "1"]
     assert names == sorted(names)  # of those that share a place none stands first by its mean
 
@@ -67,19 +72,28 @@ def test_places_and_effects_of_clear_differences() -> None:
     assert not delta.is_decided
     began, _ = board.effects("MQAR", "began")
     assert (began.effect.difference, began.is_decided) == (1.0, True)
-    first, second, third = board.sentences
+    first, second, third = three_sentences(board)
     assert "place 1 of 3 mixers, shared with Delta." in first
     assert second == "Decided: over all cells it recalls more than Linear."
     assert third.startswith("To decide the rest")
-    rows = [row for row in effect_table(board).rows if row[:2] == ("MQAR", "square")]
-    assert rows[0][-1] == "recall and began to learn"
+    table = effect_table(board)
+    assert [row[:2] for row in table.rows] == [
+        (a, b) for a in ("square", "delta") for b in ("recall", "began to learn")
+    ]
+    assert table.rows[1][2] == "+1.00 (+1.00 to +1.00), p < 0.001".replace(" ", "\u00a0").replace(",\u00a0", ", ")
 
 
 def test_a_mixer_whose_state_has_no_set_size_is_shown_and_not_ranked() -> None:
     board = Board(SUITE, list(suite_runs(SUITE, {"Attention": 0.9, "ReBased": 0.5})), ["Attention"])
     assert board.places == {"ReBased": 1}
     assert [row[0] for row in recall_table(board, None).rows] == ["Attention"]
-    assert "it is not ranked" in board.sentences[0]
+    first, _, third = three_sentences(board)
+    assert first.endswith("it has no place, because its state has no set size.")
+    assert third == "To compare it, give it a state whose size can be set (state_size)."
+    begun = [run for run in suite_runs(SUITE, {"Delta": 0.5}) if run.seed != 15]
+    first, _, third = three_sentences(Board(SUITE, begun, ["Delta"]))
+    assert first.endswith("because none of its cells is complete.")
+    assert third == "To compare it, go on with the same command."
 
 
 def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:
@@ -93,7 +107,7 @@ def test_each_number_links_to_its_runs_and_names_are_escaped() -> None:
     assert len(links) == 8
     assert all(f'id="{link}"' in page for link in links)
     assert (
-        page.index("<svg") < page.index(board.sentences[0][:20]) < page.index("<h2>")
+        page.index("<svg") < page.index(three_sentences(board)[0][:20]) < page.index("<h2>")
     )  # a picture, then three sentences
 
 
@@ -110,7 +124,11 @@ def test_tidy_files_have_one_row_per_run_and_per_cell() -> None:
     assert {row["stage"] for row in records} == {"choose", "score"}
     assert sum(row["stage"] == "score" for row in records) == 20
     assert len(cell_table(board).rows) == 4
-    assert [name for name, _ in files_of(board)] == ["cells.csv", "runs.csv"]
+    files = files_of(board)
+    assert list(files) == ["cells.csv", "runs.csv", "recall-by-bytes.pdf"]
+    assert files["recall-by-bytes.pdf"].startswith(b"%PDF")
+    page = suite_page(board, "small", "x", {}, "").to_html()
+    assert all(f'href="{name}"' in page for name in files)
 
 
 def test_mixers_are_ranked_on_the_same_cells() -> None:
@@ -120,13 +138,56 @@ def test_mixers_are_ranked_on_the_same_cells() -> None:
     assert Board(SUITE, [*few, *others]).places == {"ReBased": 1, "Linear": 2}
     asked = Board(SUITE, [*few, *others], ["Delta"])  # a suite that is half done: on the cells that it has
     assert asked.places == {"ReBased": 1, "Delta": 2, "Linear": 2}
-    assert "over 2 cells" in asked.sentences[0]
+    assert "over 2 cells" in three_sentences(asked)[0]
 
 
 def test_parameters_that_could_not_be_matched_are_named() -> None:
     wide = list(suite_runs(SUITE, {"Delta": 0.5}))
     for run in wide:
         run.lines[0]["parameters"] = 2300
-    board = Board(SUITE, [*wide, *suite_runs(SUITE, {"ReBased": 0.5})], ["Delta"])
-    assert board.sentences[0].startswith("Delta, with 2.3 times the parameters of ReBased, recalls 0.53")
-    assert [row[-1] for row in recall_table(board, 512).rows] == ["2,300 (230%)", "1,000 (100%)"]
+    board = Board(SUITE, [*wide, *suite_runs(SUITE, {"ReBased": 0.5, "Linear": 0.5})], ["Delta"])
+    assert three_sentences(board)[0].startswith("Delta, with 2.3 times the median of parameters, recalls 0.53")
+    assert [row[-1] for row in recall_table(board, 512).rows] == ["2,300 (+130 %)", "1,000 (+0 %)", "1,000 (+0 %)"]
+    said = "on MQAR they differ from the median by +0 % (Linear) to +130 % (Delta)"
+    assert said in suite_page(board, "small", "x", {}, "").to_html()
+
+
+def test_a_factor_is_described_by_its_planned_tests_and_its_time() -> None:
+    """On one task the square recalls more, on the other it makes no difference; the delta rule is undecided there."""
+    level = {"Linear": 0.1, "ReBased": 0.5, "Delta": 0.5}
+    runs = [run for run in suite_runs(SUITE, level) if run.settings["suite"]["task"] == "MQAR"]
+    flat = suite_runs(SUITE, dict.fromkeys(level, 0.5), spread=0.001)
+    runs += [run for run in flat if run.settings["suite"]["task"] == "overwriting"]
+    board = Board(SUITE, runs)
+    square = describe_factor(board, "square", {"ReBased": 3.0, "Linear": 2.0, "Delta": 9.0})
+    assert square == (
+        "At equal bytes of state the square recalls more on MQAR (+0.40); makes no difference that matters on "
+        "overwriting (+0.00, 95 % interval -0.00 to +0.00). The share of runs that begin to learn changes on MQAR "
+        "(+1.00). A training step takes 1.50 times as long with it (1 pair of mixers, timed here)."
+    )
+    assert "times as long" not in describe_factor(board, "delta", {})
+    assert describe_factor(Board(SUITE, []), "square", {}) == ""
+    assert three_sentences(board)[1] == "Decided at equal bytes of state: the square recalls more on 1 of 2 tasks."
+
+
+def test_a_wide_interval_is_undecided_and_a_small_difference_is_called_small() -> None:
+    def verdict(difference: float, error: float, p: float) -> tuple[str, str]:
+        return verdict_of(Contrast("square", "no square", Effect(difference, error, 100, 10, 10), 2, p))
+
+    assert verdict(0.03, 0.1, 0.5) == ("is undecided on", "+0.03, 95 % interval -0.17 to +0.23")
+    assert verdict(0.03, 0.01, 0.01) == ("recalls more on", "+0.03, small")
+    assert verdict(-0.3, 0.01, 0.01) == ("recalls less on", "-0.30")
+    assert verdict(0.01, 0.01, 0.5)[0] == "makes no difference that matters on"
+
+
+def test_partial_results_are_called_partial() -> None:
+    some = Board(SUITE, list(suite_runs(SUITE, {"ReBased": 0.5})))
+    assert some.unfinished == "Partial results: 4 of 14 cells are complete."
+    assert some.unfinished in suite_page(some, "small", "x", {}, "").to_html()
+    first = Board(
+        SUITE, [run for run in suite_runs(SUITE, {"ReBased": 0.5}) if run.settings["suite"]["task"] == "MQAR"]
+    )
+    assert list(recall_by_bytes(first).panels) == ["MQAR"]  # no empty panel and no empty column
+    assert "overwriting" not in recall_table(first, 512).head
+    level = dict.fromkeys(SUITE.mixers, 0.5)
+    assert Board(SUITE, list(suite_runs(SUITE, level))).unfinished == ""

@@ -110,6 +110,28 @@ def test_a_mixer_that_cannot_tell_its_state_is_trained_once_and_has_no_set_size(
     assert len(configs) == len(suite.tasks) * len(suite.rates) * 6
 
 
+class Sum(Mean):
+    """Its state has one number per channel, so only the width of the model sets its size."""
+
+    def init_state(self, batch: int, **_: Any) -> Tensor:
+        return self.out_proj.weight.new_zeros(batch, self.out_proj.in_features)
+
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        sums = state[:, None] + x.cumsum(1)
+        return self.out_proj(sums), sums[:, -1]
+
+    def state_size(self, seq_len: int) -> int:
+        return self.out_proj.in_features
+
+
+def test_the_same_model_is_not_trained_for_two_sizes_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is at most eight times as wide as the others: here 128, which fits into the smaller size already."""
+    monkeypatch.setattr(contract, "_REGISTER", dict(contract._REGISTER))
+    register_mixer("suite_test_sum")(Sum)
+    configs = small_suite().configs("small", "Sum", own_mixer("suite_test_sum", 1))
+    assert {(config.suite and config.suite.state_bytes, config.model.d_model) for config in configs} == {(512, 128)}
+
+
 @pytest.mark.parametrize("suite", [QUICK, CAMPAIGN], ids=["quick", "campaign"])
 def test_shipped_suites_name_what_there_is(suite: Suite) -> None:
     for task in suite.tasks.values():

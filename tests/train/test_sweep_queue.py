@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rebased.cli.sweep_board import describe_plan
+from rebased.cli.sweep_board import Tally, describe_plan
 from rebased.runs.finished import Run
 from rebased.train.executors.local import LocalExecutor
 from rebased.train.kinds import training_of
@@ -104,6 +105,19 @@ def test_runs_that_stages_leave_out_are_not_to_train(tmp_path: Path, others: Any
     left = [run for run in plan.runs if run not in tried]
     said = next(describe_plan(plan, left, Estimate({}, 5.0, "as timed", {}), LocalExecutor(1), False, stages))
     assert f"{count} to train" in said
+
+
+def test_counts_and_the_bar_leave_out_what_a_choice_will_leave_out(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, RATES)  # two rates and three seeds: two runs choose, then two of four are trained
+    stages = Stages(Select(seeds=1), plan.runs)
+    cost = Estimate(dict.fromkeys([run.digest for run in plan.runs], 10.0), 40.0, "as timed")
+    tally = Tally(plan, cost, 1, stages)
+    assert "6 runs: 0 done, 4 to train" in next(describe_plan(plan, plan.runs, cost, LocalExecutor(1), False, stages))
+    assert (tally.summary(), tally.share_done()) == ("0 of 4 runs done", 0.0)
+    for run in (run for run in plan.runs if run.config.train.seed == 1):
+        stages.ended(run.digest, run.config.train.lr)
+        tally.ended(replace(run, status="done"), 0.5)
+    assert (tally.summary(), tally.share_done()) == ("2 of 4 runs done", 0.5)
 
 
 def test_a_choice_waits_for_all_its_runs_and_a_failed_one_does_not_count(tmp_path: Path) -> None:

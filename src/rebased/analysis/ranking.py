@@ -75,13 +75,18 @@ def main_effects(values: Mapping[str, Groups], factors: Mapping[str, Mapping[str
     for factor in names:
         ours: dict[Hashable, Sequence[float]] = {}
         theirs: dict[Hashable, Sequence[float]] = {}
-        for a, b in ((a, b) for a in values for b in values):
-            if dict(factors.get(a, {})) == {**factors.get(b, {}), factor: True} and factors[b].get(factor) is False:
-                for cell in values[a]:
-                    if cell in values[b]:
-                        ours[a, b, cell], theirs[a, b, cell] = values[a][cell], values[b][cell]
+        for a, b in which_differ_in(factor, {name: factors.get(name, {}) for name in values}):
+            for cell in values[a]:
+                if cell in values[b]:
+                    ours[a, b, cell], theirs[a, b, cell] = values[a][cell], values[b][cell]
         found[factor, f"no {factor}"] = ours, theirs
     return contrast_all(found)
+
+
+def which_differ_in(factor: str, factors: Mapping[str, Mapping[str, bool]]) -> list[tuple[str, str]]:
+    """All pairs of models (with, without) that differ in this factor alone."""
+    without = [name for name, known in factors.items() if known.get(factor) is False]
+    return [(a, b) for a in factors for b in without if factors[a] == {**factors[b], factor: True}]
 
 
 def seeds_to_decide(contrast: Contrast, seeds: int, tests: int) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 from rich.text import Text
 
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import import_user_code, registered_as
 from rebased.cli.output import OPTIONS as OUTPUT
 from rebased.cli.output import TO_TERMINAL, Output
 from rebased.cli.overrides import parse_overrides
@@ -50,12 +50,14 @@ def check(
     ----------
     target
         FILE:NAME, for example my_mixers.py:running_mean: the file is imported, and what it registers under that name is
-        checked. MODULE:NAME works too. NAME alone checks a mixer or a task of this package.
+        checked; the name of a mixer's class will do. MODULE:NAME works too. NAME alone checks a mixer or a task of this
+        package.
     """
     to.check()
     source, _, name = target.rpartition(":")
     if source:
         import_user_code(source, said=source)
+        name = registered_as(name) or name
     elif name.endswith(".py"):
         raise ValueError(f"{name}: which mixer or task in this file? write {name}:NAME")
     registered = {kind: list(suite.names()) for kind, suite in SUITES.items()}

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from os.path import relpath
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ SWEEP = Path("demo")
 SHIPPED = MODELS / "demo.jsonl.xz"
 """Runs of the same sweep with other seeds, by the command in shipped/README.md."""
 OUT = Path("runs") / "demo"
+SUITE_PAGE = Path("runs") / "suite-quick" / "report.html"
 SEEDS = 2  # some 280 seconds of one core; the shipped seeds decide
 FIRST_SEED = 42  # the paper's
 
@@ -82,7 +84,8 @@ def demo(
     timings = time_attention()
     maps = {name: read_state(out / group[0].folder, group[0]) for name, group in labelled(runs).items()}
     answers = three_sentences(runs, shipped, timings, maps)
-    write_page(demo_page(runs, shipped, timings, maps, str(command)), page)
+    suite = Path(relpath(SUITE_PAGE, out)).as_posix()
+    write_page(demo_page(runs, shipped, timings, maps, str(command), suite), page)
     for answer in answers:
         say(to.result_console(), answer)
     say(console, f"wrote {page}: open it in a browser")

@@ -41,6 +41,13 @@ def import_user_code(name: str, said: str | None = None) -> ModuleType:
         ) from error
 
 
+def registered_as(name: str) -> str | None:
+    """The name that a mixer is registered under, given that name or the name of its class; None if there is none."""
+    from rebased.mixers import mixer_class, mixer_names  # torch, which commands that list things do without
+
+    return next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
+
+
 def import_all(names: tuple[str, ...]) -> None:
     """Import every file or module. Workers call it first, so that they know what the command itself knows."""
     for name in names:

@@ -1,25 +1,29 @@
 """rebased suite: compare mixers on the same tasks with the same bytes of state, yours among them."""
 
+import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from rebased.cli.imports import import_user_code
+from rebased.cli import INTERRUPTED
+from rebased.cli.imports import import_user_code, registered_as
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_time, run_sweep
 from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
-from rebased.config import did_you_mean
+from rebased.config import did_you_mean, plural
+from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import mixer_class, mixer_names
+from rebased.ops.backend import has_gpu
 from rebased.report.page import check_replaceable, write_page
 from rebased.report.prose import warn_about_records
 from rebased.report.suite import Board, suite_page
-from rebased.report.suite.page import files_of
+from rebased.report.suite.page import files_of, to_json
+from rebased.report.suite.sentences import three_sentences
 from rebased.runs.collect import gather
 from rebased.runs.shipped import MODELS, find_config
 from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
@@ -29,6 +33,16 @@ from rebased.train.sweep.cost import processor_of, time_steps
 
 ALL = "all"
 GPU = "--gpu"
+DECISIVE = (
+    "keeps_shape",
+    "output_is_finite",
+    "never_looks_ahead",
+    "gradients_never_look_ahead",
+    "rows_are_apart",
+    "extend_is_forward",
+    "state_has_declared_size",
+)
+"""How checks begin without which a comparison means nothing."""
 
 
 class SuiteCommand(Command):
@@ -144,27 +158,34 @@ def suite(
     )
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after
-    code = 0
+    code, chosen = 0, command.mixers()
+    if gpu and mixers and not has_gpu():
+        raise ValueError("--gpu: torch sees no GPU here; leave it out to train on the CPU")
+    for target in (target for target in mixers if ":" in target):
+        to.warn(check_contract(target, chosen[target.rpartition(":")[2]].mixer["name"]))
     if mixers:
         order = ", ".join(command.content.tasks)
+        for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
+            say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
         code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True)
     if dry_run:
         return code
     places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
-    asked = [] if ALL in mixers else list(command.mixers())
+    asked = [] if ALL in mixers else list(chosen)
     found = gather(places)
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
-    speeds = measure(command, board, to) if board.cells and time_limit is None else {}
+    in_a_hurry = time_limit is not None or code == INTERRUPTED
+    speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
-    for name, text in files_of(board):
-        (command.folder / name).write_text(text, encoding="utf-8")
-    for sentence in board.sentences:
+    for name, content in files_of(board).items():
+        (command.folder / name).write_bytes(content)
+    for sentence in three_sentences(board):
         say(to.result_console(), sentence)
     say(to.console(), f"wrote {page}: open it in a browser")
-    to.emit(board.to_json() | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
+    to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
 
 
@@ -178,29 +199,49 @@ def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
     source, _, name = target.rpartition(":")
     labels = {label.casefold(): label for label in suite.mixers}
     if not source:
+        if name.endswith(".py"):
+            raise ValueError(f"{name}: which mixer in this file? write {name}:NAME")
         if name.casefold() not in labels:
             raise ValueError(f"the suite has no mixer {name!r}; {did_you_mean(name, [*suite.mixers])} (or FILE:NAME)")
         return labels[name.casefold()], suite.mixers[labels[name.casefold()]]
-    registered = next((each for each in mixer_names() if name in (each, mixer_class(each).__name__)), None)
+    registered = registered_as(name)
     if registered is None:
-        raise ValueError(f"{source} registers no mixer {name!r}; decorate your class with @register_mixer({name!r})")
+        classes = map(mixer_class, mixer_names())
+        own = [each.__name__ for each in classes if not each.__module__.startswith("rebased.")]
+        known = did_you_mean(name, own) if own else f"decorate your class with @register_mixer({name!r})"
+        raise ValueError(f"{source} registers no mixer {name!r}; {known}")
     if name.casefold() in labels:
         raise ValueError(f"{name} is the name of a mixer of the suite; give yours another name")
     heads = next((mixer.mixer["n_heads"] for mixer in suite.mixers.values() if "n_heads" in mixer.mixer), 1)
     return name, own_mixer(registered, heads)
 
 
+def check_contract(target: str, name: str) -> list[str]:
+    """Run the contract of a user's mixer. ValueError if it looks ahead or holds more than it declares, because it would
+    lead for that. Warnings about other checks that fail are returned."""
+    logging.disable(logging.WARNING)  # about methods that a suite does not need
+    try:
+        failed = [result for result in run_mixer_contract(name) if not result.ok]
+    finally:
+        logging.disable(logging.NOTSET)
+    for check, _, why in failed:
+        if check.startswith(DECISIVE) and "float64" not in check:  # models of a suite are trained in fp32
+            raise ValueError(f"{target} fails its contract: {check}: {why}. All checks: rebased check {target}")
+    many = plural(len(failed), "check")
+    return [f"{target} fails {many} that matter elsewhere: rebased check {target}"] if failed else []
+
+
 def measure(command: SuiteCommand, board: Board, to: Output) -> dict[str, float]:
-    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state, of the asked mixers and
-    of those that figures draw as lines."""
+    """Milliseconds per 1,000 tokens of a training step on the last task with the largest state: of the asked mixers, of
+    those that figures draw as lines, and of those with factors."""
     suite, found = board.suite, dict[str, float]()
     last = {"tasks": dict([*suite.tasks.items()][-1:]), "rates": suite.rates[:1], "state_bytes": suite.state_bytes[-1:]}
     single = suite.model_copy(update=last)
     asked = {name: mixer for name, mixer in command.mixers().items() if name in board.own}
-    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn} | asked
+    mixers = {name: mixer for name, mixer in suite.mixers.items() if name in suite.drawn or mixer.factors} | asked
     with to.console().status("timing a training step of each mixer ..."):
         for label, mixer in mixers.items():
             config = single.configs(command.file.stem, label, mixer, command.device)[0]
-            step = median(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds
+            step = min(time_steps(config.model_dump())) * training_of(config).step_work(config)  # seconds, undisturbed
             found[label] = 1e6 * step / (config.train.batch_size * config.task.train[0].seq_len)
     return found

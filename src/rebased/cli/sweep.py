@@ -249,7 +249,7 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
     left_out = f", {len(queue.left_out)} left out by the choice" if queue.left_out else ""
     say(console, f"{tally.summary()}{left_out}; {plan.folder}")
     if ending == "out_of_time" and queue.budget is not None:
-        left = tally.count("new", "begun") - len(queue.left_out)
+        left = tally.expected() - tally.count("done", "diverged", "failed")
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
         more = f", about {duration(tally.seconds_left())} ({pieces:.0f} more such pieces)" if pieces >= 1.5 else ""
         say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command.again(tally.failed)}")

@@ -10,6 +10,7 @@ from typing import Any, Self
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,7 @@ from rebased.train.executors import Executor
 from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
 
 SHOWN = 8  # runs in progress that the table lists
+BAR = 20  # letters of the bar of progress
 SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress
 
 
@@ -56,7 +58,8 @@ def describe_plan(
     merged = f" ({same}, and trained once)" if plan.merged else ""
     total, done = len(plan.runs), plan.count("done", "diverged")
     left = [run for run in runs if not stages or stages.share(run) > 0]
-    yield f"{plural(total, 'run')}{merged}: {done} done, {len(left)} to train in {plan.folder}"
+    to_train = round(sum(map(stages.share, left))) if stages else len(left)
+    yield f"{plural(total, 'run')}{merged}: {done} done, {to_train} to train in {plan.folder}"
     failed = plan.count("failed")
     if failed and not retry_failed:
         them, are = ("them", "are") if failed > 1 else ("it", "is")
@@ -155,10 +158,23 @@ class Tally:
         share = self._stages.share
         return sum(cost * max(self.fraction[digest], share(self.runs[digest])) for digest, cost in self._cost.items())
 
+    def share_done(self) -> float:
+        """The share of the time that is over, of what was left when the sweep started, by the estimate."""
+        total = self._total()
+        return sum(self._cost[digest] * part for digest, part in self.fraction.items()) / total if total else 1.0
+
+    def expected(self, runs: Iterable[PlannedRun] | None = None) -> int:
+        """How many of the runs, or of these, have ended or will be trained: a choice among values leaves runs out."""
+        found = list(self.runs.values() if runs is None else runs)
+        if self._stages is None:
+            return len(found)
+        ended = ("done", "diverged", "failed")
+        return round(sum(1.0 if run.status in ended else self._stages.share(run) for run in found))
+
     def summary(self) -> str:
         """How many runs are done, diverged and failed, in words."""
         others = [f"{self.count(status)} {status}" for status in ("diverged", "failed") if self.count(status)]
-        return ", ".join([f"{self.count('done')} of {plural(len(self.runs), 'run')} done", *others])
+        return ", ".join([f"{self.count('done')} of {plural(self.expected(), 'run')} done", *others])
 
 
 def short_names(runs: Sequence[PlannedRun]) -> dict[str, str]:
@@ -267,8 +283,8 @@ class LineBoard(SweepBoard):
         result = f"{run.config.kind.metric} {score:.4f}" if score is not None else f"{run.status}: {run.error}"
         tally = self._tally
         ended = tally.count("done", "diverged", "failed")
-        left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
-        text = f"{ended}/{len(tally.runs)}  {run}: {result}{left}"
+        left = f"  ({duration(tally.seconds_left())} left)" if ended < tally.expected() else ""
+        text = f"{ended}/{tally.expected()}  {run}: {result}{left}"
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -312,7 +328,7 @@ class LiveBoard(SweepBoard):
             score, best = tally.best.get(model, (None, None))
             table.add_row(
                 model,
-                f"{count(runs, 'done', 'diverged')}/{len(runs)}",
+                f"{count(runs, 'done', 'diverged')}/{tally.expected(runs)}",
                 str(running or "-"),
                 str(count(runs, "failed") or "-"),
                 "-" if score is None else f"{score:.3f}",
@@ -323,9 +339,11 @@ class LiveBoard(SweepBoard):
         head = tally.summary()
         if tally.progress:
             head += f", {len(tally.progress)} running, about {duration(tally.seconds_left())} left"
+        summary = Table.grid(padding=(0, 1))
+        summary.add_row(ProgressBar(1.0, tally.share_done(), width=BAR), Text(head))
         return Group(
             table,
             Text("\n".join(["", *self.in_progress()]), no_wrap=True, overflow="ellipsis"),
-            Text(head),
+            summary,
             self._stopping,
         )

@@ -1,6 +1,7 @@
 """The page of `rebased demo`: what the square of ReBased buys, what it costs on this machine, what its state holds."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from statistics import fmean
 from typing import NamedTuple
 
@@ -53,9 +54,10 @@ def demo_page(
     timings: Sequence[Timing],
     maps: Mapping[str, Readout],
     command: str,
+    suite: str,
 ) -> Page:
     """The page about these runs and measurements. `shipped` are finished runs with other seeds, drawn behind; `maps`
-    are by `label`. `command` is the command that made the page."""
+    are by `label`. `command` is the command that made the page; `suite` is a link to the page of `rebased suite`."""
     sections = [
         Section("In three sentences", bullets(three_sentences(runs, shipped, timings, maps))),
         Section("What does the square buy?", show_recall(runs, shipped)),
@@ -76,9 +78,11 @@ def demo_page(
             + commands([command, f"rebased train --config {runs[0].folder}/config.yaml --out again"])
             + paragraphs(
                 "The last line trains one run, from the folder of this page. The button below saves all data.",
-                "And your own mixer? This trains it on four tasks and compares it with ours at equal bytes of state:",
+                "What do other mixers recall at equal bytes of state, and what does yours? The first command shows "
+                "ours, the second trains yours and compares it:",
             )
-            + commands(["rebased suite quick my_mixer.py:MyMixer"]),
+            + commands(["rebased suite quick", "rebased suite quick my_mixer.py:MyMixer"])
+            + f'<p>Both write <a href="{escape(suite)}">the page of the suite</a>.</p>',
         ),
     ]
     data = {

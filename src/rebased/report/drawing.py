@@ -101,9 +101,9 @@ def named_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return dict(zip(ordered, looks(), strict=False))
 
 
-def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> None:
-    """What a reader sees who points at these places, given in data coordinates."""
-    vars(axes).setdefault(HOVER, []).extend(zip(xs, ys, texts, strict=True))
+def hover(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], of: str = "") -> None:
+    """What a reader sees who points at these places, given in data coordinates. `of` is their CSS class, if any."""
+    vars(axes).setdefault(HOVER, []).extend((x, y, of, text) for x, y, text in zip(xs, ys, texts, strict=True))
 
 
 def draw_band(axes: Axes, at: Sequence[float], columns: Sequence[Sequence[float]], **look: Any) -> list[str]:
@@ -194,7 +194,8 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg[svg.index("<svg") :])  # a hundredth of a point is fine enough
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)  # the page sets the width; viewBox stays
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to a group
+    svg = re.sub(r'<g id="(of-\d+)">', r'<g class="\1">', svg)  # an artist's gid: filters of a page hide it
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # nothing refers to other groups
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)  # figures of one page must not share ids
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     for colour, variable in VARIABLES.items():
@@ -209,8 +210,8 @@ def places(axes: Axes, figure: Figure) -> str:
         return ""
     scale, height = 72 / figure.dpi, figure.get_figheight() * 72
     circles = []
-    for (x, y), (*_, text) in zip(axes.transData.transform([place[:2] for place in known]), known, strict=True):
-        at = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"'
+    for (x, y), (*_, of, text) in zip(axes.transData.transform([place[:2] for place in known]), known, strict=True):
+        at = f'cx="{x * scale:.1f}" cy="{height - y * scale:.1f}"' + (f' class="{of}"' if of else "")
         circles.append(f'<circle {at} r="{NEAR}"><title>{escape(text)}</title></circle>')
     return f'<g class="places" fill-opacity="0">{"".join(circles)}</g>'
 

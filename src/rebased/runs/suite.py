@@ -85,13 +85,16 @@ class Suite(Config):
 
     def configs(self, name: str, label: str, mixer: SuiteMixer, device: str | None = None) -> list[SyntheticRunConfig]:
         """The configs of all runs of a mixer: budgets, tasks, rates and seeds. `name` is the suite's, `label` the
-        mixer's. Runs of rates that are not chosen are among them. Budgets that are too small for the mixer are not."""
+        mixer's. Runs of rates that are not chosen are among them. Budgets that are too small for the mixer are not, nor
+        those that give the same model as a smaller one."""
         found = []
         for task_name, task in self.tasks.items():
+            models: list[dict[str, Any]] = []
             for budget in self.budgets(mixer):
                 model = self.solved_model(mixer, budget, task)
-                if model is None:
+                if model is None or model in models:  # none fits, or none is larger than that of the budget before
                     continue
+                models.append(model)
                 part = SuitePart(
                     name=name,
                     protocol=self.protocol,

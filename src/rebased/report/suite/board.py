@@ -1,28 +1,24 @@
 """What the runs of a suite show: one cell per mixer, task and size of state; places, and effects of factors."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
-from statistics import fmean
+from statistics import fmean, median
 from typing import Literal
 
 from rebased.analysis.intervals import Interval, t_interval
-from rebased.analysis.ranking import Contrast, compare_pairs, main_effects, other_of, places, seeds_to_decide
+from rebased.analysis.ranking import Contrast, compare_pairs, main_effects, places
 from rebased.analysis.selection import choose_lr
 from rebased.analysis.unpaired import Groups
-from rebased.config import plain, plural
-from rebased.report.demo import listed
+from rebased.config import plain
 from rebased.runs.collect import ENDED
 from rebased.runs.finished import Run
 from rebased.runs.suite import Suite, part_of
 
 Outcome = Literal["recall", "began"]
-MOST_SEEDS = 100  # a comparison that would need more is not worth its time
-NAMED = 4  # mixers that a sentence names
 LONGEST = 60  # letters of a mixer's name
-MATCHED = 1.5  # a ratio of parameters below this needs no words
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class SuiteCell:
     task: str
     budget: int | None
     runs: Sequence[Run]
+    anchor: str  # the name of the list of its runs on the page
 
     @cached_property
     def rate(self) -> float | None:
@@ -79,9 +76,9 @@ class SuiteCell:
         return _layer_bytes(self.suite, self.runs[0])
 
     @property
-    def anchor(self) -> str:
-        """The name of the list of its runs on the page."""
-        return f"runs-{self.mixer}-{self.task}-{self.budget or 0}".replace(" ", "-")
+    def parameters(self) -> int:
+        """The parameters of the whole model."""
+        return self.runs[0].parameters
 
 
 def _layer_bytes(suite: Suite, run: Run) -> int | None:
@@ -97,6 +94,7 @@ class Board:
     def __init__(self, suite: Suite, runs: Sequence[Run], own: Sequence[str] = ()) -> None:
         self.suite, self.own = suite, list(own)
         self.left_out: Counter[str] = Counter()
+        self._effects: dict[tuple[str, Outcome], list[Contrast]] = {}
         groups: dict[tuple[str, str, int | None], dict[tuple[float, int], Run]] = {}
         for run in runs:
             reason = "not finished" if run.status not in ENDED else suite.why_not(run)
@@ -109,13 +107,21 @@ class Board:
         order = [*self.own, *(name for name in suite.mixers if name not in self.own)]
         known = sorted({key[0] for key in groups}, key=lambda name: (order.index(name) if name in order else 99, name))
         self.cells = [
-            SuiteCell(suite, mixer, task, budget, list(groups[mixer, task, budget].values()))
-            for mixer in known
-            for task in suite.tasks
+            SuiteCell(
+                suite, mixer, task, budget, list(groups[mixer, task, budget].values()), f"runs-{m}-{t}-{budget or 0}"
+            )
+            for m, mixer in enumerate(known)
+            for t, task in enumerate(suite.tasks)
             for budget in (None, *suite.state_bytes)
             if (mixer, task, budget) in groups
         ]
         self.mixers = known
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks of the suite that have a scored run; all of them if none has."""
+        scored = {cell.task for cell in self.cells if cell.scored}
+        return [task for task in self.suite.tasks if task in scored] or list(self.suite.tasks)
 
     def of(self, mixer: str) -> list[SuiteCell]:
         """The cells of a mixer that have a scored run."""
@@ -156,145 +162,31 @@ class Board:
 
     def effects(self, task: str, outcome: Outcome = "recall") -> list[Contrast]:
         """The main effects of the factors on a task; Holm within the task."""
-        factors = {name: mixer.factors for name, mixer in self.suite.mixers.items() if mixer.factors}
-        values = {name: groups for name, groups in self.values(outcome, task).items() if name in factors}
-        return [one for one in main_effects(values, factors) if one.cells]
+        if (task, outcome) not in self._effects:
+            factors = {name: mixer.factors for name, mixer in self.suite.mixers.items() if mixer.factors}
+            values = {name: groups for name, groups in self.values(outcome, task).items() if name in factors}
+            self._effects[task, outcome] = [one for one in main_effects(values, factors) if one.cells]
+        return self._effects[task, outcome]
 
     def overall(self, mixer: str) -> tuple[float, Interval]:
         """The mean of a ranked mixer over the cells, and its interval over seeds."""
         by_seed = [fmean(values) for values in zip(*self.ranked[mixer].values(), strict=True)]
         return fmean(by_seed), t_interval(by_seed)
 
-    def parameters(self, budget: int | None) -> int | None:
-        """The parameters of the first mixer that figures draw, with this size of state: others are given relative to
-        it; None if it has no run."""
-        own = [cell for cell in self.cells if cell.mixer in self.suite.drawn[:1] and cell.budget == budget]
-        return own[0].runs[0].parameters if own else None
+    def parameter_ratio(self, cell: SuiteCell) -> float:
+        """The parameters of a cell's model, divided by the median over all mixers with this task and size of state."""
+        same = [each.parameters for each in self.cells if (each.task, each.budget) == (cell.task, cell.budget)]
+        return cell.parameters / median(same)
 
     @cached_property
-    def sentences(self) -> tuple[str, str, str]:
-        """Where the mixer stands, what was decided, and what it would take to decide the rest."""
-        ranked = next((name for name in self.own if name in self.places), None)
-        if ranked is not None:
-            return self._stands(ranked), self._decided(ranked), self._rest(ranked)
-        if self.own:
-            done = any(cell.is_complete for cell in self.of(self.own[0]))
-            rest = "give it a state of a size that can be set" if done else "the same command goes on"
-            return self._unranked(self.own[0]), self._effects_in_words(), f"To compare it: {rest}."
-        return self._first(), self._effects_in_words(), self._rest(None)
+    def unfinished(self) -> str:
+        """How many cells of the suite's mixers and of the reader's own are complete, in words; "" if all are."""
+        planned = len(self.suite.tasks) * sum(len(self.suite.budgets(mixer)) for mixer in self.suite.mixers.values())
+        total = planned + sum(cell.mixer not in self.suite.mixers for cell in self.cells)
+        done = sum(cell.is_complete for cell in self.cells)
+        return f"Partial results: {done} of {total} cells are complete." if done < total else ""
 
-    def _stands(self, name: str) -> str:
-        mean, (low, high) = self.overall(name)
-        shared = [other for other, place in self.places.items() if place == self.places[name] and other != name]
-        span = "" if isnan(low) else f" (95 % interval {low:.2f} to {high:.2f})"
-        cells = plural(len(self.ranked[name]), "cell")
-        with_them = f", shared with {named(shared)}" if shared else ""
-        return (
-            f"{name}{self._unequal(name)} recalls {mean:.2f}{span} on average over {cells} of task and state size: "
-            f"place {self.places[name]} of {plural(len(self.places), 'mixer')}{with_them}."
-        )
-
-    def _unequal(self, name: str) -> str:
-        """How many times the parameters of others a mixer has, if they could not be matched."""
-        cell = self.of(name)[-1]
-        others = self.parameters(cell.budget)
-        ratio = cell.runs[0].parameters / others if others else 1.0
-        return (
-            ""
-            if 1 / MATCHED < ratio < MATCHED
-            else f", with {ratio:.1f} times the parameters of {self.suite.drawn[0]},"
-        )
-
-    def _unranked(self, name: str) -> str:
-        found = [f"{cell.mean:.2f} on {cell.task}" for cell in self.of(name)]
-        if not found:
-            return f"No cell of {name} is finished yet."
-        return f"{name} recalls {listed(found)}; it is not ranked: its state has no set size, or no cell is complete."
-
-    def _first(self) -> str:
-        if not self.places:
-            return "No mixer has a complete cell yet."
-        best = [name for name, place in self.places.items() if place == 1]
-        what = "alone has" if len(best) == 1 else "share"
-        means = [f"{name} ({self.overall(name)[0]:.2f})" for name in best]
-        cells = plural(len(self.ranked[best[0]]), "cell")
-        count = plural(len(set(self.places.values())), "place")
-        return f"{named(means)} {what} the first of {count}, on average over {cells} of task and state size."
-
-    def _decided(self, name: str) -> str:
-        mine = [one for one in self.contrasts if name in one[:2]]
-        more = [other_of(one, name) for one in mine if one.favours(name)]
-        less = [other_of(one, name) for one in mine if one.favours(other_of(one, name))]
-        parts = [f"more than {named(more)}"] if more else []
-        parts += [f"less than {named(less)}"] if less else []
-        if not mine:
-            return "No other mixer has these cells."
-        if not parts:
-            return f"Nothing is decided about it: it differs from none of {plural(len(mine), 'mixer')} by the tests."
-        return f"Decided: over all cells it recalls {', and '.join(parts)}."
-
-    def _effects_in_words(self) -> str:
-        found = [
-            f"{one.a} {one.effect.difference:+.2f} on {task}"
-            for task in self.suite.tasks
-            for one in self.effects(task)
-            if one.is_decided
-        ]
-        return f"Decided main effects: {listed(found)}." if found else "No main effect is decided."
-
-    def _rest(self, name: str | None) -> str:
-        open_ = [one for one in self.contrasts if not one.is_decided and (name is None or name in one[:2])]
-        if not open_:
-            return "Nothing is left to decide." if self.contrasts else "There is nothing to compare yet."
-        seeds, tests = len(self.suite.score_seeds), len(self.contrasts)
-        needed = sorted((seeds_to_decide(one, seeds, tests), one) for one in open_)
-        able = [(count, one) for count, one in needed if count <= MOST_SEEDS]
-
-        def words(one: Contrast) -> str:
-            return f"{one.a} and {one.b}" if name is None else other_of(one, name)
-
-        said = [f"{count:.0f} against {words(one)}" if name else f"{count:.0f} for {words(one)}" for count, one in able]
-        beyond = plural(len(open_) - len(able), "comparison")
-        if not said:
-            return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
-        more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
-        end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(able) else ""
-        return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
-
-    def to_json(self) -> dict[str, object]:
-        """What was found, for --json."""
-        return {
-            "sentences": list(self.sentences),
-            "protocol": self.suite.protocol,
-            "places": self.places,
-            "left_out": dict(self.left_out),
-            "cells": [
-                {
-                    "mixer": cell.mixer,
-                    "task": cell.task,
-                    "state_bytes": cell.budget,
-                    "rate": cell.rate,
-                    "recall": cell.values(),
-                    "began": cell.values("began"),
-                    "complete": cell.is_complete,
-                }
-                for cell in self.cells
-            ],
-            "effects": {task: [describe_contrast(one) for one in self.effects(task)] for task in self.suite.tasks},
-        }
-
-
-def describe_contrast(one: Contrast) -> Mapping[str, object]:
-    """A contrast for --json."""
-    return {
-        "factor": one.a,
-        "difference": one.effect.difference,
-        "cells": one.cells,
-        "p": None if isnan(one.p) else one.p,
-    }
-
-
-def named(names: Sequence[str]) -> str:
-    """Some names in a sentence: at most NAMED of them."""
-    more = len(names) - NAMED
-    return listed(names if more <= 1 else [*names[:NAMED], f"{more} others"])
+    @property
+    def factors(self) -> list[str]:
+        """The factors by which mixers of the suite differ."""
+        return list(dict.fromkeys(factor for mixer in self.suite.mixers.values() for factor in mixer.factors))

@@ -1,6 +1,6 @@
 """The figures of a suite's page: recall by bytes of state, and by the time of a training step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isnan
 from statistics import fmean
 from typing import Any
@@ -45,7 +45,7 @@ def recall_by_bytes(board: Board) -> Panels:
     def panel(task: str) -> Draw:
         def draw(axes: Axes) -> None:
             ends: dict[str, float] = {}
-            for mixer in board.mixers:
+            for m, mixer in enumerate(board.mixers):
                 cells = [cell for cell in board.of(mixer) if cell.task == task]
                 if not cells:
                     continue
@@ -53,17 +53,20 @@ def recall_by_bytes(board: Board) -> Panels:
                 if cells[-1].budget is None:
                     xs = [1.3 * max(sizes)]
                 means = [cell.mean for cell in cells]
+                drawn: Sequence[Any]  # artists
                 if mixer in looks:
                     bars = [[abs(end - cell.mean) for end in interval_of(cell)] for cell in cells]
                     errors = [list(column) for column in zip(*bars, strict=True)]
-                    axes.errorbar(xs, means, yerr=errors, elinewidth=1, capsize=2, **looks[mixer])
+                    bar = axes.errorbar(xs, means, yerr=errors, elinewidth=1, capsize=2, **looks[mixer])
+                    drawn = bar.get_children()
                     ends[mixer] = means[-1]
                 else:
-                    axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
-                hover(axes, xs, means, [describe(cell) for cell in cells])
+                    drawn = axes.plot(xs, means, color=FAINT, marker="o", ms=3, ls="none", alpha=0.6)
+                for artist in drawn:
+                    artist.set_gid(f"of-{m}")
+                hover(axes, xs, means, [describe(cell) for cell in cells], f"of-{m}")
             for mixer, height in apart(ends).items():
-                weight = "bold" if mixer in board.own else "normal"
-                axes.text(1.45 * max(sizes), height, mixer, color=looks[mixer]["color"], va="center", weight=weight)
+                write(axes, board, mixer, (1.45 * max(sizes), height), looks[mixer]["color"])
             axes.set(xscale="log", xlabel="bytes of state", ylabel="recall", ylim=(-0.03, 1.05))
             axes.set_xlim(0.7 * min(sizes), edge * 1.6)
             axes.set_xticks(list(sizes), [f"{size:,}" for size in sizes])
@@ -71,7 +74,13 @@ def recall_by_bytes(board: Board) -> Panels:
 
         return draw
 
-    return draw_panels({task: panel(task) for task in board.suite.tasks}, "recall-by-bytes", "Recall by bytes of state")
+    return draw_panels({task: panel(task) for task in board.tasks}, "recall-by-bytes", "Recall by bytes of state")
+
+
+def write(axes: Axes, board: Board, mixer: str, at: tuple[float, float], colour: str) -> None:
+    """Write the name of a mixer beside its line or dot."""
+    weight = "bold" if mixer in board.own else "normal"
+    axes.text(*at, mixer, color=colour, va="center", weight=weight, gid=f"of-{board.mixers.index(mixer)}")
 
 
 def interval_of(cell: SuiteCell) -> tuple[float, float]:
@@ -102,17 +111,14 @@ def recall_by_time(board: Board, found: Mapping[str, tuple[float, float]]) -> Pa
     def draw(axes: Axes) -> None:
         heights = apart({mixer: place[1] for mixer, place in found.items()})
         for mixer, (x, y) in found.items():
-            colour = looks[mixer]["color"] if mixer in looks else FAINT
-            axes.plot([x], [y], color=colour, marker="o", ls="none", ms=6)
-            axes.annotate(
-                mixer, (x, y), xytext=(1.06 * x, heights[mixer]), color=colour, va="center",
-                weight="bold" if mixer in board.own else "normal",
-            )  # fmt: skip
+            colour, of = looks[mixer]["color"] if mixer in looks else FAINT, f"of-{board.mixers.index(mixer)}"
+            axes.plot([x], [y], color=colour, marker="o", ls="none", ms=6, gid=of)
+            write(axes, board, mixer, (1.06 * x, heights[mixer]), colour)
+            hover(axes, [x], [y], [f"{mixer}: {x:.3g} ms, {y:.2f}"], of)
         xs = [x for x, _ in found.values()]
-        hover(axes, xs, [y for _, y in found.values()], [f"{m}: {x:.3g} ms, {y:.2f}" for m, (x, y) in found.items()])
         axes.set(xscale="log", xlabel="milliseconds per 1,000 tokens", ylabel="recall", ylim=(-0.03, 1.05))
         axes.set_xlim(0.85 * min(xs), 1.9 * max(xs))
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.minorticks_off()
 

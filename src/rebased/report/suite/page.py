@@ -1,7 +1,6 @@
-"""The page of a suite and the tables behind it."""
+"""The page of a suite."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from math import isnan
 
 from rebased.analysis.paired import SIGNIFICANT
@@ -9,8 +8,11 @@ from rebased.config import plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.suite.board import Board, SuiteCell
 from rebased.report.suite.figures import recall_by_bytes, recall_by_time, timed
+from rebased.report.suite.filters import by_task, filters
+from rebased.report.suite.sentences import describe_factor, three_sentences
+from rebased.report.suite.tables import cell_table, describe_parameters, effect_table, recall_table, run_table
 from rebased.report.synthetic.choices import describe_given_up, warn_about_diverged
-from rebased.report.tables import NONE, Number, Table, linked, number, p_text
+from rebased.report.tables import Table, number
 from rebased.runs.run_names import sizes_of
 
 BYTES_CAPTION = (
@@ -29,94 +31,86 @@ EFFECT_RULE = (
     "that began to learn apart. Mixers with the delta rule have a norm where the sums have a denominator: the effect "
     "of delta is that of both."
 )
+NOT_TIMED = (
+    "The training steps were not timed, because the command was interrupted or had a time limit: the same command "
+    "without --for times them."
+)
+DATA = (
+    '<p>Beside this page: <a href="runs.csv">runs.csv</a> has one row per run, for pandas and R '
+    '(<code>pandas.read_csv("runs.csv")</code>, <code>read.csv("runs.csv")</code>); <a href="cells.csv">cells.csv</a> '
+    'has one row per mixer, task and size of state; <a href="recall-by-bytes.pdf">recall-by-bytes.pdf</a> is the '
+    "first figure.</p>"
+)
 
 
 def suite_page(board: Board, name: str, command: str, speeds: Mapping[str, float], where: str) -> Page:
     """The page. `speeds` are milliseconds per 1,000 tokens of a training step by mixer, measured on `where`."""
     suite = board.suite
     runs = [run for cell in board.cells for run in cell.runs]
-    sections = [Section("", figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(board.sentences))]
+    top = figure(recall_by_bytes(board), BYTES_CAPTION) + bullets(three_sentences(board))
+    sections = [Section("", top), Section("Filter", filters(board))]
     effects = effect_table(board)
     if effects.rows:
-        sections.append(Section("What was decided", effects.to_html() + paragraphs(EFFECT_RULE)))
+        said = [said for factor in board.factors if (said := describe_factor(board, factor, speeds))]
+        body = bullets(said) + by_task(effects) + paragraphs(EFFECT_RULE)
+        sections.append(Section("What was decided", body))
     for budget in (*suite.state_bytes, None):
         table = recall_table(board, budget)
         if table.rows:
             size = "Mixers whose state has no set size" if budget is None else f"Recall with {budget:,} bytes of state"
-            sections.append(Section(size, table.to_html()))
+            below = paragraphs(*filter(None, [describe_parameters(board, budget)]))
+            sections.append(Section(size, by_task(table) + below, f"size-{budget or 0}"))
     if times := timed(board, speeds):
         caption = (
             f"A training step at the largest state, measured on {where}: milliseconds per 1,000 tokens of the whole "
             "model. Recall is the mean over tasks at that size."
         )
         sections.append(Section("Recall and time", figure(recall_by_time(board, times), caption)))
+    elif not speeds and any(cell.scored for cell in board.cells):
+        sections.append(Section("Recall and time", paragraphs(NOT_TIMED)))
     sections += [
         Section("The protocol", paragraphs(PLACE_RULE) + bullets(describe_protocol(board))),
         Section("Runs", "".join(show_runs(cell) for cell in board.cells)),
+        Section("Data", DATA),
         Section("How to make this page again", commands([command])),
     ]
-    lead = f"{suite.about} {plural(len(board.mixers), 'mixer')}, {plural(len(runs), 'run')}."
-    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(runs), board.to_json())
+    counts = f"{plural(len(board.mixers), 'mixer')}, {plural(len(runs), 'run')}."
+    lead = " ".join(filter(None, [suite.about, counts, board.unfinished]))
+    return Page(f"Recall per byte: {name}", lead, sections, describe_origin(runs), to_json(board))
 
 
-def effect_table(board: Board) -> Table:
-    """One row per task and factor: the difference of recall, and of the share of runs that began to learn."""
-    rows = []
-    for task in board.suite.tasks:
-        began = {one.a: one for one in board.effects(task, "began")}
-        for one in board.effects(task):
-            low, high = one.effect.interval()
-            learnt = began[one.a]
-            verdict = ["recall"] * one.is_decided + ["began to learn"] * learnt.is_decided
-            rows.append(
-                (
-                    task,
-                    one.a,
-                    number(one.effect.difference, "+.3f"),
-                    NONE if isnan(low) else f"{low:+.2f} to {high:+.2f}",
-                    p_text(one.p),
-                    number(learnt.effect.difference, "+.2f"),
-                    p_text(learnt.p),
-                    " and ".join(verdict) or "undecided",
-                )
-            )
-    head = ("task", "factor", "recall", "95 % interval", "p", "began to learn", "p of that", "decided")
-    return Table(head, rows)
-
-
-def recall_table(board: Board, budget: int | None) -> Table:
-    """One row per mixer with this size of state: its place, its recall on each task, bytes and parameters."""
-    tasks = list(board.suite.tasks)
-    cells = {(cell.mixer, cell.task): cell for cell in board.cells if cell.budget == budget and cell.scored}
-    mixers = dict.fromkeys(mixer for mixer, _ in cells)
-    order = sorted(mixers, key=lambda mixer: (board.places.get(mixer, len(board.places) + 1), mixer.casefold()))
-    reference = board.parameters(budget)
-    rows = []
-    for mixer in order:
-        found = [cells.get((mixer, task)) for task in tasks]
-        some = next(cell for cell in found if cell)
-        began = [value for cell in found if cell for value in cell.values("began")]
-        rows.append(
-            (
-                mixer,
-                str(board.places.get(mixer, NONE)),
-                *(recall_of(cell) if cell else NONE for cell in found),
-                f"{sum(began):.0f} of {len(began)}",
-                NONE if some.layer_bytes is None else f"{some.layer_bytes:,}",
-                f"{some.runs[0].parameters:,}" + (f" ({some.runs[0].parameters / reference:.0%})" if reference else ""),
-            )
-        )
-    size = f"parameters (of {board.suite.drawn[0]}'s)" if reference else "parameters"
-    return Table(("mixer", "place", *tasks, "began to learn", "bytes", size), rows)
-
-
-def recall_of(cell: SuiteCell) -> Number:
-    """The mean of a cell with its interval, linked to its runs."""
-    low, high = cell.interval
-    span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
-    few = "" if cell.is_complete else f", {plural(len(cell.scored), 'seed')}"
-    found = Number(f"{cell.mean:.2f}{span}{few}", cell.mean, {"low": low, "high": high, "seeds": len(cell.scored)})
-    return linked(found, cell.anchor)
+def to_json(board: Board) -> dict[str, object]:
+    """What was found, for --json."""
+    return {
+        "sentences": list(three_sentences(board)),
+        "protocol": board.suite.protocol,
+        "places": board.places,
+        "left_out": dict(board.left_out),
+        "cells": [
+            {
+                "mixer": cell.mixer,
+                "task": cell.task,
+                "state_bytes": cell.budget,
+                "rate": cell.rate,
+                "recall": cell.values(),
+                "began": cell.values("began"),
+                "complete": cell.is_complete,
+            }
+            for cell in board.cells
+        ],
+        "effects": {
+            task: [
+                {
+                    "factor": one.a,
+                    "difference": one.effect.difference,
+                    "cells": one.cells,
+                    "p": None if isnan(one.p) else one.p,
+                }
+                for one in board.effects(task)
+            ]
+            for task in board.suite.tasks
+        },
+    }
 
 
 def describe_protocol(board: Board) -> list[str]:
@@ -138,12 +132,12 @@ def describe_protocol(board: Board) -> list[str]:
     sizes = (
         f"The state of the compared layer has at most {' or '.join(f'{size:,}' for size in suite.state_bytes)} bytes "
         "in fp32. The width of its keys (or its window, or what else sets its size) is the largest that fits. The rest "
-        "of the model is the same for all; parameters differ as the tables say. Mixers with a convolution or a gate of "
-        "their own keep it only where it cannot be switched off (Mamba, Mamba-2)."
+        "of the model is the same for all. So parameters cannot be matched too: projections of keys, gates and "
+        "convolutions differ in size, and where only the width of the model sets the state (GLA), that differs. Mixers "
+        "with a convolution or a gate of their own keep it only where it cannot be switched off (Mamba, Mamba-2)."
     )
     left_out = [f"{plural(count, 'run')} left out: {reason}." for reason, count in board.left_out.items()]
-    unfinished = sum(not cell.is_complete for cell in board.cells)
-    waiting = [f"{plural(unfinished, 'cell')} not complete: shown, not ranked."] if unfinished else []
+    waiting = [f"{board.unfinished} The others are shown and not ranked."] if board.unfinished else []
     runs = [run for cell in board.cells for run in cell.runs]
     return [
         *tasks,
@@ -177,60 +171,15 @@ def show_runs(cell: SuiteCell) -> str:
             for run in sorted(cell.runs, key=lambda run: (run.seed, run.lr))
         ],
     )
-    return details(heading, f'<div id="{escape(cell.anchor)}">{table.to_html()}</div>')  # a link to it opens it
+    runs = details(heading, f'<div id="{cell.anchor}">{table.to_html()}</div>')  # a link to it opens it
+    _, mixer, task, size = cell.anchor.split("-")
+    return f'<div class="runs of-{mixer} task-{task} size-{size}">{runs}</div>'  # what filters look for
 
 
-def cell_table(board: Board) -> Table:
-    """One row per cell, for a CSV file."""
-    head = ("mixer", "task", "state_bytes", "layer_bytes", "place", "rate", "seeds", "recall", "low", "high", "began")
-    rows = [
-        (
-            cell.mixer,
-            cell.task,
-            NONE if cell.budget is None else str(cell.budget),
-            NONE if cell.layer_bytes is None else str(cell.layer_bytes),
-            str(board.places.get(cell.mixer, NONE)),
-            NONE if cell.rate is None else f"{cell.rate:g}",
-            str(len(cell.scored)),
-            number(cell.mean),
-            *(number(end) for end in cell.interval),
-            f"{sum(cell.values('began')):.0f}",
-        )
-        for cell in board.cells
-        if cell.scored
-    ]
-    return Table(head, rows)
-
-
-def run_table(board: Board) -> Table:
-    """One row per run, for pandas and R: settings, both accuracies, and what the run is for."""
-    head = ("suite", "protocol", "mixer", "task", "state_bytes", "rate", "seed", "stage", "test", "held_out", "began")
-    rows: list[tuple[str, ...]] = []
-    for cell in board.cells:
-        for run in cell.runs:
-            began = run.best.accuracy > board.suite.tasks[cell.task].began
-            rows.append(
-                (
-                    run.settings["suite"]["name"],
-                    board.suite.protocol,
-                    cell.mixer,
-                    cell.task,
-                    NONE if cell.budget is None else str(cell.budget),
-                    f"{run.lr:g}",
-                    str(run.seed),
-                    "score" if run in cell.scored else "choose",
-                    number(run.best.accuracy),
-                    number(run.held_out),
-                    str(int(began)),
-                    str(run.parameters),
-                    number(run.seconds),
-                    run.device,
-                    run.digest,
-                )
-            )
-    return Table((*head, "parameters", "seconds", "device", "digest"), rows)
-
-
-def files_of(board: Board) -> Sequence[tuple[str, str]]:
-    """(name, content) of the files beside the page."""
-    return [("cells.csv", cell_table(board).to_csv()), ("runs.csv", run_table(board).to_csv())]
+def files_of(board: Board) -> dict[str, bytes]:
+    """The files beside the page, by name."""
+    return {
+        "cells.csv": cell_table(board).to_csv().encode(),
+        "runs.csv": run_table(board).to_csv().encode(),
+        "recall-by-bytes.pdf": recall_by_bytes(board).to_file("pdf"),
+    }

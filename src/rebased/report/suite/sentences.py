@@ -1,0 +1,156 @@
+"""Sentences about a suite: where a mixer stands, what was decided, what is left to decide, what each factor buys."""
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+from statistics import geometric_mean
+
+from rebased.analysis.ranking import Contrast, other_of, seeds_to_decide, which_differ_in
+from rebased.config import plural
+from rebased.report.demo import listed
+from rebased.report.suite.board import Board
+
+MOST_SEEDS = 100  # a comparison that would need more is not worth its time
+NAMED = 4  # mixers that a sentence names
+MATCHED = 1.5  # a ratio of parameters below this needs no words
+MARGIN = 0.05  # of recall: a smaller difference does not matter
+FACTORS = {"square": "the square", "delta": "the delta rule", "gate": "the gate", "centred": "centring"}
+"""How sentences name the factors of our mixers."""
+VERBS = ("recalls more on", "recalls less on", "makes no difference that matters on", "is undecided on")
+
+
+def three_sentences(board: Board) -> tuple[str, str, str]:
+    """Where the mixer stands, what was decided, and what it would take to decide the rest."""
+    ranked = next((name for name in board.own if name in board.places), None)
+    if ranked is not None:
+        return place_of(board, ranked), decided_about(board, ranked), what_is_left(board, ranked)
+    if board.own:
+        unsized = any(cell.budget is None for cell in board.of(board.own[0]))
+        rest = "give it a state whose size can be set (state_size)" if unsized else "go on with the same command"
+        return without_place(board, board.own[0]), effects_in_words(board), f"To compare it, {rest}."
+    return leaders(board), effects_in_words(board), what_is_left(board, None)
+
+
+def place_of(board: Board, name: str) -> str:
+    """The mean recall and the place of a ranked mixer."""
+    mean, (low, high) = board.overall(name)
+    shared = [other for other, place in board.places.items() if place == board.places[name] and other != name]
+    span = "" if isnan(low) else f" (95 % interval {low:.2f} to {high:.2f})"
+    cells = plural(len(board.ranked[name]), "cell")
+    with_them = f", shared with {named(shared)}" if shared else ""
+    return (
+        f"{name}{unequal(board, name)} recalls {mean:.2f}{span} on average over {cells} of task and state size: "
+        f"place {board.places[name]} of {plural(len(board.places), 'mixer')}{with_them}."
+    )
+
+
+def unequal(board: Board, name: str) -> str:
+    """How many times the median of parameters a mixer has, if it has many more or fewer."""
+    ratio = board.parameter_ratio(board.of(name)[-1])
+    return "" if 1 / MATCHED < ratio < MATCHED else f", with {ratio:.1f} times the median of parameters,"
+
+
+def without_place(board: Board, name: str) -> str:
+    """The recall of a mixer that is not ranked."""
+    cells = board.of(name)
+    if not cells:
+        return f"No cell of {name} is finished yet."
+    why = "its state has no set size" if cells[0].budget is None else "none of its cells is complete"
+    found = [f"{cell.mean:.2f} on {cell.task}" for cell in cells]
+    return f"{name} recalls {listed(found)}; it has no place, because {why}."
+
+
+def leaders(board: Board) -> str:
+    """Which mixers share the first place."""
+    if not board.places:
+        return "No mixer has a complete cell yet."
+    best = [name for name, place in board.places.items() if place == 1]
+    what = "alone has" if len(best) == 1 else "share"
+    means = [f"{name} ({board.overall(name)[0]:.2f})" for name in best]
+    cells = plural(len(board.ranked[best[0]]), "cell")
+    count = plural(len(set(board.places.values())), "place")
+    return f"{named(means)} {what} the first of {count}, on average over {cells} of task and state size."
+
+
+def decided_about(board: Board, name: str) -> str:
+    """Which mixers recall decidedly more or less than this one."""
+    mine = [one for one in board.contrasts if name in one[:2]]
+    more = [other_of(one, name) for one in mine if one.favours(name)]
+    less = [other_of(one, name) for one in mine if one.favours(other_of(one, name))]
+    parts = [f"more than {named(more)}"] if more else []
+    parts += [f"less than {named(less)}"] if less else []
+    if not mine:
+        return "No other mixer has these cells."
+    if not parts:
+        return f"Nothing is decided about it: it differs from none of {plural(len(mine), 'mixer')} by the tests."
+    return f"Decided: over all cells it recalls {', and '.join(parts)}."
+
+
+def effects_in_words(board: Board) -> str:
+    """On how many tasks each factor has a decided effect."""
+    found = []
+    for factor in board.factors:
+        effects = [one for task in board.suite.tasks for one in board.effects(task) if one.a == factor]
+        more, less = (sum(one.favours(side) for one in effects) for side in (factor, f"no {factor}"))
+        counts = [
+            f"{word} on {n} of {plural(len(effects), 'task')}" for word, n in (("more", more), ("less", less)) if n
+        ]
+        found += [f"{FACTORS.get(factor, factor)} recalls {' and '.join(counts)}"] if counts else []
+    return f"Decided at equal bytes of state: {', '.join(found)}." if found else "No main effect is decided."
+
+
+def describe_factor(board: Board, factor: str, speeds: Mapping[str, float]) -> str:
+    """What a factor buys and costs, by the planned tests; "" if no two mixers can be compared."""
+    kinds: dict[str, list[str]] = {}
+    begun = []
+    for task in board.suite.tasks:
+        for one in (one for one in board.effects(task) if one.a == factor):
+            verb, numbers = verdict_of(one)
+            kinds.setdefault(verb, []).append(f"{task} ({numbers})")
+        decided = (one for one in board.effects(task, "began") if one.a == factor and one.is_decided)
+        begun += [f"{task} ({one.effect.difference:+.2f})" for one in decided]
+    if not kinds:
+        return ""
+    recall = "; ".join(f"{verb} {listed(kinds[verb])}" for verb in VERBS if verb in kinds)
+    said = [f"At equal bytes of state {FACTORS.get(factor, factor)} {recall}."]
+    said += [f"The share of runs that begin to learn changes on {listed(begun)}."] if begun else []
+    factors = {label: mixer.factors for label, mixer in board.suite.mixers.items() if label in speeds}
+    if ratios := [speeds[a] / speeds[b] for a, b in which_differ_in(factor, factors)]:
+        pairs = f"{plural(len(ratios), 'pair')} of mixers"
+        said.append(f"A training step takes {geometric_mean(ratios):.2f} times as long with it ({pairs}, timed here).")
+    return " ".join(said)
+
+
+def what_is_left(board: Board, name: str | None) -> str:
+    """How many seeds would decide what is not decided: about one mixer, or about all."""
+    open_ = [one for one in board.contrasts if not one.is_decided and (name is None or name in one[:2])]
+    if not open_:
+        return "Nothing is left to decide." if board.contrasts else "There is nothing to compare yet."
+    seeds, tests = len(board.suite.score_seeds), len(board.contrasts)
+    needed = sorted((seeds_to_decide(one, seeds, tests), one) for one in open_)
+    able = [(count, one) for count, one in needed if count <= MOST_SEEDS]
+
+    def words(one: Contrast) -> str:
+        return f"{one.a} against {one.b}" if name is None else other_of(one, name)
+
+    said = [f"{count:.0f} against {words(one)}" if name else f"{count:.0f} for {words(one)}" for count, one in able]
+    beyond = plural(len(open_) - len(able), "comparison")
+    if not said:
+        return f"To decide the rest: more than {MOST_SEEDS} seeds per cell, for {beyond}; call them equal."
+    more = f", and more for {plural(len(said) - NAMED, 'other comparison')}" if len(said) > NAMED else ""
+    end = f"; {beyond} would need more than {MOST_SEEDS}" if len(open_) > len(able) else ""
+    return f"To decide the rest, instead of {seeds} seeds per cell: about {listed(said[:NAMED])}{more}{end}."
+
+
+def verdict_of(one: Contrast) -> tuple[str, str]:
+    """What the test of a factor on a task says about recall: one of VERBS, and the numbers behind it."""
+    (low, high), difference = one.effect.interval(), one.effect.difference
+    if one.is_decided:
+        return VERBS[difference < 0], f"{difference:+.2f}{', small' if abs(difference) < MARGIN else ''}"
+    span = "" if isnan(low) else f", 95 % interval {low:+.2f} to {high:+.2f}"
+    return VERBS[2 if low > -MARGIN and high < MARGIN else 3], f"{difference:+.2f}{span}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Some names in a sentence: at most NAMED of them."""
+    more = len(names) - NAMED
+    return listed(names if more <= 1 else [*names[:NAMED], f"{more} others"])

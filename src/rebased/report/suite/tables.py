@@ -1,0 +1,134 @@
+"""The tables of a suite: recall per mixer and task, effects of factors, and rows for CSV files."""
+
+from math import isnan
+
+from rebased.analysis.paired import equals
+from rebased.analysis.ranking import Contrast
+from rebased.config import plural
+from rebased.report.suite.board import Board, Outcome, SuiteCell
+from rebased.report.tables import NONE, Number, Table, linked, number
+
+
+def effect_table(board: Board) -> Table:
+    """Two rows per factor, recall and the share of runs that began to learn; one column per task."""
+    tasks, rows = board.tasks, []
+    outcomes: dict[Outcome, str] = {"recall": "recall", "began": "began to learn"}
+    for factor in board.factors:
+        for outcome, what in outcomes.items():
+            found = [next((one for one in board.effects(task, outcome) if one.a == factor), None) for task in tasks]
+            if any(found):
+                rows.append((factor, what, *(effect_of(one) if one else NONE for one in found)))
+    return Table(("factor", "of", *tasks), rows)
+
+
+def effect_of(one: Contrast) -> Number:
+    """The difference that a factor makes, with its interval and p."""
+    (low, high), difference = one.effect.interval(), one.effect.difference
+    span = "" if isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+    p = f"p {equals(one.p)}".replace(" ", "\u00a0")  # on one line, perhaps below the interval
+    said = f"{difference:+.2f}{span}".replace(" ", "\u00a0")
+    return Number(said if isnan(one.p) else f"{said}, {p}", difference, {"low": low, "high": high, "p": one.p})
+
+
+def recall_table(board: Board, budget: int | None) -> Table:
+    """One row per mixer with this size of state: its place, its recall on each task, bytes and parameters."""
+    tasks = board.tasks
+    cells = {(cell.mixer, cell.task): cell for cell in board.cells if cell.budget == budget and cell.scored}
+    mixers = dict.fromkeys(mixer for mixer, _ in cells)
+    order = sorted(mixers, key=lambda mixer: (board.places.get(mixer, len(board.places) + 1), mixer.casefold()))
+    rows = []
+    for mixer in order:
+        found = [cells.get((mixer, task)) for task in tasks]
+        some = next(cell for cell in found if cell)
+        began = [value for cell in found if cell for value in cell.values("began")]
+        rows.append(
+            (
+                mixer,
+                str(board.places.get(mixer, NONE)),
+                *(recall_of(cell) if cell else NONE for cell in found),
+                f"{sum(began):.0f} of {len(began)}",
+                NONE if some.layer_bytes is None else f"{some.layer_bytes:,}",
+                f"{some.parameters:,} ({percent(board.parameter_ratio(some))})",
+            )
+        )
+    return Table(("mixer", "place", *tasks, "began to learn", "bytes", "parameters (to the median)"), rows)
+
+
+def describe_parameters(board: Board, budget: int | None) -> str:
+    """By how much parameters differ between the mixers with this size of state, and why."""
+    task = board.tasks[0]
+    ratios = {
+        cell.mixer: board.parameter_ratio(cell) for cell in board.cells if cell.budget == budget and cell.task == task
+    }
+    if len(ratios) < 2:
+        return ""
+    least, most = sorted(ratios, key=lambda name: ratios[name])[:: len(ratios) - 1]
+    return (
+        f"Parameters are not matched: on {task} they differ from the median by {percent(ratios[least])} ({least}) to "
+        f"{percent(ratios[most])} ({most}). The protocol below says why."
+    )
+
+
+def percent(ratio: float) -> str:
+    """A ratio as a difference: "+12 %"."""
+    return f"{round(100 * ratio - 100):+d} %"
+
+
+def recall_of(cell: SuiteCell) -> Number:
+    """The mean of a cell with its interval, linked to its runs."""
+    low, high = cell.interval
+    span = "" if isnan(low) else f" ({low:.2f} to {high:.2f})"
+    few = "" if cell.is_complete else f", {plural(len(cell.scored), 'seed')}"
+    found = Number(f"{cell.mean:.2f}{span}{few}", cell.mean, {"low": low, "high": high, "seeds": len(cell.scored)})
+    return linked(found, cell.anchor)
+
+
+def cell_table(board: Board) -> Table:
+    """One row per cell, for a CSV file."""
+    head = ("mixer", "task", "state_bytes", "layer_bytes", "place", "rate", "seeds", "recall", "low", "high", "began")
+    rows = [
+        (
+            cell.mixer,
+            cell.task,
+            NONE if cell.budget is None else str(cell.budget),
+            NONE if cell.layer_bytes is None else str(cell.layer_bytes),
+            str(board.places.get(cell.mixer, NONE)),
+            NONE if cell.rate is None else f"{cell.rate:g}",
+            str(len(cell.scored)),
+            number(cell.mean),
+            *(number(end) for end in cell.interval),
+            f"{sum(cell.values('began')):.0f}",
+        )
+        for cell in board.cells
+        if cell.scored
+    ]
+    return Table(head, rows)
+
+
+def run_table(board: Board) -> Table:
+    """One row per run, for pandas and R: settings, both accuracies, and what the run is for."""
+    head = ("suite", "protocol", "mixer", "task", "state_bytes", "rate", "seed", "stage", "test", "held_out", "began")
+    rows: list[tuple[str, ...]] = []
+    for cell in board.cells:
+        for run in cell.runs:
+            began = run.best.accuracy > board.suite.tasks[cell.task].began
+            rows.append(
+                (
+                    run.settings["suite"]["name"],
+                    board.suite.protocol,
+                    cell.mixer,
+                    cell.task,
+                    NONE if cell.budget is None else str(cell.budget),
+                    f"{run.lr:g}",
+                    str(run.seed),
+                    "score" if run in cell.scored else "choose",
+                    number(run.best.accuracy),
+                    number(run.held_out),
+                    str(int(began)),
+                    str(run.parameters),
+                    number(run.seconds),
+                    run.device,
+                    run.digest,
+                )
+            )
+    return Table((*head, "parameters", "seconds", "device", "digest"), rows)
