@@ -139,15 +139,11 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
     files: dict[Path, Callable[[], bytes]] = {}
     for name, table in result.tables().items():
         for kind in (kind for kind in TABLES if kind in kinds):
-            files[folder / f"{name}.{kind}"] = partial(_encoded, TABLES[kind], table)
+            files[folder / f"{name}.{kind}"] = lambda write=TABLES[kind], of=table: write(of).encode()  # type: ignore
     for name, panels in result.figures().items():
         for figure in (figure for figure in FIGURES if figure in kinds):
             files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
     return files
-
-
-def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
-    return write(table).encode()
 
 
 def write_file(path: Path, data: bytes) -> None:

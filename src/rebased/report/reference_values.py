@@ -71,17 +71,12 @@ class Reference(NamedTuple):
     remark: str = ""  # a sentence for readers of the values, whether or not there are some
 
 
-def no_reference(run: Run) -> Reference:
-    """Nothing: an empty Reference."""
-    return Reference()
-
-
 @dataclass(frozen=True)
 class ReferenceValues:
     """Values that reports show beside those of runs. `name` is the heading of their columns, such as "paper"."""
 
     name: str = ""  # empty if there are none
-    of: Callable[[Run], Reference] = field(default_factory=lambda: no_reference)
+    of: Callable[[Run], Reference] = field(default_factory=lambda: lambda run: Reference())
 
 
 NO_VALUES = ReferenceValues()

@@ -14,8 +14,8 @@ from fastapi.responses import Response
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import GenerateOptions
+from rebased.models.generation import TooLong, read_prompts
 from rebased.models.job import Event, Job, Made, PromptRead, Scored
-from rebased.models.prompts import TooLong, read_prompts
 from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
 from rebased.serve.chat import STOP, render

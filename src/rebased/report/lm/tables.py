@@ -8,8 +8,7 @@ from statistics import fmean, median
 from rebased.analysis import describe
 from rebased.analysis.intervals import t_interval
 from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
-from rebased.report.lm.comparisons import Difference
-from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
+from rebased.report.lm.models import PARTS, Difference, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run

@@ -1,7 +1,7 @@
 """Sweeps: a grid of runs, its plan and stages, an estimate of its time, known results, and how it is trained."""
 
 from rebased.train.sweep.cost import Estimate, estimate
-from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_sweep, read_sweep
+from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_sweep
 from rebased.train.sweep.known import Known, describe_known, read_known, write_union
 from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, status_of
 from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
@@ -31,7 +31,6 @@ __all__ = [
     "order_of_work",
     "pack",
     "read_known",
-    "read_sweep",
     "status_of",
     "train_runs",
     "unpack",
