@@ -45,7 +45,10 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
             f"{model_name(path)} was trained on {folder}, which does not exist here; give its present place with --data"
         )
     corpus = Corpus(folder)
-    _check_tokenizer(model, corpus, run.get("corpus"))
+    name, size = corpus.manifest.tokenizer.name, corpus.vocab_size
+    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
+    remedy = "prepare the text with the tokenizer that the model was trained with"
+    _check_tokenizer(model, size, corpus.vocabulary, run.get("corpus"), said, remedy)
     seq_len = int(trained_on.get("seq_len", model.config.max_len))
     return Trained(model, corpus, seq_len, bool(trained_on.get("isolate_documents", False)))
 
@@ -70,7 +73,9 @@ def open_text_model(
     run = _check_run(path)
     model = load_model(path, device)
     found = _tokenizer_of(path, run, tokenizer, data)
-    _check_same_tokenizer(model, found, run.get("corpus"))
+    said = f"the tokenizer {found.name} has {found.vocab_size:,} tokens, and the model"
+    vocabulary, remedy = vocabulary_digest(found.to_json()), "give the tokenizer that it was trained with"
+    _check_tokenizer(model, found.vocab_size, vocabulary, run.get("corpus"), said, remedy)
     return TextModel(model, found)
 
 
@@ -97,18 +102,23 @@ def _tokenizer_of(path: Path, run: dict[str, Any], tokenizer: str | None, data: 
     return Corpus(folder).tokenizer
 
 
-def _check_same_tokenizer(model: LanguageModel, tokenizer: Tokenizer, trained_on: dict[str, Any] | None) -> None:
-    """Raise ValueError if the model was trained with another tokenizer. `trained_on` describes its text, if known."""
-    size, rows = tokenizer.vocab_size, model.config.vocab_size
-    said = f"the tokenizer {tokenizer.name} has {size:,} tokens, and the model"
+def _check_tokenizer(
+    model: LanguageModel, size: int, vocabulary: str, trained_on: dict[str, Any] | None, said: str, remedy: str
+) -> None:
+    """Raise ValueError if the model was trained with another tokenizer than one of `size` tokens, `vocabulary`.
+
+    `trained_on` describes the text of the run. Without it the embedding's rows are compared with the vocabulary: there
+    may be a few more rows than tokens, because round sizes are fast, but not many.
+    """
+    rows = model.config.vocab_size
     if trained_on is not None:
         own = f"{said} was trained with {trained_on['tokenizer']}"
         if trained_on["vocab_size"] != size:
-            raise ValueError(f"{own} of {trained_on['vocab_size']:,}; give that")
-        if trained_on.get("vocabulary") not in (None, vocabulary_digest(tokenizer.to_json())):
-            raise ValueError(f"{own}, which has other tokens; give that")
+            raise ValueError(f"{own} of {trained_on['vocab_size']:,}; {remedy}")
+        if trained_on.get("vocabulary") not in (None, vocabulary):
+            raise ValueError(f"{own}, which has other tokens; {remedy}")
     if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
-        raise ValueError(f"{said} has a vocabulary of {rows:,}; give the tokenizer that it was trained with")
+        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
 
 
 def _check_run(path: Path) -> dict[str, Any]:
@@ -137,20 +147,3 @@ def record_beside(path: Path) -> list[dict[str, Any]]:
     tokens, bits = about.get("measured_tokens", {}), about.get("bits_per_byte", {})
     measured = {split: {"all": {"perplexity": 2 ** bits[split]}, "tokens": tokens[split]} for split in bits}
     return [about, {"type": "end", "status": "done", "step": about.get("steps"), **measured}]
-
-
-def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
-    """Raise ValueError if the text was made with another tokenizer than the model's.
-
-    `trained_on` describes the text of the run. Without it the embedding's rows are compared with the vocabulary: there
-    may be a few more rows than tokens, because round sizes are fast, but not many.
-    """
-    name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
-    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
-    remedy = "prepare the text with the tokenizer that the model was trained with"
-    if trained_on is not None and trained_on["vocab_size"] != size:
-        raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
-    if trained_on is not None and trained_on.get("vocabulary", corpus.vocabulary) != corpus.vocabulary:
-        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, which has other tokens; {remedy}")
-    if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
-        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
