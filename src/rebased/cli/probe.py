@@ -143,7 +143,7 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
         note = f"{len(found) - len(done)} of {len(found)} runs have not ended, or diverged; they are left out"
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
+        say(console, note)
     synthetic = [run for run in done.values() if "task" in run.settings]
     chosen = [Path(run.folder) for run in done.values() if "task" not in run.settings]
     if synthetic:

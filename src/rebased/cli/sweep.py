@@ -44,23 +44,11 @@ from rebased.train.sweep import (
     train_runs,
 )
 
+OWN = "out dry-run executor workers jobs mps import retry-failed known bundle for carry-unfinished carry-mib help"
 OPTIONS = (
-    "--out",
-    "--dry-run",
-    "--executor",
-    "--workers",
-    "--jobs",
-    "--mps",
-    "--import",
-    "--retry-failed",
-    "--known",
-    "--bundle",
-    "--for",
-    "--carry-unfinished",
-    "--carry-mib",
-    "--help",
+    *(f"--{name}" for name in OWN.split()),
     *OUTPUT,
-    *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
+    *(f"--train.{k}" for k in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
 TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
-from types import TracebackType
 from typing import Any, Self
 
 from rich.box import SIMPLE_HEAD
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from rebased.cli.output import say
 from rebased.cli.progress import Status, being_saved
 from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
@@ -199,14 +199,12 @@ class SweepBoard(Watcher):
         """Called when a run has made progress."""
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
-        self._console.print(being_saved(runs, time_is_up=time_is_up), soft_wrap=True, highlight=False, markup=False)
+        say(self._console, being_saved(runs, time_is_up=time_is_up))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def sweep_board(console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> SweepBoard:
@@ -260,7 +258,7 @@ class LineBoard(SweepBoard):
         left = duration(tally.seconds_left())
         head = f"{tally.summary()}, {len(tally.progress)} running, about {left} left:"
         text = "\n  ".join([head, *self.in_progress()])
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(self._console, text)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
@@ -269,7 +267,7 @@ class LineBoard(SweepBoard):
         ended = tally.count("done", "diverged", "failed")
         left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
         text = f"{ended}/{len(tally.runs)}  {run}: {result}{left}"
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(self._console, text)
 
 
 class LiveBoard(SweepBoard):
@@ -289,9 +287,7 @@ class LiveBoard(SweepBoard):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the last table on the screen, without runs in progress: none is running any more."""
         self._stopping = Text()
         self._tally.progress.clear()

@@ -84,7 +84,6 @@ class MQAR(Task):
         return math.perm(n_keys, n) * math.perm(self.vocab_size - 1 - n_keys, n) * math.perm(self.n_slots, n)
 
     def chance(self) -> float:
-        """The accuracy of guessing among all values."""
         return 1 / (self.vocab_size - self.first_value)
 
     @property
