@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 
 @register_task("memorisation")

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples, Split, Task, register_task
-from rebased.tasks.draws import draw_distinct, draw_slots
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import draw_distinct, draw_slots, mix_seed
 
 FILLER = 0
 PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1

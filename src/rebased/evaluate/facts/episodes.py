@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from rebased.evaluate.facts.sources import Fact
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 Condition = Literal["present", "absent", "alone"]
 """What comes before a question: its fact among others ("present"), other facts only ("absent"), or nothing ("alone").

@@ -4,8 +4,7 @@ from rebased.train.sweep.cost import Estimate, estimate
 from rebased.train.sweep.grid import Point, Select, Sweep, from_python, load_sweep
 from rebased.train.sweep.known import Known, describe_known, read_known, write_union
 from rebased.train.sweep.plan import Plan, PlannedRun, breakdown, make_plan, status_of
-from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
-from rebased.train.sweep.run import Ending, Watcher, train_runs
+from rebased.train.sweep.queue import Ending, SweepQueue, TimeBudget, Watcher, order_of_work, train_runs
 from rebased.train.sweep.stages import Stages
 from rebased.train.sweep.unfinished import pack, unpack
 
