@@ -61,7 +61,7 @@ class ReBased(PolynomialAttention):
             or "reference" (the equation, quadratic in T) choose one.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+    torch.func (vmap, grad, ...) works unless backend="triton" is chosen. torch.compile works with fullgraph=True.
 
     Example:
         >>> layer = ReBased(d_model=768, n_heads=12, key_width=16)
@@ -233,7 +233,7 @@ class Based(PolynomialAttention):
             or "reference" (the equation, quadratic in T) choose one.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+    torch.func (vmap, grad, ...) works unless backend="triton" is chosen. torch.compile works with fullgraph=True.
 
     Example:
         >>> layer = Based(d_model=768)
