@@ -123,10 +123,7 @@ class Hyena(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the gated long convolution over time: x [B,T,D] -> [B,T,D], T at most max_len.
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the gated long convolution over time: x [B,T,D] -> [B,T,D], T at most max_len."""
         check_input(self, x, self.in_proj.weight)
         if x.numel() == 0:
             return empty_output(self, x)

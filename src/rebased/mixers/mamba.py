@@ -106,10 +106,7 @@ class Mamba(nn.Module):
         draw_time_steps(self.dt_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the gated scan over time: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the gated scan over time: x [B,T,D] -> [B,T,D]."""
         check_input(self, x, self.in_proj.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 

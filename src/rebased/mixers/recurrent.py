@@ -112,10 +112,7 @@ class RecurrentMixer(nn.Module):
         return self.proj_o(gate_heads(o, x, self.head_norm, self.proj_gate, self.output_gate))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T."""
         check_input(self, x, self.proj_qkv.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 

@@ -84,10 +84,7 @@ class RWKV(nn.Module):
         self.mix_r.copy_((h / D) ** (0.5 * rho1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the time mixing: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the time mixing: x [B,T,D] -> [B,T,D]."""
         check_input(self, x, self.proj_k.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 

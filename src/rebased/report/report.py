@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rebased.config import did_you_mean, plural
+from rebased.config import did_you_mean, grouped, plural
 from rebased.report.drawing import Panels
 from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
@@ -84,9 +84,7 @@ def score(run: Run) -> str:
 
 def code_table(runs: Sequence[Run]) -> Table | None:
     """One row per version of the code: its runs, models, devices and files. None if there is one version only."""
-    codes: dict[str, list[Run]] = {}
-    for run in runs:
-        codes.setdefault(run.code, []).append(run)
+    codes = grouped(runs, lambda run: run.code)
     if len(codes) < 2:
         return None
     rows = []

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from rebased.config import grouped
 from rebased.evaluate.facts.episodes import Episode
 from rebased.evaluate.text import eval_mode
 from rebased.models import IGNORE, LanguageModel
@@ -47,9 +48,7 @@ def tally(answers: Sequence[Answer]) -> Tally:
 
 def tally_by_distance(answers: Sequence[Answer]) -> list[Tally]:
     """One tally per class of distances 2^i to 2^(i+1) - 1 that has answers, nearest first. Distance 0 is left out."""
-    classes: dict[int, list[Answer]] = {}
-    for answer in answers:
-        classes.setdefault(answer.distance.bit_length(), []).append(answer)
+    classes = grouped(answers, lambda answer: answer.distance.bit_length())
     return [
         tally(classes[bits])._replace(nearest=2 ** (bits - 1), farthest=2**bits - 1) for bits in sorted(classes) if bits
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from rebased.config import did_you_mean
+from rebased.config import did_you_mean, grouped
 from rebased.evaluate.facts import Fact, read_facts, read_squad
 
 EXAMPLES = 500
@@ -69,9 +69,7 @@ def mqar_in_words(lines: int, count: int = EXAMPLES, seed: int = SEED) -> list[E
 
 def facts_in_context(facts: Sequence[Fact], per_context: int, count: int = EXAMPLES, seed: int = SEED) -> list[Example]:
     """`count` contexts of facts of different groups, each with one of its facts begun again; fewer if facts run out."""
-    groups: dict[int, list[Fact]] = {}
-    for fact in facts:
-        groups.setdefault(fact.group, []).append(fact)
+    groups = grouped(facts, lambda fact: fact.group)
     if len(groups) < per_context:
         raise ValueError(f"{per_context} facts of different texts are needed for a context; there are {len(groups)}")
     examples = []

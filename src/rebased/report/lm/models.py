@@ -1,6 +1,6 @@
 """Runs of language models by model and seed. Only runs that were measured on the same tokens stand side by side."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log
@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rebased.analysis import Comparison, compare_all
+from rebased.config import grouped
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
@@ -144,10 +145,10 @@ def group_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUE
         done, lambda run: (checksum(run), *(run.settings["data"][key] for key in ("seq_len", "isolate_documents")))
     )
     groups = []
-    for alike in by_data:
+    for alike in by_data.values():
         split = common_split(alike)
         by_tokens = grouped(alike, lambda run, split=split: measured_on(run, split))  # type: ignore[misc]
-        groups += [by_name(group, split, [], known) for group in by_tokens]
+        groups += [by_name(group, split, [], known) for group in by_tokens.values()]
     return groups
 
 
@@ -167,14 +168,6 @@ def is_finished(run: Run) -> bool:
 def common_split(runs: Sequence[Run]) -> str:
     """The split to report: test if every run was measured on it, else valid."""
     return SPLITS[0] if all(measured(run, SPLITS[0]) for run in runs) else SPLITS[1]
-
-
-def grouped(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
-    """Runs with equal keys, groups in the order in which they first appear."""
-    groups: dict[Hashable, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return list(groups.values())
 
 
 def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str], known: ReferenceValues) -> LanguageModels:
