@@ -21,7 +21,7 @@ from rebased.serve.bodies import read_body
 from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
-from rebased.serve.responses import JSON, Stream, encode
+from rebased.serve.responses import JSON, Stream, client_leaves, encode
 from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Settings, TokenizeRequest
 
 _log = logging.getLogger("rebased")
@@ -245,7 +245,7 @@ class Service:
                     self._note(answer, event)
 
         gathering = asyncio.ensure_future(gather())
-        leaving = asyncio.ensure_future(_client_leaves(request))
+        leaving = asyncio.ensure_future(client_leaves(request.receive))
         try:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
@@ -311,12 +311,6 @@ async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
     while not events.empty():
         some += events.get_nowait()
     return some
-
-
-async def _client_leaves(request: Request) -> None:
-    """Return when the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
