@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.models import LMConfig
-from rebased.models.block import LayerNorm
+from rebased.models.norm import LayerNorm
 from rebased.ops import embed, linear_cross_entropy
 
 PARTS = ("clipping", "loss", "norms", "embedding", "blocks", "easy")  # blocks: compiled one by one

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fake_records import fake_lm_run, fake_run
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 

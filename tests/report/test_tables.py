@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run
-from rebased.report import Table
+from rebased.report.tables import Table
 from rebased.runs.finished import Run
 from rebased.runs.record import read_record
 from rebased.train import train

@@ -18,7 +18,7 @@ from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, r
 from rebased.files import seal
 from rebased.ops.backend import choose_device
 from rebased.paper.reference import PAPER
-from rebased.report import write_page
+from rebased.report.page import write_page
 from rebased.report.probe import ProbeReport
 from rebased.report.probe.files import is_probe_file, read_probes
 from rebased.report.synthetic.cells import build_results

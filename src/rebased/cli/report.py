@@ -13,9 +13,11 @@ from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
-from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.report.drawing import FORMATS as FIGURES
+from rebased.report.page import check_replaceable, write_page
 from rebased.report.reference_values import read_reference_values
+from rebased.report.report import Report
+from rebased.report.tables import Table
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
 
 PAGE = Path("report.html")

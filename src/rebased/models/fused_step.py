@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rebased.mixers import FusedSlots, Slots, check_output
 from rebased.mixers.checks import is_plain
-from rebased.models.block import MLP, Block, LayerNorm, RMSNorm
+from rebased.models.block import MLP, Block
 from rebased.models.network import Network
+from rebased.models.norm import LayerNorm, RMSNorm
 from rebased.ops import Norm, embed_step, linear_step, mlp_step
 from rebased.ops.backend import kernel_path
 

@@ -21,8 +21,9 @@ from rebased.mixers import (
     positions_in_documents,
     rows_at,
 )
-from rebased.models.block import Block, LayerNorm
+from rebased.models.block import Block
 from rebased.models.config import LMConfig
+from rebased.models.norm import LayerNorm
 from rebased.models.readout import LastReadout
 from rebased.ops import IGNORE, embed, linear_cross_entropy
 from rebased.ops.backend import to_device

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebased.models.block import LayerNorm
+from rebased.models.norm import LayerNorm
 
 LAYERS = 2
 

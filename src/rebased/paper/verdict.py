@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan, sqrt
 from typing import Literal, NamedTuple, get_args
 
-from rebased.analysis import Comparison, Spread, compare_all
-from rebased.analysis.paired import SIGNIFICANT
+from rebased.analysis.paired import SIGNIFICANT, Comparison, compare_all
+from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect
 from rebased.report.reference_values import MARGIN, Agreement, ReferenceValue, agreement, difference_from
 

@@ -31,7 +31,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from rebased.analysis import Spread
+from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.config import Config, load_config
 from rebased.runs.finished import Run

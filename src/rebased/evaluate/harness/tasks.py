@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, ClassVar, NamedTuple
 
 from rebased.config import did_you_mean, grouped
-from rebased.evaluate.facts import Fact, read_facts, read_squad
+from rebased.evaluate.facts.sources import Fact, read_facts, read_squad
 
 EXAMPLES = 500
 SEED = 0

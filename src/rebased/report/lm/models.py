@@ -8,7 +8,7 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rebased.analysis import Comparison, compare_all
+from rebased.analysis.paired import Comparison, compare_all
 from rebased.config import grouped
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run

@@ -5,8 +5,8 @@ from itertools import combinations
 from math import isnan
 from statistics import fmean, median
 
-from rebased.analysis import describe
 from rebased.analysis.intervals import t_interval
+from rebased.analysis.spread import describe
 from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.lm.models import PARTS, Difference, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
 
-from rebased.analysis import compare_all, in_words
-from rebased.analysis.paired import Verbs
+from rebased.analysis.paired import Verbs, compare_all, in_words
 from rebased.config import grouped, plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
