@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rebased.cli.output import say
 from rebased.cli.progress import Status, being_saved
 from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
@@ -199,7 +198,7 @@ class SweepBoard(Watcher):
         """Called when a run has made progress."""
 
     def stopping(self, runs: int, *, time_is_up: bool = False) -> None:
-        say(self._console, being_saved(runs, time_is_up=time_is_up))
+        self._console.print(being_saved(runs, time_is_up=time_is_up), soft_wrap=True, highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         return self
@@ -258,7 +257,7 @@ class LineBoard(SweepBoard):
         left = duration(tally.seconds_left())
         head = f"{tally.summary()}, {len(tally.progress)} running, about {left} left:"
         text = "\n  ".join([head, *self.in_progress()])
-        say(self._console, text)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def ended(self, run: PlannedRun, score: float | None) -> None:
         super().ended(run, score)
@@ -267,7 +266,7 @@ class LineBoard(SweepBoard):
         ended = tally.count("done", "diverged", "failed")
         left = f"  ({duration(tally.seconds_left())} left)" if ended < len(tally.runs) else ""
         text = f"{ended}/{len(tally.runs)}  {run}: {result}{left}"
-        say(self._console, text)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 class LiveBoard(SweepBoard):
