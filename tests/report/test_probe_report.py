@@ -11,9 +11,8 @@ from rebased.analysis.paired import compare, holm
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_3
 from rebased.report.heatmap import LEVELS, heatmap, level_of
-from rebased.report.probe import ProbeReport
 from rebased.report.probe.cells import run_of
-from rebased.report.probe.page import contests
+from rebased.report.probe.page import ProbeReport, contests
 from rebased.report.probe.tables import iou_table
 
 

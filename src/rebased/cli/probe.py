@@ -19,8 +19,8 @@ from rebased.files import seal
 from rebased.ops.backend import choose_device
 from rebased.paper.reference import PAPER
 from rebased.report.page import write_page
-from rebased.report.probe import ProbeReport
 from rebased.report.probe.files import is_probe_file, read_probes
+from rebased.report.probe.page import ProbeReport
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.finished import Run
 from rebased.runs.record import RECORD, read_record

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 from rebased.config import did_you_mean, grouped, plural
 from rebased.report.drawing import Panels
-from rebased.report.lm import LMReport
 from rebased.report.lm.models import is_finished
+from rebased.report.lm.page import LMReport
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details
 from rebased.report.prose import warn_about_gaps, warn_about_records
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
-from rebased.report.synthetic import SyntheticReport
 from rebased.report.synthetic.cells import COUNTED
+from rebased.report.synthetic.page import SyntheticReport
 from rebased.report.tables import NONE, Table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run, no_result
