@@ -24,7 +24,7 @@ from rebased.models.presets import mqar_preset_names
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")

@@ -22,7 +22,7 @@ from rebased.paper.counts import count_parameters
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 
 TINY: dict[str, Any] = {
     "data": {"folder": "text", "seq_len": 16},

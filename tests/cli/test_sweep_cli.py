@@ -29,7 +29,10 @@ from rebased.files import locked
 from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
-from rebased.train.sweep import Estimate, TimeBudget, load_sweep, make_plan
+from rebased.train.sweep.cost import Estimate
+from rebased.train.sweep.grid import load_sweep
+from rebased.train.sweep.plan import make_plan
+from rebased.train.sweep.queue import TimeBudget
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {

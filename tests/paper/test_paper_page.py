@@ -24,7 +24,7 @@ from rebased.report.probe.files import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 from scripts import ship_paper
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import MQAR, register_task
 from rebased.train import train
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 from tiny_run import TINY, tiny
 
 RESULTS = Path(__file__).parents[2] / "results"

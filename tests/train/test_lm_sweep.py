@@ -10,9 +10,10 @@ import yaml
 import tiny_lm_run
 from rebased.cli import main
 from rebased.runs.record import read_record
-from rebased.train.sweep import load_sweep, make_plan
 from rebased.train.sweep.cost import estimate
 from rebased.train.sweep.cost import time_steps as timed
+from rebased.train.sweep.grid import load_sweep
+from rebased.train.sweep.plan import make_plan
 
 
 @pytest.fixture

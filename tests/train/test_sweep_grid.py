@@ -11,7 +11,8 @@ import yaml
 from rebased.config import merge
 from rebased.runs.shipped import CONFIGS, find_config
 from rebased.tasks.mqar import PAIRS_BY_LENGTH
-from rebased.train.sweep import Plan, from_python, load_sweep, make_plan
+from rebased.train.sweep.grid import from_python, load_sweep
+from rebased.train.sweep.plan import Plan, make_plan
 from tiny_run import TINY, tiny
 
 ROOT = Path(__file__).parents[2]

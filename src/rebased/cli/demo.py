@@ -18,7 +18,7 @@ from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 from rebased.runs.record import read_record
 from rebased.runs.shipped import MODELS
-from rebased.train.sweep import PlannedRun
+from rebased.train.sweep.plan import PlannedRun
 
 SWEEP = Path("demo")
 SHIPPED = MODELS / "demo.jsonl.xz"

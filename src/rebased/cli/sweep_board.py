@@ -15,8 +15,11 @@ from rich.text import Text
 from rebased.cli.progress import Status, being_saved
 from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
-from rebased.train.executors import Executor
-from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
+from rebased.train.executors.jobs import Executor
+from rebased.train.sweep.cost import Estimate
+from rebased.train.sweep.plan import Plan, PlannedRun, breakdown
+from rebased.train.sweep.queue import Watcher
+from rebased.train.sweep.stages import Stages
 
 SHOWN = 8  # runs in progress that the table lists
 SILENCE = 60.0  # seconds after which a log gets a line about the runs in progress

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from rebased.runs.record import lines_so_far
 from rebased.runs.sweep_log import SweepLog
-from rebased.train.executors import Executor, Failed, Job, Outcome, Queue
+from rebased.train.executors.jobs import Executor, Failed, Job, Outcome, Queue
 from rebased.train.kinds import training_of
 from rebased.train.sinks import Sink
 from rebased.train.sweep.cost import Estimate
