@@ -89,7 +89,7 @@ def task_names() -> list[str]:
 
 
 def build_task(
-    name: str, *, facts: Path | None = None, squad: Path | None = None, count: int = EXAMPLES, seed: int = SEED
+    name: str, *, facts: Path | None = None, squad: Path | None = None, count: int = EXAMPLES
 ) -> dict[str, Any]:
     """The config of one of our tasks, as lm-evaluation-harness takes it.
 
@@ -99,11 +99,11 @@ def build_task(
         raise ValueError(f"unknown task {name!r}; {did_you_mean(name, task_names())}")
     once = name.removesuffix("_twice")
     if once == "rebased_facts":
-        examples = facts_in_context(read_facts(_needed(facts, name, "--facts")), FACTS, count, seed)
+        examples = facts_in_context(read_facts(_needed(facts, name, "--facts")), FACTS, count)
     elif once == "rebased_squad":
-        examples = facts_in_context(read_squad(_needed(squad, name, "--squad")), 1, count, seed)
+        examples = facts_in_context(read_squad(_needed(squad, name, "--squad")), 1, count)
     else:
-        examples = mqar_in_words(int(once.rpartition("_")[2]), count, seed)
+        examples = mqar_in_words(int(once.rpartition("_")[2]), count)
     times = 2 if name != once else 1
     rows = [{"text": times * each.context + each.question, "target": each.answer} for each in examples]
     return {
