@@ -28,7 +28,7 @@ from rebased.runs.finished import Run
 from rebased.runs.record import read_record
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 
 SEEDS, FIRST_SEED = 20, 200  # seeds per set, as are shipped; none of the demo's own or of the shipped runs
 CAPABILITIES = ("default", "avx2", "avx512")

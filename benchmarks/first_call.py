@@ -32,10 +32,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the repository's root is not on the path
 
+from benchmarks.launches import Call, launches_of
 from benchmarks.machine import write_record
 
 from rebased.kernels.machine_code import compile_launch
-from rebased.kernels.polynomial import REGIMES, Call, launches_of
+from rebased.kernels.verify_cases import REGIMES
 from rebased.ops import REBASED, poly_attention
 
 

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, the reposit
 from benchmarks.machine import machine
 from benchmarks.ops_report import draw, show
 
-from rebased.kernels.polynomial import REGIMES, Regime, forced
+from rebased.kernels.verify_cases import REGIMES, Regime, forced
 from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from rebased.ops.backend import has_gpu
 from rebased.ops.polynomial.api import EPS

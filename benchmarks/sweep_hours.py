@@ -24,7 +24,7 @@ from rebased.models.presets import mqar_preset_names
 from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import Segment
-from rebased.train.sweep import read_sweep
+from rebased.train.sweep.grid import load_sweep
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ("table1", "heads", "figure1", "figure7", "extrapolation")
@@ -129,7 +129,7 @@ def print_hours(names: Sequence[str], results: Path) -> None:
     start = speeds.nanoseconds(0)
     print(f"ReBased: {start:.1f} + {speeds.nanoseconds(1) - start:.3f} D ns per token ({', '.join(speeds.records)})")
     for name in names:
-        points = [point.config for point in read_sweep(find_config(name, "sweep"), {})]
+        points = [point.config for point in load_sweep(find_config(name, "sweep"), {}).points]
         lengths: Counter[int] = Counter()
         for run in points:
             lengths[max(segment.seq_len for segment in run.task.train)] += run_hours(run, speeds)

@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 
-from rebased.analysis import Spread, describe
+from rebased.analysis.spread import Spread, describe
 from rebased.paper.evidence import Evidence, read_evidence
 from rebased.paper.gamma import decays_of
 from rebased.paper.mqar import Group, groups_of, has_own_start

@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -41,6 +41,18 @@ def did_you_mean(word: str, known: list[str]) -> str:
     """The end of an error message about an unknown word: the most similar known word, or all of them."""
     near = nearest_word(word, known)
     return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items with equal keys, in the order in which the keys first appear."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from rebased.analysis import soft_iou
-from rebased.analysis.attention import entropy, noisy_tokens, target_mass
+from rebased.analysis.attention import entropy, noisy_tokens, soft_iou, target_mass
 
 A = torch.tensor([[[[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]], [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]]])  # [1,2,2,3]
 G = torch.tensor([[[1, 0, 0], [0, 0, 1]]])  # [1,2,3]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rebased.analysis import expected_validation_performance
+from rebased.analysis.selection import expected_validation_performance
 
 ACCURACIES = st.lists(st.floats(0, 1), min_size=1, max_size=5)
 

@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rebased.analysis import compare, compare_all, holm, in_words, wilcoxon_limit
-from rebased.analysis.paired import rank_biserial, signed_rank, smallest_wilcoxon_p
+from rebased.analysis.paired import (
+    compare,
+    compare_all,
+    holm,
+    in_words,
+    rank_biserial,
+    signed_rank,
+    smallest_wilcoxon_p,
+    wilcoxon_limit,
+)
 
 LOW = {42: 0.40, 43: 0.50, 44: 0.45, 45: 0.52, 46: 0.47}
 HIGH = {42: 0.55, 43: 0.61, 44: 0.58, 45: 0.60, 46: 0.62}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rebased.analysis import choose_lr
+from rebased.analysis.selection import choose_lr
 
 
 def test_the_best_mean_over_seeds() -> None:

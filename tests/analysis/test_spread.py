@@ -5,7 +5,7 @@ from math import isnan, sqrt
 import numpy as np
 import pytest
 
-from rebased.analysis import describe
+from rebased.analysis.spread import describe
 
 
 def test_by_hand() -> None:

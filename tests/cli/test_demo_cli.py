@@ -15,7 +15,7 @@ from rebased.evaluate.attention_speed import Timing
 from rebased.report.demo_figures import labelled
 from rebased.runs.collect import collect
 from rebased.runs.shipped import find_config
-from rebased.train.sweep import load_sweep
+from rebased.train.sweep.grid import load_sweep
 
 TINY = {
     "base": {

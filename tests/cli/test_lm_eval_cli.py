@@ -13,7 +13,7 @@ import torch
 from rebased.cli import main
 from rebased.cli.results import digits
 from rebased.data import Corpus, write_corpus
-from rebased.evaluate.ar import ar_mask
+from rebased.evaluate.ar import ARRule
 from rebased.evaluate.text import evaluate_text
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
@@ -109,7 +109,7 @@ def test_options_reach_the_rule(tmp_path: Path) -> None:
     corpus = Corpus("text")
     batch = corpus.windows("test", LENGTH).batch([0, 5])
     stream = torch.cat([batch.tokens, batch.labels[:, -1:].clamp(min=0)], dim=1)
-    want = ar_mask(stream, 3, reset_token=256)[:, 1:] & (batch.labels >= 0)
+    want = (ARRule(3, 256).distances(stream) > 0)[:, 1:] & (batch.labels >= 0)
     numbers = measure(tmp_path, "--windows", "2", "--order", "3", "--reset-token", "end")
     assert numbers["windows"] == 2
     assert 0 < numbers["ar"]["tokens"] == int(want.sum())

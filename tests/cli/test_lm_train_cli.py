@@ -22,7 +22,7 @@ from rebased.paper.counts import count_parameters
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS
-from rebased.train.sweep import read_sweep
+from rebased.train.sweep.grid import load_sweep
 
 TINY: dict[str, Any] = {
     "data": {"folder": "text", "seq_len": 16},
@@ -263,7 +263,7 @@ def test_based_with_a_window_has_the_layers_of_its_authors() -> None:
 
 
 def test_the_three_models_on_enwik8_differ_in_the_model_alone() -> None:
-    points = read_sweep(CONFIGS / "sweeps" / "enwik8.yaml", {})
+    points = load_sweep(CONFIGS / "sweeps" / "enwik8.yaml", {}).points
     configs = [point.config for point in points if point.config.train.seed == 42]
     assert (len(points), len(configs)) == (9, 3)
     assert len({config.train for config in configs}) == len({config.data for config in configs}) == 1

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from rebased.cli import main, paper_params
+from rebased.cli import main
+from rebased.cli import paper as paper_command
 
 
 def run(*words: str) -> int:
@@ -40,12 +41,12 @@ def test_json_and_logging_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cell_that_differs_is_an_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = paper_params.TABLE_4[0]._replace(parameters=623_743)
-    monkeypatch.setattr(paper_params, "TABLE_4", (wrong, paper_params.TABLE_4[1]))
+    wrong = paper_command.TABLE_4[0]._replace(parameters=623_743)
+    monkeypatch.setattr(paper_command, "TABLE_4", (wrong, paper_command.TABLE_4[1]))
     assert run() == 1
     printed = capsys.readouterr().out
     assert "✗ +1" in printed
-    assert printed.splitlines()[-1] == f"1 of {2 + len(paper_params.TABLE_9)} differ"
+    assert printed.splitlines()[-1] == f"1 of {2 + len(paper_command.TABLE_9)} differ"
     assert run("--json") == 1
 
 

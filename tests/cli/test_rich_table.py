@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rebased.cli.rich_table import TerminalTable, blocks
-from rebased.report import Table
+from rebased.report.tables import Table
 
 TABLE = Table(
     ("model", "D", "accuracy", "accuracy on held-out data", "paper: accuracy"),

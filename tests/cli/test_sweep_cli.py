@@ -29,7 +29,10 @@ from rebased.files import locked
 from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
 from rebased.train import RunStart, StepReport
-from rebased.train.sweep import Estimate, TimeBudget, make_plan, read_sweep
+from rebased.train.sweep.cost import Estimate
+from rebased.train.sweep.grid import load_sweep
+from rebased.train.sweep.plan import make_plan
+from rebased.train.sweep.queue import TimeBudget
 
 COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {
@@ -246,7 +249,7 @@ def test_lines_of_the_log_that_lack_something_are_counted(capsys: pytest.Capture
 
 
 def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
-    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    plan = make_plan(load_sweep(Path("tiny.yaml"), {}).points, tmp_path, {})
     tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
     console = Console(force_terminal=True, width=80, file=io.StringIO())
     board = LiveBoard(console, tally)
@@ -274,7 +277,7 @@ def test_runs_under_way_stand_below_the_table(tmp_path: Path) -> None:
 
 def test_a_log_names_the_runs_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rebased.cli.sweep_board.SILENCE", 0.0)
-    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    plan = make_plan(load_sweep(Path("tiny.yaml"), {}).points, tmp_path, {})
     tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as log:
@@ -285,7 +288,7 @@ def test_a_log_names_the_runs_in_progress(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stopping_stands_below_the_table_until_it_is_over(tmp_path: Path) -> None:
-    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    plan = make_plan(load_sweep(Path("tiny.yaml"), {}).points, tmp_path, {})
     tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
     tally.progress = {plan.runs[0].digest: "epoch 1/3, accuracy -"}
     console = Console(force_terminal=True, width=120, file=io.StringIO())
@@ -303,7 +306,7 @@ def test_stopping_stands_below_the_table_until_it_is_over(tmp_path: Path) -> Non
 def test_the_time_left_begins_with_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    plan = make_plan(read_sweep(Path("tiny.yaml"), {}), tmp_path, {})
+    plan = make_plan(load_sweep(Path("tiny.yaml"), {}).points, tmp_path, {})
     tally = Tally(plan, Estimate({run.digest: 100.0 for run in plan.runs}, 200.0, ""), workers=2)
     assert tally.seconds_left() == pytest.approx(200)
     clock[0] = 10.0  # it took long to begin, and nothing can be said of the pace yet

@@ -10,14 +10,24 @@ from torch import Tensor
 
 from real_data import real_data
 from rebased.data.tokenizer import load_tokenizer
-from rebased.evaluate.ar import ARRule, ar_mask, distance_to_previous
-from rebased.evaluate.ngrams import count_ngrams
+from rebased.evaluate.ar import ARRule, distance_to_previous
+from rebased.evaluate.ngrams import NgramCounts, count_ngrams
 
 LETTERS = "abcdefgh."
 
 
 def read(text: str) -> Tensor:
     return torch.tensor([[LETTERS.index(letter) for letter in text]])
+
+
+def ar_mask(
+    tokens: Tensor,
+    order: int = 2,
+    reset_token: int | None = None,
+    frequency: NgramCounts | None = None,
+    max_count: int | None = None,
+) -> Tensor:
+    return ARRule(order, reset_token, frequency, max_count).distances(tokens) > 0
 
 
 def targets(text: str, order: int = 2, reset: str | None = None) -> str:

@@ -10,7 +10,7 @@ import torch
 from rebased.analysis.text_scores import ALL, AR, NON_AR, TextScores
 from rebased.data import TextBatch
 from rebased.evaluate import text as module
-from rebased.evaluate.ar import ARRule, ar_mask
+from rebased.evaluate.ar import ARRule
 from rebased.evaluate.text import evaluate_text, token_losses
 from rebased.models import IGNORE, LanguageModel, LMConfig
 from tolerances import assert_near, limit
@@ -104,7 +104,7 @@ def test_the_rule_is_the_callers(model: LanguageModel) -> None:
     reset = int(windows.tokens[0, 3])
     scores = evaluate_text(model, windows, ar=ARRule(order=1, reset_token=reset))
     stream = torch.cat([windows.tokens, windows.labels[:, -1:].clamp(min=0)], 1)
-    hits = ar_mask(stream, 1, reset_token=reset)[:, 1:] & (windows.labels != IGNORE)
+    hits = (ARRule(1, reset).distances(stream) > 0)[:, 1:] & (windows.labels != IGNORE)
     assert scores.tokens(AR) == int(hits.sum())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rebased.evaluate.facts import read_facts
+from rebased.evaluate.facts.sources import read_facts
 from rebased.evaluate.harness.tasks import (
     ADJECTIVES,
     LINES,

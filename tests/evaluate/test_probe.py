@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rebased.analysis import soft_iou
-from rebased.analysis.attention import UNIT
+from rebased.analysis.attention import UNIT, soft_iou
 from rebased.data.windows import Windows
 from rebased.evaluate.attention_layers import MOST_CELLS, captured_inputs, sequences_at_once
 from rebased.evaluate.probe import probe_task

@@ -5,8 +5,7 @@ import torch
 
 from rebased.evaluate import readout
 from rebased.evaluate.attention_layers import attention_of
-from rebased.evaluate.predictions import predict_next
-from rebased.evaluate.readout import UNREAD, Pair, Question, measure_recall, read_out, read_pairs
+from rebased.evaluate.readout import UNREAD, Pair, Question, measure_recall, predict_next, read_out, read_pairs
 from rebased.models import IGNORE, LanguageModel, LMConfig
 from rebased.tasks import MQAR, ForgettingMQAR
 

@@ -26,15 +26,23 @@ from kernels.classes import (
     recorded_launches,
 )
 from rebased.ops import (
+    Norm,
     PolyState,
     WKVState,
+    advance_slots_,
+    best_tokens,
     delta_attention_extend,
     embed,
+    embed_step,
+    gated_conv_step_,
     init_delta_state,
     layer_norm,
     linear_cross_entropy,
     linear_layer_norm,
+    linear_step,
+    mlp_step,
     poly_state,
+    poly_step_,
     rms_norm,
     selective_scan_extend,
     short_conv_extend,
@@ -43,16 +51,6 @@ from rebased.ops import (
     wkv_extend,
 )
 from rebased.ops.backend import SMALLEST_SHARED_MEMORY
-from rebased.ops.decoding import (
-    Norm,
-    advance_slots_,
-    best_tokens,
-    embed_step,
-    gated_conv_step_,
-    linear_step,
-    mlp_step,
-    poly_step_,
-)
 from rebased.ops.delta.gpu.operators import WIDEST_EXACT
 from rebased.ops.polynomial.gpu.plan import LARGE
 

@@ -19,7 +19,7 @@ def scores(rows: int = 3, seed: int = 0) -> Tensor:
 def chosen(logits: Tensor, sampling: Sampling, draws: int = 1, seen: tuple[int, ...] = (0,)) -> list[int]:
     """The first tokens of one sequence whose logits [V] never change."""
     slots = SamplingSlots(1, VOCAB, CPU)
-    slots.put([0], [SlotSampling(sampling, seen, sequence=0, drawn=0)])
+    slots.put([0], [SlotSampling(sampling, seen, sequence=0)])
     tokens = []
     for _ in range(draws):
         token = slots.choose(logits.unsqueeze(0), slots.mode)
@@ -31,7 +31,7 @@ def chosen(logits: Tensor, sampling: Sampling, draws: int = 1, seen: tuple[int, 
 def allowed(logits: Tensor, sampling: Sampling, draws: int = 400) -> set[int]:
     """The tokens that many sequences draw from logits [V]."""
     slots = SamplingSlots(draws, VOCAB, CPU)
-    slots.put([0], [SlotSampling(sampling, [0], sequence=0, drawn=0)])
+    slots.put([0], [SlotSampling(sampling, [0], sequence=0)])
     for setting in (slots.temperature, slots.top_k, slots.top_p, slots.min_p):
         setting.fill_(setting[0])
     slots.key.copy_(torch.tensor([stream_key(0, sequence) for sequence in range(draws)]))
@@ -123,7 +123,7 @@ def test_the_repetition_penalty_makes_seen_tokens_less_probable() -> None:
     assert chosen(negative, Sampling(temperature=0.0, repetition_penalty=1.5), seen=(2,)) == [3]
     slots = SamplingSlots(2, VOCAB, CPU)
     for slot in range(2):
-        slots.put([slot], [SlotSampling(Sampling(temperature=0.0, repetition_penalty=1.5), [5], sequence=0, drawn=0)])
+        slots.put([slot], [SlotSampling(Sampling(temperature=0.0, repetition_penalty=1.5), [5], sequence=0)])
     slots.advance(torch.tensor([0, 0]), torch.tensor([True, False]))
     assert slots.choose(row.expand(2, VOCAB), slots.mode).tolist() == [1, 0]
     assert slots.drawn.tolist() == [1, 0]
@@ -134,12 +134,14 @@ def test_what_a_row_gets_does_not_depend_on_the_others() -> None:
     kinds = [Sampling(seed=5), Sampling(temperature=0.0), Sampling(top_p=0.5, top_k=4, min_p=0.1, seed=6)]
     together = SamplingSlots(3, VOCAB, CPU)
     for slot, sampling in enumerate(kinds):
-        together.put([slot], [SlotSampling(sampling, [1], sequence=slot, drawn=9)])
+        together.put([slot], [SlotSampling(sampling, [1], sequence=slot)])
+    together.drawn.fill_(9)
     assert together.mode == "filter"
     alone = []
     for slot, sampling in enumerate(kinds):
         one = SamplingSlots(1, VOCAB, CPU)
-        one.put([0], [SlotSampling(sampling, [1], sequence=slot, drawn=9)])
+        one.put([0], [SlotSampling(sampling, [1], sequence=slot)])
+        one.drawn.fill_(9)
         alone.append(int(one.choose(logits[slot : slot + 1], one.mode)))
     assert together.choose(logits, together.mode).tolist() == alone
 

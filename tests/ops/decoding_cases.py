@@ -5,16 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebased.ops import BASED, REBASED, Backend, Coefficients, PolyState, feature_count, poly_state
-from rebased.ops.decoding import (
+from rebased.ops import (
+    BASED,
+    REBASED,
+    Backend,
+    Coefficients,
     Norm,
     NormKind,
+    PolyState,
     advance_slots_,
     best_tokens,
     embed_step,
+    feature_count,
     gated_conv_step_,
     linear_step,
     mlp_step,
+    poly_state,
     poly_step_,
 )
 from tolerances import FIRST_TOKEN, assert_near

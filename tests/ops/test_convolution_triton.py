@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
-from rebased.kernels.machine_code import compile_launch, read_resources, record_launches
+from rebased.kernels.machine_code import compile_launch, read_resources
 from rebased.ops import Backend, short_conv, short_conv_extend
 from tolerances import assert_near, in_chunks
 

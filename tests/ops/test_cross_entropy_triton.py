@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
 from ops.cross_entropy_cases import assert_is_the_law, case
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import linear_cross_entropy, use_backend
 from rebased.train.precision import matmul_precision
 from tolerances import assert_near

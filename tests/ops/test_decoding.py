@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops import decoding_cases as cases
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import use_backend
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may have, by compute capability

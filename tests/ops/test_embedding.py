@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
 from ops.embedding_cases import assert_adds_positions, assert_is_the_law, mostly_filler
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import embed, use_backend
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ops.test_polynomial_gpu import made
-from rebased.kernels.polynomial import REGIMES, Regime, forced
+from rebased.kernels.verify_cases import REGIMES, Regime, forced
 from rebased.mixers import mixer_class
 from rebased.ops import BASED, REBASED, Coefficients, PolyState, init_poly_state, poly_attention, poly_attention_extend
 from tolerances import assert_small_change, assert_small_error, changed

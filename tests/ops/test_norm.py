@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 from torch.nn import functional
 
 from ops.builds import BUILDS
 from ops.norm_cases import KINDS, assert_is_the_law, assert_linear_norm_is_the_law
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import layer_norm, linear_layer_norm, use_backend
 from rebased.ops.backend import matmul_dtype
 from rebased.train.precision import matmul_precision

@@ -3,18 +3,11 @@ it where it should."""
 
 import pytest
 import torch
+from benchmarks.launches import Call, gpu_modules, kernels_of, launches_of
 
 from benchmark_command import succeed
 from rebased.kernels.machine_code import compile_launch, false_descriptors, instructions
-from rebased.kernels.polynomial import (
-    REGIMES,
-    Call,
-    Regime,
-    forced,
-    gpu_modules,
-    kernels_of,
-    launches_of,
-)
+from rebased.kernels.verify_cases import REGIMES, Regime, forced
 from rebased.ops import BASED, REBASED
 from rebased.ops.kernel_launch import planned
 from rebased.ops.polynomial.api import EPS

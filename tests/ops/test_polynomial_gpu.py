@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ops.polynomial_cases import check_packed_extend
 from polynomial_inputs import Shape
-from rebased.kernels.polynomial import REGIMES, Regime, forced
+from rebased.kernels.verify_cases import REGIMES, Regime, forced
 from rebased.mixers import mixer_class
 from rebased.ops import (
     BASED,

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
 from ops.wkv_cases import assert_matches, by_double_sum, by_path, wkv_inputs
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import wkv
 from tolerances import assert_near
 

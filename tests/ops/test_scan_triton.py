@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
 from ops.scan_cases import OPTIONS, assert_gradients_match, assert_step_sizes, scan, scan_inputs
-from rebased.kernels.machine_code import compile_launch, read_resources, record_launches
+from rebased.kernels.machine_code import compile_launch, read_resources
 from tolerances import assert_near
 
 KERNELS = ("forward_kernel", "summary_kernel", "backward_kernel")

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
-from rebased.ops import self_check, verdicts
+from rebased.ops import self_check
 from rebased.ops.comparison import some
 from rebased.ops.self_check import KernelError, checked, note_first_launch
 
@@ -64,8 +64,8 @@ class Doubling:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REBASED_CACHE", str(tmp_path))
     monkeypatch.delenv("REBASED_SELF_CHECK", raising=False)
-    monkeypatch.setattr(verdicts, "_verdicts", {})
-    verdicts.machine.cache_clear()
+    monkeypatch.setattr(self_check, "_verdicts", {})
+    self_check.machine.cache_clear()
     return tmp_path / "kernels"
 
 
@@ -141,7 +141,7 @@ def test_a_verdict_is_found_again_and_damage_is_no_error(folder: Path, monkeypat
         with monkeypatch.context() as patch:
             seen: list[Any] = []
             patch.setattr(self_check, "_listeners", [seen.append])
-            monkeypatch.setattr(verdicts, "_verdicts", {})  # another process
+            monkeypatch.setattr(self_check, "_verdicts", {})  # another process
             call(operator)
         return bool(seen)
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.launches import record_launches
 
 from ops.builds import BUILDS
-from rebased.kernels.machine_code import compile_launch, record_launches
+from rebased.kernels.machine_code import compile_launch
 from rebased.ops import token_shift
 from tolerances import assert_near, in_chunks
 

@@ -24,7 +24,7 @@ from rebased.report.probe.files import check_probe
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 from rebased.runs.shipped import find_config
-from rebased.train.sweep import read_sweep
+from rebased.train.sweep.grid import load_sweep
 from scripts import ship_paper
 
 ROOT = Path(__file__).parents[2]
@@ -493,4 +493,4 @@ def test_every_command_names_a_sweep_or_config_that_is_shipped() -> None:
         if name:
             find_config(Path(name), "sweep")
         if name and 0 < said < 300:  # to read a larger one takes a second or more
-            assert len(read_sweep(find_config(Path(name), "sweep"), {})) == said, line
+            assert len(load_sweep(find_config(Path(name), "sweep"), {}).points) == said, line

@@ -5,7 +5,7 @@ from statistics import fmean
 import pytest
 
 from fake_records import fake_run
-from rebased.analysis import describe
+from rebased.analysis.spread import describe
 from rebased.paper.reference import PAPER, deviations
 from rebased.paper.values import FIGURE_1, READINGS, TABLE_1, Place, printed, read_off
 from rebased.report.reference_values import ReferenceValue, agreement

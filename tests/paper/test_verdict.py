@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from rebased.analysis import describe
+from rebased.analysis.spread import describe
 from rebased.paper.values import IOU_MARGIN, TABLE_3, printed, read_off
 from rebased.paper.verdict import Answer, Claim, Contest, Number, Outcome, Protocol, hold_claims, hold_number, judge
 

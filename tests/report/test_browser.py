@@ -13,7 +13,7 @@ import pytest
 
 from fake_records import fake_lm_run, fake_run
 from fake_suite import small_suite, suite_runs
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.report.suite import Board, suite_page
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from fake_records import fake_run
-from rebased.report import Report
 from rebased.report.page import describe_origin
-from rebased.report.repeats import code_table, find_repeats, repeat_table, warn_about_repeats
+from rebased.report.report import Report, code_table, find_repeats, repeat_table, warn_about_repeats
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.choices import choice_table, describe_choices, describe_given_up, rule_of
 from rebased.runs.collect import Collection, collect, write_bundle

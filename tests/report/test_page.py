@@ -8,9 +8,8 @@ import pytest
 
 from fake_records import fake_run
 from page_reader import Reader
-from rebased.report import Page, Section, write_page
 from rebased.report.drawing import GRID, INK, SERIES
-from rebased.report.page import describe_origin
+from rebased.report.page import Page, Section, describe_origin, write_page
 
 PAGE = Page("Title", "lead", [Section("Heading", "")], "footer", {})
 

@@ -7,13 +7,12 @@ import pytest
 from fake_records import fake_run
 from page_reader import assert_self_contained
 from paper_records import probe_record as record
-from rebased.analysis import compare, holm
+from rebased.analysis.paired import compare, holm
 from rebased.paper.reference import PAPER
 from rebased.paper.values import TABLE_3
 from rebased.report.heatmap import LEVELS, heatmap, level_of
-from rebased.report.probe import ProbeReport
 from rebased.report.probe.cells import run_of
-from rebased.report.probe.page import contests
+from rebased.report.probe.page import ProbeReport, contests
 from rebased.report.probe.tables import iou_table
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_lm_run, fake_run
-from rebased.report import Report
 from rebased.report.reference_values import NO_VALUES, ReferenceValue, read_reference_values
+from rebased.report.report import Report
 from rebased.runs.collect import Collection
 
 FILE = """

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fake_records import fake_run
-from rebased.report import Report
-from rebased.report.short_training import find_short, is_improving, left_plateau_late
+from rebased.report.report import Report
+from rebased.report.synthetic.confounds import find_short, is_improving, left_plateau_late
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run
-from rebased.report import Table
-from rebased.runs.finished import read_run
+from rebased.report.tables import Table
+from rebased.runs.finished import Run
+from rebased.runs.record import read_record
 from rebased.train import train
 
 
@@ -33,14 +34,7 @@ def test_a_real_run_is_read(tmp_path: Path) -> None:
     config = fake_run().config
     config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2, "device": "cpu"})})
     result = train(config, tmp_path / "run")
-    run = read_run(tmp_path / "run")
+    run = Run("run", read_record(tmp_path / "run"))
     assert run.config == config
     assert run.reported.accuracy == result.accuracy
     assert len(run.accuracies) == 2
-    assert run.folder == "run"
-
-
-def test_a_run_without_an_epoch(tmp_path: Path) -> None:
-    (tmp_path / "record.jsonl").write_text('{"type": "run"}\n')
-    with pytest.raises(ValueError, match="no epoch in its record yet; train it first"):
-        read_run(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_records import fake_run, write_record
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.runs.collect import collect, write_bundle
 from rebased.runs.record import Record, read_record
 from rebased.train import train

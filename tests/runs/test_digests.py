@@ -18,7 +18,7 @@ from rebased.runs.shipped import find_config
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import MQAR, register_task
 from rebased.train import train
-from rebased.train.sweep import read_sweep
+from rebased.train.sweep.grid import load_sweep
 from tiny_run import TINY, tiny
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -48,7 +48,7 @@ def test_every_recorded_run_keeps_its_digest(path: Path) -> None:
 def test_the_sweep_over_language_models_knows_the_recorded_runs() -> None:
     """The nine runs of results/enwik8.jsonl.gz, which another program made, are those of the sweep file."""
     few = {"steps": "600", "warmup_steps": "100", "eval_every": "300", "checkpoint_every": "600"}
-    points = read_sweep(find_config("enwik8", "sweep"), {f"train.{key}": value for key, value in few.items()})
+    points = load_sweep(find_config("enwik8", "sweep"), {f"train.{key}": value for key, value in few.items()}).points
     known = {run.digest for _, run in recorded(RESULTS / "enwik8.jsonl.gz")}
     assert {point.config.digest() for point in points} == known
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fake_records import fake_lm_run, fake_run, write_record
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.runs import record
 from rebased.runs.collect import collect, write_bundle
 from rebased.runs.finished import Run

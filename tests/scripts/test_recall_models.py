@@ -9,7 +9,7 @@ from scripts.recall_models import COMMANDS, ship_recall
 
 from rebased.config import load_config
 from rebased.models.weights import WEIGHTS, load_model
-from rebased.runs.open_model import RecallModel, open_model
+from rebased.runs.load import RecallModel, open_model
 from rebased.runs.record import read_record
 from rebased.runs.shipped import ABOUT, MODELS, find_config, find_model, shipped_models
 from rebased.runs.synthetic_config import SyntheticRunConfig

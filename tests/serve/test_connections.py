@@ -28,7 +28,7 @@ pytest.importorskip("prometheus_client", reason="serving needs it: pip install '
 
 from live_server import Live, live_server
 from rebased.models.weights import save_model
-from rebased.serve import bodies, connections, log_rate, responses
+from rebased.serve import bodies, log_rate, responses, server
 from served_model import small_model
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -64,10 +64,10 @@ def drip(sock: socket.socket, piece: bytes) -> float:
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(connections, "connection_limit", lambda: 10)
-    with live_server(small_model()) as server:
-        yield server
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(server, "connection_limit", lambda: 10)
+    with live_server(small_model()) as live:
+        yield live
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ def test_a_prompt_that_fails_hurts_nobody_else(model: LanguageModel, caplog: pyt
 
 def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(model, slots=1, max_waiting=4)
-    monkeypatch.setattr(engine.decoder, "put_later", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(engine.decoder, "put", lambda *_, **__: 1 / 0)
     failed, heard = job_of("x", n=4)
     run(engine, (failed, heard))
     assert heard.failure is not None
@@ -317,12 +317,12 @@ def test_nothing_that_failed_or_left_counts_as_waiting(model: LanguageModel, mon
 def test_a_sequence_that_cannot_begin_hurts_nobody_else(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the highest slot, which the step then does not compute."""
     engine = make_engine(model, slots=8)
-    put_later = engine.decoder.put_later
+    put = engine.decoder.put
 
     def fail(slot: int, tokens: Any, *rest: Any, **more: Any) -> None:
-        put_later(slot, tokens, *rest, **more) if bytes(tokens) == b"good" else 1 / 0
+        put(slot, tokens, *rest, **more) if bytes(tokens) == b"good" else 1 / 0
 
-    monkeypatch.setattr(engine.decoder, "put_later", fail)
+    monkeypatch.setattr(engine.decoder, "put", fail)
     (good, heard), (bad, bad_heard) = job_of("good"), job_of("bad")
     run(engine, (good, heard), (bad, bad_heard))
     assert bad_heard.failure is not None

@@ -18,8 +18,7 @@ import torch
 
 from live_explorer import live_explorer
 from rebased.data.tokenizer import ByteTokenizer
-from rebased.runs.load import TextModel
-from rebased.runs.open_model import RecallModel, open_model
+from rebased.runs.load import RecallModel, TextModel, open_model
 from rebased.runs.shipped import shipped_models
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.serve.errors import ApiError

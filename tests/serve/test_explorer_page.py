@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from browser import NEEDS_BROWSER, browse
 from live_explorer import live_explorer
 from rebased.models import LanguageModel, LMConfig
-from rebased.runs.open_model import RecallModel, open_model
+from rebased.runs.load import RecallModel, open_model
 from rebased.runs.shipped import shipped_models
 from rebased.serve.explorer.workbench import Workbench
 

@@ -70,7 +70,7 @@ PLACES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "tokenize": of(ByteTokenizer, "encode", lambda _, text: text == PROMPT),
     "begin to read": of(PromptReader, "begin", lambda _, job, number: has_prompt(job.prompts[number])),
     "read": of(PromptReader, "read", lambda _, some, budget: any(has_prompt(each.prompt) for each in some)),
-    "take a slot": of(Decoder, "put_later", lambda _, slot, tokens, *__, **___: has_prompt(tokens)),
+    "take a slot": of(Decoder, "put", lambda _, slot, tokens, *__, **___: has_prompt(tokens)),
     "set the sampling": of(sampling, "stream_key", lambda seed, sequence: seed == SEED),
     "sample": of(sampling, "lowest_score", lambda scores, k, p, least: bool((p == TOP_P).any())),
     "score": of(scheduler, "score_rows", lambda logits, tokens, top: top == TOP),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rebased.tasks import epoch_batches
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 
 def as_lists(*arguments: object) -> list[tuple[int, list[int]]]:

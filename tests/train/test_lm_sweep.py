@@ -10,9 +10,10 @@ import yaml
 import tiny_lm_run
 from rebased.cli import main
 from rebased.runs.record import read_record
-from rebased.train.sweep import make_plan, read_sweep
 from rebased.train.sweep.cost import estimate
 from rebased.train.sweep.cost import time_steps as timed
+from rebased.train.sweep.grid import load_sweep
+from rebased.train.sweep.plan import make_plan
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def test_it_is_a_sweep_like_any_other(sweep: Path, capsys: pytest.CaptureFixture
     assert "4 of 4 runs done" in said
     records = [read_record(folder) for folder in Path("runs").iterdir() if folder.is_dir()]
     assert [lines[-1]["status"] for lines in records] == ["done"] * 4
-    alone = tiny_lm_run.run(read_sweep(sweep, {})[0].config, Path("alone"))  # type: ignore[arg-type]
-    together = Path("runs") / read_sweep(sweep, {})[0].config.digest()
+    alone = tiny_lm_run.run(load_sweep(sweep, {}).points[0].config, Path("alone"))  # type: ignore[arg-type]
+    together = Path("runs") / load_sweep(sweep, {}).points[0].config.digest()
     assert alone.status == "done"
     want = pytest.approx(tiny_lm_run.losses(Path("alone")), rel=1e-4)  # a worker computes without oneDNN
     assert tiny_lm_run.losses(together) == want
@@ -64,7 +65,9 @@ class Clock:
 
 def test_its_time_is_estimated(sweep: Path, tmp_path: Path) -> None:
     """The estimate grows with the number of steps. It is not known if no model can be timed."""
-    plans = [make_plan(read_sweep(sweep, {"train.steps": steps}), tmp_path / "runs", {}) for steps in ("12", "1200")]
+    plans = [
+        make_plan(load_sweep(sweep, {"train.steps": steps}).points, tmp_path / "runs", {}) for steps in ("12", "1200")
+    ]
     few, many = (estimate(plan.runs, plan.runs, Clock()) for plan in plans)  # type: ignore[arg-type]
     assert few.total is not None
     assert many.total is not None

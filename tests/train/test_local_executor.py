@@ -14,8 +14,8 @@ import torch
 
 from rebased.runs.record import read_record
 from rebased.train import RunResult, RunStart, Sink, StepReport
-from rebased.train.executors import Failed, Job, LocalExecutor, Outcome
-from rebased.train.executors.local import visible_gpu
+from rebased.train.executors.jobs import Failed, Job, Outcome
+from rebased.train.executors.local import LocalExecutor, visible_gpu
 from tiny_run import tiny
 
 

@@ -13,7 +13,8 @@ import pytest
 import fake_ray
 from rebased.runs.record import read_record
 from rebased.train import RunResult, Sink
-from rebased.train.executors import Job, Outcome, RayExecutor
+from rebased.train.executors.jobs import Job, Outcome
+from rebased.train.executors.ray_cluster import RayExecutor
 from tiny_run import tiny
 
 EPOCHS = (40, 3)  # the first run is long enough to be killed in the middle

@@ -11,10 +11,11 @@ from rebased.config import load_config
 from rebased.models import LanguageModel
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.shipped import CONFIGS
-from rebased.train.executors import Job, Outcome
+from rebased.train.executors.jobs import Job, Outcome
 from rebased.train.kinds import training_of
-from rebased.train.sweep import Point, estimate, make_plan
-from rebased.train.sweep.cost import processor_of, short_run, time_steps
+from rebased.train.sweep.cost import estimate, processor_of, short_run, time_steps
+from rebased.train.sweep.grid import Point
+from rebased.train.sweep.plan import make_plan
 from rebased.train.synthetic.kind import epoch_work, task_work
 from tiny_run import tiny
 

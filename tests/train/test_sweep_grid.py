@@ -11,7 +11,8 @@ import yaml
 from rebased.config import merge
 from rebased.runs.shipped import CONFIGS, find_config
 from rebased.tasks.mqar import PAIRS_BY_LENGTH
-from rebased.train.sweep import Plan, from_python, make_plan, read_sweep
+from rebased.train.sweep.grid import from_python, load_sweep
+from rebased.train.sweep.plan import Plan, make_plan
 from tiny_run import TINY, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def write(folder: Path, grid: Any, **more: Any) -> Path:
 
 def test_every_combination_is_a_run(tmp_path: Path) -> None:
     path = write(tmp_path, {"train.lr": [0.1, 0.2], "train.seed": [1, 2, 3]})
-    points = read_sweep(path, {})
+    points = load_sweep(path, {}).points
     assert [point.config for point in points] == [
         tiny({"train": {"lr": lr, "seed": seed}}) for lr in (0.1, 0.2) for seed in (1, 2, 3)
     ]
@@ -34,7 +35,7 @@ def test_every_combination_is_a_run(tmp_path: Path) -> None:
 
 def test_lists_of_a_named_axis_go_together(tmp_path: Path) -> None:
     axis = {"task.train.0.seq_len": [12, 16], "task.train.0.kv_pairs": [2, 4], "task.test.1.seq_len": [16, 20]}
-    configs = [point.config for point in read_sweep(write(tmp_path, {"length": axis, "train.seed": [1, 2]}), {})]
+    configs = [point.config for point in load_sweep(write(tmp_path, {"length": axis, "train.seed": [1, 2]}), {}).points]
     sizes = [(c.task.train[0].seq_len, c.task.train[0].kv_pairs, c.task.test[1].seq_len) for c in configs]
     assert sizes == [(12, 2, 16), (12, 2, 16), (16, 4, 20), (16, 4, 20)]
     assert [config.model.max_len for config in configs] == [
@@ -52,7 +53,7 @@ def test_entries_of_a_named_axis_set_what_each_needs(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(base))
     path = write(tmp_path, grid)
     path.write_text(yaml.safe_dump({"base": "run.yaml", "grid": grid}))  # the file of a run, next to that of the sweep
-    configs = [point.config for point in read_sweep(path, {})]
+    configs = [point.config for point in load_sweep(path, {}).points]
     assert [config.model.mixers[0].name for config in configs] == ["short_conv"] * 2 + ["mamba"] * 2 + [
         "short_conv"
     ] * 2
@@ -62,14 +63,14 @@ def test_entries_of_a_named_axis_set_what_each_needs(tmp_path: Path) -> None:
 
 def test_overrides_reach_every_run_and_replace_an_axis(tmp_path: Path) -> None:
     path = write(tmp_path, {"train.lr": [0.1, 0.2], "train.seed": [1, 2, 3]})
-    points = read_sweep(path, {"train.epochs": "7", "grid.train.seed": "[9]", "grid.model.d_model": "[4, 8]"})
+    points = load_sweep(path, {"train.epochs": "7", "grid.train.seed": "[9]", "grid.model.d_model": "[4, 8]"}).points
     assert [(p.config.train.epochs, p.config.train.seed) for p in points] == [(7, 9)] * 4
     assert {p.config.model.d_model for p in points} == {4, 8}
 
 
 def test_points_that_are_one_run_are_trained_once(tmp_path: Path) -> None:
     path = write(tmp_path, {"train.lr": [0.1, 0.2, 0.1], "train.seed": [1, 2]})
-    points = read_sweep(path, {"train.seed": "5"})
+    points = load_sweep(path, {"train.seed": "5"}).points
     plan = make_plan(points, tmp_path / "out", {})
     assert len(points) == 6
     assert (len(plan.runs), plan.merged) == (2, 4)
@@ -99,7 +100,7 @@ def test_configs_of_a_python_file(tmp_path: Path) -> None:
 def test_the_example_of_the_guide(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "sweeps.md").read_text(), flags=re.DOTALL)
     (tmp_path / "sweep.yaml").write_text(example)
-    configs = [point.config for point in read_sweep(tmp_path / "sweep.yaml", {})]
+    configs = [point.config for point in load_sweep(tmp_path / "sweep.yaml", {}).points]
     assert len(configs) == 2 * 2 * 2 * 2
     assert {(config.model.d_model, config.train.micro_batch) for config in configs} == {(64, None), (512, 128)}
 
@@ -148,14 +149,14 @@ def test_bad_files_are_named_with_their_remedy(tmp_path: Path, tree: Any, messag
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump(tree))
     with pytest.raises((ValueError, OSError)) as caught:
-        read_sweep(path, {})
+        load_sweep(path, {})
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_axis_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--grid\.lenght: the grid has no axis 'lenght'; did you mean 'length'\?"):
-        read_sweep(write(tmp_path, {"length": [{"train.lr": 1}]}), {"grid.lenght": "[]"})
+        load_sweep(write(tmp_path, {"length": [{"train.lr": 1}]}), {"grid.lenght": "[]"})
 
 
 RUNS = {"figure1": 2000, "figure7": 1600, "table1": 960, "heads": 1440, "extrapolation": 200, "table3": 280}
@@ -165,7 +166,7 @@ RUNS |= {"kernels": 1040}
 @cache
 def plan_of(name: str) -> Plan:
     """The plan of a shipped sweep before anything is trained."""
-    return make_plan(read_sweep(find_config(name, "sweep"), {}), Path("nothing is here"), {})
+    return make_plan(load_sweep(find_config(name, "sweep"), {}).points, Path("nothing is here"), {})
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -199,7 +200,7 @@ def test_shipped_sweeps_are_all_named_here() -> None:
 
 def test_each_of_several_mistakes_is_said_where_it_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"grid point train\.lr=-1: .*\n.*grid point train\.lr=-2: "):
-        read_sweep(write(tmp_path, {"train.lr": [-1, -2]}), {})
+        load_sweep(write(tmp_path, {"train.lr": [-1, -2]}), {})
 
 
 EVIDENCE = {
@@ -266,7 +267,7 @@ def test_the_base_may_be_a_shipped_config(tmp_path: Path) -> None:
     """A file beside the sweep comes first; without a checkout a name is enough."""
     path = tmp_path / "sweep.yaml"
     path.write_text("base: mqar/quick\ngrid: {train.seed: [1, 2]}\n")
-    assert [point.config.train.seed for point in read_sweep(path, {})] == [1, 2]
+    assert [point.config.train.seed for point in load_sweep(path, {}).points] == [1, 2]
     path.write_text("base: mqar/quikc\ngrid: {train.seed: [1, 2]}\n")
     with pytest.raises(FileNotFoundError, match="did you mean 'mqar/quick'"):
-        read_sweep(path, {})
+        load_sweep(path, {})

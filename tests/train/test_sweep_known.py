@@ -17,18 +17,11 @@ from rebased.runs.provenance import describe_code
 from rebased.runs.run_config import RunConfig
 from rebased.train import train
 from rebased.train.checkpoint import Pointer, read_pointer
-from rebased.train.sweep import (
-    Plan,
-    Point,
-    describe_known,
-    make_plan,
-    pack,
-    read_known,
-    unfinished,
-    unpack,
-    write_union,
-)
-from rebased.train.sweep.unfinished import archives
+from rebased.train.sweep import unfinished
+from rebased.train.sweep.grid import Point
+from rebased.train.sweep.known import describe_known, read_known, write_union
+from rebased.train.sweep.plan import Plan, make_plan
+from rebased.train.sweep.unfinished import archives, pack, unpack
 from tiny_run import AtStep, everything, tiny
 
 

@@ -14,9 +14,11 @@ from rebased.cli.sweep_board import Tally, describe_plan
 from rebased.runs.finished import Run
 from rebased.train.executors.local import LocalExecutor
 from rebased.train.kinds import training_of
-from rebased.train.sweep import PlannedRun, Select, Stages, SweepQueue, TimeBudget, load_sweep, make_plan, order_of_work
 from rebased.train.sweep.cost import Estimate
-from rebased.train.sweep.plan import Plan
+from rebased.train.sweep.grid import Select, load_sweep
+from rebased.train.sweep.plan import Plan, PlannedRun, make_plan
+from rebased.train.sweep.queue import SweepQueue, TimeBudget, order_of_work
+from rebased.train.sweep.stages import Stages
 from tiny_run import TINY
 
 GRID: dict[str, Any] = {

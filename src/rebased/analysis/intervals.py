@@ -18,11 +18,11 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(correct: int, asked: int, level: float = LEVEL) -> Interval:
+def wilson(correct: int, asked: int) -> Interval:
     """Wilson's interval of the proportion correct / asked. It stays within 0 and 1, and has a width even at 0 and 1."""
     if not 0 <= correct <= asked or asked == 0:
         raise ValueError(f"correct must lie between 0 and asked, and asked be at least 1; got {correct} of {asked}")
-    found = stats.binomtest(correct, asked).proportion_ci(level, method="wilson")
+    found = stats.binomtest(correct, asked).proportion_ci(LEVEL, method="wilson")
     return Interval(float(found.low), float(found.high))
 
 

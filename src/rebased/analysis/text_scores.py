@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 EDGES = 2 ** torch.arange(40)
 """Distances from 2^i to 2^(i+1) - 1 are one class."""
@@ -44,7 +45,8 @@ class TextScores(NamedTuple):
         if not scores:
             raise ValueError("there are no scores to join: no window was scored")
         width = max(some.nats.shape[1] for some in scores)
-        return cls(*(torch.cat([_widen(table, width) for table in tables]) for tables in zip(*scores, strict=True)))
+        widened = ([pad(each, (0, width - each.shape[1])) for each in tables] for tables in zip(*scores, strict=True))
+        return cls(*map(torch.cat, widened))
 
     def mean(self, columns: slice = slice(None)) -> float:
         """Mean loss per token over these columns, in nats; nan if they have no token."""
@@ -73,8 +75,3 @@ def distances_of(column: int) -> tuple[int, int]:
 def perplexity(nats: float) -> float:
     """exp(nats), or inf where that overflows."""
     return math.exp(nats) if not nats > 709 else math.inf
-
-
-def _widen(table: Tensor, width: int) -> Tensor:
-    """[W,C] -> [W,width], padded with zeros."""
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]))

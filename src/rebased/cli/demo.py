@@ -12,14 +12,14 @@ from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
 from rebased.evaluate.attention_speed import time_attention
 from rebased.evaluate.readout import Readout, read_out, read_pairs
 from rebased.models.weights import load_model
-from rebased.report import check_replaceable, demo_page, write_page
-from rebased.report.demo import three_sentences, verdicts
+from rebased.report.demo import demo_page, three_sentences, verdicts
 from rebased.report.demo_figures import label, labelled
+from rebased.report.page import check_replaceable, write_page
 from rebased.runs.collect import collect
 from rebased.runs.finished import Run
 from rebased.runs.record import read_record
 from rebased.runs.shipped import MODELS
-from rebased.train.sweep import PlannedRun
+from rebased.train.sweep.plan import PlannedRun
 
 SWEEP = Path("demo")
 SHIPPED = MODELS / "demo.jsonl.xz"

@@ -11,7 +11,7 @@ from rebased.cli.imports import Imports, import_all
 from rebased.cli.lm_serve import AllowHost
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.ops.backend import choose_device
-from rebased.runs.open_model import open_model
+from rebased.runs.load import open_model
 from rebased.runs.shipped import find_model, model_name, shipped_models
 
 HOST = "127.0.0.1"

@@ -7,7 +7,9 @@ from rebased.cli.rich_table import TerminalTable
 from rebased.cli.terminal import plain
 from rebased.config import plural
 from rebased.paper.reference import PAPER
-from rebased.report.lm import as_markdown, compare_language_models, compare_tables, remarks
+from rebased.report.lm.models import compare_language_models
+from rebased.report.lm.narrative import remarks
+from rebased.report.lm.tables import as_markdown, compare_tables
 from rebased.runs.collect import collect, nothing_found
 from rebased.runs.evaluations import collect_task_scores
 

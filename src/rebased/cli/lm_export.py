@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
-from rebased.cli.imports import import_user_code
+from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.models.weights import load_model
 from rebased.runs.export import export_model
@@ -21,7 +19,7 @@ def lm_export(
     layout: Literal["hf", "authors"] = "hf",
     tokenizer: str | None = None,
     data: Path | None = None,
-    imports: Annotated[tuple[str, ...], Parameter(name="--import", negative="", show_default=False)] = (),
+    imports: Imports = (),
     to: Output = TO_TERMINAL,
 ) -> int:
     """Write a trained language model as others read it.
@@ -47,8 +45,7 @@ def lm_export(
         Python file or module with your own mixers (@register_mixer). Can be given several times.
     """
     to.check()
-    for name in imports:
-        import_user_code(name)
+    import_all(imports)
     path = find_model(model)
     if layout == "hf":
         opened, own = open_text_model(path, tokenizer, data)

@@ -14,17 +14,9 @@ from rebased.cli.lm_eval import check_length
 from rebased.cli.output import TO_TERMINAL, Output, say
 from rebased.cli.results import progress_bars
 from rebased.config import plural
-from rebased.evaluate.facts import (
-    Answer,
-    Condition,
-    Tally,
-    build_recall,
-    read_facts,
-    read_squad,
-    tally,
-    tally_by_distance,
-)
-from rebased.evaluate.facts.model_answers import answer_questions
+from rebased.evaluate.facts.episodes import Condition, build_recall
+from rebased.evaluate.facts.model_answers import Answer, Tally, answer_questions, tally, tally_by_distance
+from rebased.evaluate.facts.sources import read_facts, read_squad
 from rebased.runs.load import open_trained
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.shipped import find_model, model_name

@@ -12,8 +12,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from rebased.cli.results import check_new, to_json, write_json
+from rebased.cli.results import to_json
 from rebased.cli.terminal import Terminal
+from rebased.files import replacing
 
 OPTIONS = ("--json", "--quiet")
 STDOUT = Path("-")
@@ -53,14 +54,20 @@ class Output:
 
     def check(self) -> None:
         """Raise ValueError if --json cannot write its file. Called before work that takes time."""
-        check_new(None if self.json == STDOUT else self.json)
+        if self.json is None or self.json == STDOUT:
+            return
+        if self.json.exists():
+            raise ValueError(f"{self.json} is there already; choose another file, or remove it")
+        if not self.json.parent.is_dir():
+            raise ValueError(f"there is no folder {self.json.parent}; make it first")
 
     def emit(self, result: Any) -> None:
         """Give the result as JSON if it is asked for."""
         if self.json == STDOUT:
             sys.stdout.write(to_json(result))
         elif self.json is not None:
-            write_json(self.json, result)
+            with replacing(self.json) as file:
+                file.write(to_json(result).encode())
             say(self.console(), f"wrote {self.json}")
 
 
@@ -103,4 +110,4 @@ def each_warning_once(console: Console) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.propagate = propagate
         for message in handler.messages:
-            console.print(f"note: {message}", soft_wrap=True, highlight=False, markup=False)
+            say(console, f"note: {message}")

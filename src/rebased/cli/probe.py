@@ -18,9 +18,9 @@ from rebased.evaluate.probe_record import EXAMPLES, PROBE, WINDOWS, probe_run, r
 from rebased.files import seal
 from rebased.ops.backend import choose_device
 from rebased.paper.reference import PAPER
-from rebased.report import write_page
-from rebased.report.probe import ProbeReport
+from rebased.report.page import write_page
 from rebased.report.probe.files import is_probe_file, read_probes
+from rebased.report.probe.page import ProbeReport
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.finished import Run
 from rebased.runs.record import RECORD, read_record
@@ -143,7 +143,7 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
         note = f"{len(found) - len(done)} of {len(found)} runs have not ended, or diverged; they are left out"
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
+        say(console, note)
     synthetic = [run for run in done.values() if "task" in run.settings]
     chosen = [Path(run.folder) for run in done.values() if "task" not in run.settings]
     if synthetic:

@@ -4,12 +4,12 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rebased.cli.output import say
 from rebased.config import plural
 from rebased.runs.folder import CONFIG
 from rebased.train import RunStart, Sink, StepReport
@@ -53,17 +53,12 @@ class ProgressSink(Sink):
         self._console = console
 
     def stopping(self) -> None:
-        self._print(being_saved(1))
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        say(self._console, being_saved(1))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def progress_sink(console: Console | None = None) -> ProgressSink:
@@ -134,7 +129,7 @@ class Bar(ProgressSink):
         self._splits: dict[str, TaskID] = {}
 
     def start(self, run: RunStart) -> None:
-        self._print(headline(run))
+        say(self._console, headline(run))
         self._status.start(run)
         self._task = self._progress.add_task("train", total=run.steps, completed=run.step, what=str(self._status))
         self._progress.start()
@@ -152,9 +147,7 @@ class Bar(ProgressSink):
             self._splits[split] = self._progress.add_task("measure", total=total, what=f"windows of {split} measured")
         self._progress.update(self._splits[split], completed=done)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
 
@@ -163,11 +156,11 @@ class Lines(ProgressSink):
 
     def start(self, run: RunStart) -> None:
         self._steps, self._epochs = run.steps, getattr(run.config.train, "epochs", None)
-        self._print(headline(run))
+        say(self._console, headline(run))
 
     def line(self, line: dict[str, Any]) -> None:
         if text := self._words(line):
-            self._print(text)
+            say(self._console, text)
 
     def _words(self, line: dict[str, Any]) -> str | None:
         where = f"step {line['step']}/{self._steps}"
@@ -196,4 +189,4 @@ class Lines(ProgressSink):
 
     def measuring(self, split: str, done: int, total: int) -> None:
         if done == 0:
-            self._print(f"measuring {plural(total, 'window')} of {split}")
+            say(self._console, f"measuring {plural(total, 'window')} of {split}")

@@ -13,9 +13,11 @@ from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
-from rebased.report import Report, Table, check_replaceable, write_page
 from rebased.report.drawing import FORMATS as FIGURES
+from rebased.report.page import check_replaceable, write_page
 from rebased.report.reference_values import read_reference_values
+from rebased.report.report import Report
+from rebased.report.tables import Table
 from rebased.runs.collect import check_bundle_name, collect, distinct, write_bundle
 
 PAGE = Path("report.html")
@@ -139,15 +141,11 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
     files: dict[Path, Callable[[], bytes]] = {}
     for name, table in result.tables().items():
         for kind in (kind for kind in TABLES if kind in kinds):
-            files[folder / f"{name}.{kind}"] = partial(_encoded, TABLES[kind], table)
+            files[folder / f"{name}.{kind}"] = lambda write=TABLES[kind], of=table: write(of).encode()  # type: ignore
     for name, panels in result.figures().items():
         for figure in (figure for figure in FIGURES if figure in kinds):
             files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
     return files
-
-
-def _encoded(write: Callable[[Table], str], table: Table) -> bytes:
-    return write(table).encode()
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -1,16 +1,15 @@
-"""Shared by commands that measure: progress bars, readable numbers, and JSON files that never replace another."""
+"""Shared by commands that measure: progress bars, readable numbers, and JSON."""
 
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rebased.files import replacing, without_nan
+from rebased.files import without_nan
 
 OnProgress = Callable[[int, int], None]
 """Called as on_progress(done, total)."""
@@ -49,22 +48,6 @@ def digits(number: float, decimals: int | None = None) -> str:
     if abs(number) >= LARGE:
         return f"{number:.4e}"
     return f"{number:,.{max(0, 5 - len(str(abs(int(number))))) if decimals is None else decimals}f}"
-
-
-def check_new(path: Path | None) -> None:
-    """Raise ValueError if `path` exists or its folder does not. Called before the measurement, which may take hours."""
-    if path is None:
-        return
-    if path.exists():
-        raise ValueError(f"{path} is there already; choose another file, or remove it")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent}; make it first")
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write `content` as JSON. Numbers that are nan or infinite become null."""
-    with replacing(path) as file:
-        file.write(to_json(content).encode())
 
 
 def to_json(content: Any) -> str:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table as RichTable
 
-from rebased.report import Table
+from rebased.report.tables import Table
 
 GAP = 2  # spaces between two columns
 

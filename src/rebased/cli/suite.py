@@ -28,8 +28,9 @@ from rebased.runs.collect import gather
 from rebased.runs.shipped import MODELS, find_config
 from rebased.runs.suite import Suite, SuiteMixer, load_suite, own_mixer
 from rebased.train.kinds import training_of
-from rebased.train.sweep import PlannedRun, Point, Select, Sweep
 from rebased.train.sweep.cost import processor_of, time_steps
+from rebased.train.sweep.grid import Point, Select, Sweep
+from rebased.train.sweep.plan import PlannedRun
 
 ALL = "all"
 GPU = "--gpu"

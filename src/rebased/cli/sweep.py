@@ -26,41 +26,22 @@ from rebased.runs.record import RECORD, lines_so_far, read_record
 from rebased.runs.shipped import find_config
 from rebased.runs.sweep_log import LOG, SweepLog, check_folder, sweep_folder
 from rebased.runs.synthetic_config import SyntheticTrainConfig
-from rebased.train.executors import Executor, LocalExecutor, RayExecutor
+from rebased.train.executors.jobs import Executor
+from rebased.train.executors.local import LocalExecutor
 from rebased.train.executors.mps import mps_daemon
+from rebased.train.executors.ray_cluster import RayExecutor
 from rebased.train.oom import OUT_OF_MEMORY
-from rebased.train.sweep import (
-    Ending,
-    Estimate,
-    Plan,
-    PlannedRun,
-    Stages,
-    Sweep,
-    SweepQueue,
-    TimeBudget,
-    estimate,
-    from_python,
-    load_sweep,
-    train_runs,
-)
+from rebased.train.sweep.cost import Estimate, estimate
+from rebased.train.sweep.grid import Sweep, from_python, load_sweep
+from rebased.train.sweep.plan import Plan, PlannedRun
+from rebased.train.sweep.queue import Ending, SweepQueue, TimeBudget, train_runs
+from rebased.train.sweep.stages import Stages
 
+OWN = "out dry-run executor workers jobs mps import retry-failed known bundle for carry-unfinished carry-mib help"
 OPTIONS = (
-    "--out",
-    "--dry-run",
-    "--executor",
-    "--workers",
-    "--jobs",
-    "--mps",
-    "--import",
-    "--retry-failed",
-    "--known",
-    "--bundle",
-    "--for",
-    "--carry-unfinished",
-    "--carry-mib",
-    "--help",
+    *(f"--{name}" for name in OWN.split()),
     *OUTPUT,
-    *(f"--train.{key}" for key in SyntheticTrainConfig.model_fields),
+    *(f"--train.{k}" for k in SyntheticTrainConfig.model_fields),
 )
 SOME_FAILED = 1
 TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
-from types import TracebackType
 from typing import Any, Self
 
 from rich.box import SIMPLE_HEAD
@@ -17,8 +16,11 @@ from rich.text import Text
 from rebased.cli.progress import Status, being_saved
 from rebased.config import plural
 from rebased.train import RunStart, Sink, StepReport
-from rebased.train.executors import Executor
-from rebased.train.sweep import Estimate, Plan, PlannedRun, Stages, Watcher, breakdown
+from rebased.train.executors.jobs import Executor
+from rebased.train.sweep.cost import Estimate
+from rebased.train.sweep.plan import Plan, PlannedRun, breakdown
+from rebased.train.sweep.queue import Watcher
+from rebased.train.sweep.stages import Stages
 
 SHOWN = 8  # runs in progress that the table lists
 BAR = 20  # letters of the bar of progress
@@ -220,9 +222,7 @@ class SweepBoard(Watcher):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def sweep_board(console: Console, tally: Tally, keep: Callable[[], None] = lambda: None) -> SweepBoard:
@@ -305,9 +305,7 @@ class LiveBoard(SweepBoard):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the last table on the screen, without runs in progress: none is running any more."""
         self._stopping = Text()
         self._tally.progress.clear()

@@ -10,8 +10,10 @@ from pathlib import Path
 from rebased.config import plural
 from rebased.runs.collect import Collection, check_bundle_name
 from rebased.runs.sweep_log import SweepLog
-from rebased.train.sweep import Known, Plan, Point, describe_known, make_plan, pack, read_known, unpack, write_union
-from rebased.train.sweep.unfinished import MIB, SUFFIX, Moved, archives, digests_in
+from rebased.train.sweep.grid import Point
+from rebased.train.sweep.known import Known, describe_known, read_known, write_union
+from rebased.train.sweep.plan import Plan, make_plan
+from rebased.train.sweep.unfinished import MIB, SUFFIX, Moved, archives, digests_in, pack, unpack
 
 CARRY_MIB = 16  # the largest file of unfinished runs, if no other size is asked for
 EVERY = 30.0  # seconds between two bundles that are written while a sweep runs

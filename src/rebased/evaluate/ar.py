@@ -38,18 +38,6 @@ class ARRule(NamedTuple):
         return torch.where(self.frequency.of(tokens) <= self.max_count, distance, 0)
 
 
-def ar_mask(
-    tokens: Tensor,
-    order: int = 2,
-    *,
-    reset_token: int | None = None,
-    frequency: NgramCounts | None = None,
-    max_count: int | None = None,
-) -> Tensor:
-    """Which tokens are AR by `ARRule` with these arguments: tokens [B,T] int -> [B,T] bool."""
-    return ARRule(order, reset_token, frequency, max_count).distances(tokens) > 0
-
-
 def distance_to_previous(
     tokens: Tensor, order: int = 2, *, reset_token: int | None = None, begins: Tensor | None = None
 ) -> Tensor:

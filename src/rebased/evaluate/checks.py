@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from torch import Tensor
+
 Outcome = Literal["passed", "failed", "skipped"]
 MARKS: dict[Outcome, str] = {"passed": "✓", "failed": "✗", "skipped": "-"}
 
@@ -9,6 +11,12 @@ MARKS: dict[Outcome, str] = {"passed": "✓", "failed": "✗", "skipped": "-"}
 class NotApplicable(Exception):
     """A check is about something that the mixer or task does not have: an optional method, or numbers that can be
     compared. The message names it."""
+
+
+def require(condition: bool | Tensor, message: str) -> None:
+    """Raise AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
 
 
 class CheckResult(NamedTuple):

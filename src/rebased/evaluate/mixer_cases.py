@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebased.evaluate.checks import NotApplicable
+from rebased.evaluate.checks import NotApplicable, require
 from rebased.mixers import can_extend, check_output
 from rebased.models.block import build_mixer
 from rebased.models.config import LMConfig
@@ -64,12 +64,6 @@ def state_after(mixer: Any, x: Tensor) -> Any:
     """Return the mixer's state after the tokens x [1,T,D]; T may be 0."""
     state = mixer.init_state(1)
     return mixer.extend(x, state)[1] if x.shape[1] else state
-
-
-def require(condition: bool | Tensor, message: str) -> None:
-    """Raise AssertionError with the message unless the condition holds."""
-    if not condition:
-        raise AssertionError(message)
 
 
 def require_near(actual: Tensor, expected: Tensor, what: str) -> None:

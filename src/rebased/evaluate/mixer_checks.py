@@ -10,7 +10,7 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor, nn
 
-from rebased.evaluate.checks import NotApplicable
+from rebased.evaluate.checks import NotApplicable, require
 from rebased.evaluate.mixer_cases import (
     B,
     D,
@@ -20,7 +20,6 @@ from rebased.evaluate.mixer_cases import (
     checked_forward,
     error_of,
     random_inputs,
-    require,
     require_near,
     require_same_function,
     state_after,

@@ -82,9 +82,9 @@ def _checks(
 
 def _list_checks() -> list[Check]:
     of = mixer_checks
-    floats = {_short(dtype): {"dtype": dtype} for dtype in (torch.float64, torch.float32)}
+    floats = {"float64": {"dtype": torch.float64}, "float32": {"dtype": torch.float32}}
     pieces = {
-        f"{_pieces(split)}, {name}": {"pieces": split, **dtype}
+        f"{'+'.join(map(str, split)) if len(split) < T else '1s'}, {name}": {"pieces": split, **dtype}
         for split, (name, dtype) in product(SPLITS, floats.items())
     }
     leak = "the model is trained on tokens that it must predict"
@@ -122,14 +122,6 @@ def _list_checks() -> list[Check]:
         *_checks(of.name_stands_for_one_class, "a config's name has two meanings", compares=False),
         *_checks(of.residual_projections_exist, "initial weights are not what it declares"),
     ]
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _pieces(pieces: list[int]) -> str:
-    return "+".join(map(str, pieces)) if len(pieces) < T else "1s"
 
 
 CHECKS: tuple[Check, ...] = tuple(_list_checks())

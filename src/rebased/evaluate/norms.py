@@ -22,7 +22,7 @@ def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
     found = {
         f"{layer}/{name}": parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         for layer, block in enumerate(model.blocks)
-        for name, parameter in named_parameters(unwrap(block.mixer)).items()
+        for name, parameter in getattr(unwrap(block.mixer), "qk_parameters", dict)().items()
     }
     if not found:
         return {}
@@ -32,11 +32,6 @@ def norm_statistics(model: LanguageModel) -> dict[str, dict[str, Any]]:
         layer, _, name = key.partition("/")
         statistics.setdefault(layer, {})[name] = describe(part)
     return statistics
-
-
-def named_parameters(mixer: Any) -> dict[str, Tensor]:
-    """The parameters of a mixer that are recorded, by name; empty for a mixer that names none."""
-    return mixer.qk_parameters() if hasattr(mixer, "qk_parameters") else {}
 
 
 def describe(values: Tensor) -> dict[str, Any]:

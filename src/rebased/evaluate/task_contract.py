@@ -10,15 +10,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rebased.config import explain
-from rebased.evaluate.checks import CheckResult, NotApplicable
+from rebased.evaluate.checks import CheckResult, NotApplicable, require
 from rebased.tasks import IGNORE, Examples, Split, Task, TaskData, task_class, task_data
 
 ROWS = 64
 SPLITS: tuple[Split, ...] = get_args(Split)
-
-
-class Broken(ValueError):
-    """The contract is broken; the message says how."""
 
 
 class Case(NamedTuple):
@@ -37,7 +33,7 @@ class Case(NamedTuple):
 
 Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {}
-"""By name; each raises ValueError with a message where a task breaks the contract, and NotApplicable to be skipped."""
+"""By name; each raises AssertionError or ValueError if a task breaks the contract, and NotApplicable to be skipped."""
 
 
 def check(name: str) -> Callable[[Check], Check]:
@@ -68,15 +64,9 @@ def run_check(name: str, case: Case) -> CheckResult:
     except NotApplicable as reason:
         return CheckResult(name, "skipped", str(reason))
     except Exception as error:  # the user's code may raise anything
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, AssertionError | ValueError) else f"{type(error).__name__}: {error}"
         return CheckResult(name, "failed", said)
     return CheckResult(name, "passed")
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise Broken with the message unless the condition holds."""
-    if not condition:
-        raise Broken(message)
 
 
 @check("shapes, dtypes and device")

@@ -19,24 +19,6 @@ _POINTERS = {
 }
 
 
-def record_launches(kernel: Any, launches: list[dict[str, Any]]) -> Any:
-    """A stand-in for a Triton kernel. It appends to `launches` what it is launched with (of tensors only the dtype)."""
-
-    class Recorder:
-        def __getitem__(self, grid: Any) -> Any:
-            def launch(*args: Any, **kwargs: Any) -> None:
-                options = {
-                    key: kwargs.pop(key) for key in ("num_warps", "num_stages", "maxnreg", "debug") if key in kwargs
-                }
-                args = tuple(x.new_empty(0) if isinstance(x, torch.Tensor) else x for x in args)
-                values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-                launches.append({"kernel": kernel, "values": values, "options": options})
-
-            return launch
-
-    return Recorder()
-
-
 def compile_launch(launch: dict[str, Any], capability: int) -> Any:
     """The compiled kernel of a launch, for compute capability 80, 90, ...
 

@@ -1,9 +1,10 @@
 """The calls that `verify` computes: what a user meets of every operator, in usual and in unusual widths."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -42,6 +43,8 @@ from rebased.ops import (
     wkv,
 )
 
+Regime = Literal["quadratic", "chunked"]
+REGIMES: tuple[Regime, ...] = ("quadratic", "chunked")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 WIDTHS = ((16, 64), (16, 5), (24, 10), (32, 64), (64, 64), (128, 128))
 """K and V of polynomial attention."""
@@ -79,10 +82,27 @@ class Case(NamedTuple):
     """What surrounds the call."""
 
 
+@contextmanager
+def forced(regime: Regime) -> Iterator[None]:
+    """Within the block all calls of the kernels take one regime, backward passes included.
+
+    The tiles are those that the plan has for this regime. A call with a state is always chunked.
+    """
+    from rebased.ops.polynomial.gpu import plan
+    from rebased.ops.polynomial.gpu.call import make_call
+
+    cost = plan.chunked_cost
+    plan.chunked_cost = lambda *_: inf if regime == "quadratic" else 0.0
+    make_call.cache_clear()  # no plan of before or of this block is taken for the other
+    try:
+        yield
+    finally:
+        plan.chunked_cost = cost
+        make_call.cache_clear()
+
+
 def gpu_cases() -> Iterator[Case]:
     """For the kernels. Not all widths in every dtype and regime: a call takes one to four seconds to compile."""
-    from rebased.kernels.polynomial import REGIMES, forced
-
     for K, V in WIDTHS:
         for dtype in (BF16, FP16, FP32):
             for regime in REGIMES:

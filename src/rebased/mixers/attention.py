@@ -123,10 +123,7 @@ class SoftmaxAttention(QKVAttention):
         super().__init__(d_model, n_heads, qkv_bias, dropout, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return causal attention over time: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return causal attention over time: x [B,T,D] -> [B,T,D]."""
         q, k, v = self._project(x)
         return self._attend(q, k, v, mask=None)
 

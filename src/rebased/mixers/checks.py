@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.contract import describe_mixer, unwrap
-from rebased.ops import Backend
-from rebased.ops.backend import choose_path
 
 PACKAGE = __name__.partition(".")[0]
-PLAIN_TORCH: tuple[Backend, ...] = ("reference", "recurrent")
-"""Paths without a hand-written backward pass, of polynomial attention and of RWKV's average."""
 
 
 class MixerFailed(ValueError):
@@ -143,22 +139,6 @@ def is_plain(kind: type[nn.Module], *modules: nn.Module | None) -> bool:
     return all(
         type(each) is kind and not (each._forward_hooks or each._forward_pre_hooks or each._backward_hooks)
         for each in modules
-    )
-
-
-def check_torch_func(mixer: nn.Module, x: Tensor, backend: Backend | None = None) -> None:
-    """Raise a ValueError inside a transform of torch.func, for a mixer whose operator these cannot pass through.
-
-    `backend` is that of a mixer whose reference path is plain torch: with it the transforms work.
-    """
-    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
-        return
-    if backend is not None and choose_path(backend, x.device) in PLAIN_TORCH:
-        return
-    remedy = "use torch.autograd" if backend is None else "build it with backend='reference', or use torch.autograd"
-    raise ValueError(
-        f"torch.func (vmap, grad, jvp, ...) cannot transform {type(mixer).__name__}: the backward pass of its operator "
-        f"is written by hand; {remedy}"
     )
 
 

@@ -2,7 +2,8 @@
 
 A mixer is a torch module that maps x [B,T,D] to y [B,T,D] and never looks ahead: y[:, t] depends on x[:, :t+1] only.
 
-- `forward(x)` is enough to train a mixer and to measure what it recalls.
+- `forward(x)` is enough to train a mixer and to measure what it recalls. x has the dtype and device of the weights;
+  under autocast any floating dtype. B and T may be 0.
 - `init_state`, `extend` and `state_size` let a model generate with it (Extendable). Prefill and decoding are the same
   method, with many tokens or with one.
 - `init_slots` keeps the states of many sequences of different lengths for decoding (HasSlots, slots.py). Only a mixer

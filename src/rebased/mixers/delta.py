@@ -91,7 +91,6 @@ class DeltaReBased(_Delta):
             self.forget.init_weights()
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return beta and the log decay of x [B,T,D]: [B,T,H] each; no decay without a gate."""
         return self.beta(x), None if self.forget is None else self.forget(x)
 
 
@@ -148,7 +147,6 @@ class GatedDeltaNet(_Delta):
             self.time_step.init_weights()
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return beta and the log decay of x [B,T,D]: [B,T,H] each; no decay without a gate."""
         if self.proj_decay is None or self.time_step is None:
             return self.beta(x), None
         return self.beta(x), self.time_step(self.proj_decay(x))[1].squeeze(-1)
@@ -202,7 +200,6 @@ class KDA(_Delta):
         self.time_step.init_weights()
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return beta [B,T,H] and the log decay [B,T,H,K] of x [B,T,D]."""
         return self.beta(x), self.time_step(self.proj_decay(x))[1]
 
 

@@ -51,16 +51,13 @@ class _Gated(PolynomialAttention):
         self.forget.init_weights()
 
     def gates(self, x: Tensor) -> dict[str, Any]:
-        """Return the log decays of x [B,T,D]: [B,T,H]."""
         return {"log_decay": self.forget(x)}
 
     def step_gates(self, x: Tensor, norm: Norm | None) -> dict[str, Tensor]:
-        """Return the log decays of norm(x), x [S,D], for `poly_step_`: [S,H]."""
         logits = linear_step(x, self.forget.weight, self.forget.bias, norm=norm)
         return {"log_decay": log_sigmoid(logits)}
 
     def fuses_steps(self) -> bool:
-        """Return True if `poly_step_` computes this mixer and its gate."""
         return super().fuses_steps() and is_plain(ForgetGate, self.forget)
 
     def attends_at(self, x: Tensor, n: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.checks import check_input, empty_output
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.slots import grown
 from rebased.ops import Backend, long_conv, long_conv_extend, short_conv_extend
@@ -123,12 +123,8 @@ class Hyena(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the gated long convolution over time: x [B,T,D] -> [B,T,D], T at most max_len.
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the gated long convolution over time: x [B,T,D] -> [B,T,D], T at most max_len."""
         check_input(self, x, self.in_proj.weight)
-        check_torch_func(self, x)
         if x.numel() == 0:
             return empty_output(self, x)
         state = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
@@ -152,7 +148,6 @@ class Hyena(nn.Module):
     def extend(self, x: Tensor, state: HyenaState) -> tuple[Tensor, HyenaState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.in_proj.weight)
-        check_torch_func(self, x)
         if not isinstance(state, HyenaState):
             raise ValueError(f"the state must be a HyenaState (init_state makes one); got {type(state).__name__}")
         if x.numel() == 0:

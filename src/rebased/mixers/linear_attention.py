@@ -50,13 +50,10 @@ class LinearAttention(PolynomialAttention):
         super().__init__(d_model, n_heads, key_width, value_width, eps, backend, device, dtype)
 
     def project_queries(self, x: Tensor) -> Tensor:
-        """Return phi(q): [B,T,D] -> [B,T,H*K]."""
         return functional.elu(self.proj_q(x)) + 1
 
     def project_keys(self, x: Tensor) -> Tensor:
-        """Return phi(k): [B,T,D] -> [B,T,H*K]."""
         return functional.elu(self.proj_k(x)) + 1
 
     def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return phi(q) and phi(k): [B,T,D] -> [B,T,H*K] each."""
         return self.project_queries(x), self.project_keys(x)

@@ -59,12 +59,10 @@ class GLA(RecurrentMixer):
         self.proj_decay = low_rank(d_model, GLA_RANK, d_model // 2, bias=True, device=device, dtype=dtype)
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q / sqrt(K), k and v."""
         q, k, v = super().heads(qkv)
         return q * self.key_width**-0.5, k, v
 
     def gates(self, x: Tensor) -> tuple[None, Tensor]:
-        """Return no beta, and the log decay [B,T,H,K] of x [B,T,D]."""
         logits = self.proj_decay(x).to(torch.promote_types(x.dtype, torch.float32))
         decay = functional.logsigmoid(logits) / GLA_TEMPERATURE
         return None, decay.unflatten(-1, (self.n_heads, self.key_width))
@@ -126,7 +124,6 @@ class Mamba2(RecurrentMixer):
         return self.key_width, self.key_width, self.n_heads * self.value_width
 
     def make_conv(self, channels: int, width: int, **factory: Any) -> nn.Conv1d:
-        """Return the short convolution, with a bias."""
         return nn.Conv1d(channels, channels, width, groups=channels, **factory)
 
     def init_weights(self) -> None:

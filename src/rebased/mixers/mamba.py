@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
+from rebased.mixers.checks import check_input, empty_output, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import space_documents
 from rebased.mixers.recurrent import draw_time_steps
@@ -106,10 +106,7 @@ class Mamba(nn.Module):
         draw_time_steps(self.dt_proj.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the gated scan over time: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the gated scan over time: x [B,T,D] -> [B,T,D]."""
         check_input(self, x, self.in_proj.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
@@ -119,7 +116,6 @@ class Mamba(nn.Module):
         A gap follows each document. There the convolution sees zeros, and a very long step clears the scan's state.
         """
         check_input(self, x, self.in_proj.weight)
-        check_torch_func(self, x)
         u, gate = self.in_proj(x).chunk(2, dim=-1)  # [B,T,E] each
         taps = self.conv1d.weight.squeeze(1)
         u, places = space_documents(u, cu_seqlens, gap=max(1, taps.shape[1] - 1))
@@ -150,7 +146,6 @@ class Mamba(nn.Module):
     def extend(self, x: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.in_proj.weight)
-        check_torch_func(self, x)
         if not isinstance(state, MambaState):
             raise ValueError(f"the state must be a MambaState (init_state makes one); got {type(state).__name__}")
         if x.numel() == 0:

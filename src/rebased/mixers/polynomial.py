@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.attention_maps import weigh
-from rebased.mixers.checks import check_input, check_torch_func, empty_output, is_plain
+from rebased.mixers.checks import check_input, empty_output, is_plain
 from rebased.mixers.positions import rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
@@ -105,7 +105,6 @@ class PolynomialAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the q, k [B,T,H,K] and v [B,T,H,V] that the operator is called with, from x [B,T,D]."""
         check_input(self, x, self.proj_q.weight)
-        check_torch_func(self, x, self.backend)
         v = self.proj_v(x)
         q, k = self.project_qk(x)
         return (
@@ -150,7 +149,6 @@ class PolynomialAttention(nn.Module):
         """Return forward() at these positions only: x [B,T,D], positions [B,n] -> [B,n,D]. Queries and outputs of other
         positions are not computed; see attends_at."""
         check_input(self, x, self.proj_q.weight)
-        check_torch_func(self, x, self.backend)
         keys, values = (self.n_heads, self.operator_width), (self.n_heads, self.value_width)
         k, v = self.project_keys(x).unflatten(-1, keys), self.proj_v(x).unflatten(-1, values)
         q = self.project_queries(rows_at(x, positions)).view(*positions.shape, *keys)

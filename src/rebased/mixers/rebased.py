@@ -61,7 +61,7 @@ class ReBased(PolynomialAttention):
             or "reference" (the equation, quadratic in T) choose one.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+    torch.func (vmap, grad, ...) works unless backend="triton" is chosen. torch.compile works with fullgraph=True.
 
     Example:
         >>> layer = ReBased(d_model=768, n_heads=12, key_width=16)
@@ -125,7 +125,6 @@ class ReBased(PolynomialAttention):
         return self.key_width * (self.key_width + 1) // 2 if self.kernel == "fourth" else self.key_width
 
     def operator_coefficients(self) -> AnyCoefficients:
-        """Return (0, 0, 1), or the learnt coefficients as a tensor [3] in at least fp32."""
         if self.kernel_logits is None:
             return self.coefficients
         logits = self.kernel_logits.to(torch.promote_types(self.kernel_logits.dtype, torch.float32))
@@ -144,7 +143,6 @@ class ReBased(PolynomialAttention):
         )
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q and k [B,T,H*K], each after its transform (`qk_transform`, `norm_axis`)."""
         return self._transform_one(q, self.ln_q), self._transform_one(k, self.ln_k)
 
     def _transform_one(self, x: Tensor, norm: AffineNorm) -> Tensor:
@@ -163,11 +161,9 @@ class ReBased(PolynomialAttention):
         return self.project_queries(x), self.project_keys(x)
 
     def project_queries(self, x: Tensor) -> Tensor:
-        """Return the q of project_qk alone."""
         return self._project_one(x, self.proj_q, self.ln_q)
 
     def project_keys(self, x: Tensor) -> Tensor:
-        """Return the k of project_qk alone."""
         return self._project_one(x, self.proj_k, self.ln_k)
 
     def _project_one(self, x: Tensor, proj: nn.Linear, norm: AffineNorm) -> Tensor:
@@ -185,7 +181,6 @@ class ReBased(PolynomialAttention):
         return super().fuses_steps() and self.kernel == "square" and self.norm in ("layer", "rms")
 
     def qk_norms(self) -> tuple[Norm | None, Norm | None, bool]:
-        """Return the norms of q and k as numbers, and whether all heads are normalised together."""
         return self.ln_q.as_norm(), self.ln_k.as_norm(), self.norm_axis == "joint"
 
     def qk_parameters(self) -> dict[str, Tensor]:
@@ -238,7 +233,7 @@ class Based(PolynomialAttention):
             or "reference" (the equation, quadratic in T) choose one.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
-    torch.func (vmap, grad, ...) works with backend="reference" or "recurrent". torch.compile works with fullgraph=True.
+    torch.func (vmap, grad, ...) works unless backend="triton" is chosen. torch.compile works with fullgraph=True.
 
     Example:
         >>> layer = Based(d_model=768)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.checks import check_input, empty_output
 from rebased.mixers.contract import FACTORY
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
 from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv_extend
@@ -112,10 +112,7 @@ class RecurrentMixer(nn.Module):
         return self.proj_o(gate_heads(o, x, self.head_norm, self.proj_gate, self.output_gate))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T.
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T."""
         check_input(self, x, self.proj_qkv.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
@@ -139,7 +136,6 @@ class RecurrentMixer(nn.Module):
     def extend(self, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.proj_qkv.weight)
-        check_torch_func(self, x)
         if not isinstance(state, RecurrentState):
             raise ValueError(f"the state must be a RecurrentState (init_state makes one); got {type(state).__name__}")
         if x.numel() == 0:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_input, check_torch_func, empty_output
+from rebased.mixers.checks import check_input, empty_output
 from rebased.mixers.contract import register_mixer
 from rebased.ops import Backend, WKVState, init_wkv_state, token_shift, wkv_extend
 
@@ -84,10 +84,7 @@ class RWKV(nn.Module):
         self.mix_r.copy_((h / D) ** (0.5 * rho1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the time mixing: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return the time mixing: x [B,T,D] -> [B,T,D]."""
         check_input(self, x, self.proj_k.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 
@@ -106,7 +103,6 @@ class RWKV(nn.Module):
     def extend(self, x: Tensor, state: RWKVState) -> tuple[Tensor, RWKVState]:
         """Return (y [B,T,D], state after x): forward() of tokens x [B,T,D] that follow those the state has seen."""
         check_input(self, x, self.proj_k.weight)
-        check_torch_func(self, x, self.backend)
         if not isinstance(state, RWKVState):
             raise ValueError(f"the state must be an RWKVState (init_state makes one); got {type(state).__name__}")
         if state.last.shape != (x.shape[0], x.shape[2]):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.checks import check_input, check_torch_func, is_plain
+from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import follow_states, space_documents
 from rebased.mixers.slots import FixedSlots
@@ -100,7 +100,6 @@ class ShortConv(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         check_input(self, x, self.projection.weight)
-        check_torch_func(self, x)
 
     def _gate(self, y: Tensor, x: Tensor) -> Tensor:
         return torch.addcmul(x, y, self.projection(x))  # one pass over memory, not two

@@ -72,10 +72,7 @@ class SlidingWindow(QKVAttention):
         self.window, self.rotary = window, rotary
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return causal attention within the window: x [B,T,D] -> [B,T,D].
-
-        x has the dtype and device of the weights; under autocast any floating dtype. B and T may be 0.
-        """
+        """Return causal attention within the window: x [B,T,D] -> [B,T,D]."""
         check_input(self, x, self.qkv.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
 

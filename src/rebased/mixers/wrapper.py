@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.attention_maps import HasAttentionMap, HasSimilarity
-from rebased.mixers.checks import check_state_size, check_torch_func, empty_output
+from rebased.mixers.checks import check_state_size, empty_output
 from rebased.mixers.contract import Extendable, Isolating
 from rebased.mixers.documents import ExtendsDocuments, follow_states, forward_documents, space_documents
 from rebased.mixers.slots import HasSlots, HasStepHeads, Slots, init_slots
@@ -110,7 +110,6 @@ class WrappedMixer(nn.Module):
         """
         if self.conv is None:
             return x, state
-        check_torch_func(self, x)
         state = x.new_zeros(len(x), self.conv_width - 1, self.d_model) if state is None else state
         return short_conv_extend(x, self.conv.weight.squeeze(1), None, state, activation="silu")
 

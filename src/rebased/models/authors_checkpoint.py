@@ -74,12 +74,11 @@ def authors_layout(model: LanguageModel) -> dict[str, Tensor]:
         plain = arguments.get("qk_transform", "norm_affine") == "norm_affine" and not arguments.get("conv_width")
         if not plain or arguments.get("norm_axis") == "per_head" or arguments.get("output_gate", "none") != "none":
             raise ValueError(f"the authors' layout has the paper's ReBased only; this model has {arguments}")
-    named = {_authors_name(name): weight.detach() for name, weight in model.named_parameters()}
+    named = {
+        next(re.sub(ours, theirs, name) for ours, theirs in _RENAMED if re.search(ours, name)): weight.detach()
+        for name, weight in model.named_parameters()
+    }
     return named | {TIED: named[_WORDS]}
-
-
-def _authors_name(name: str) -> str:
-    return next(re.sub(ours, theirs, name) for ours, theirs in _RENAMED if re.search(ours, name))
 
 
 def _find(path: Path) -> Path:

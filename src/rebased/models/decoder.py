@@ -148,37 +148,26 @@ class Decoder:
         sampling: Sampling,
         *,
         sequence: int = 0,
-        drawn: int = 0,
+        later: bool = False,
     ) -> None:
         """Let a slot hold a sequence: all its tokens so far (at least 1), and the state after all of them but the last.
 
-        `sequence` numbers the sequences of a seed: each has its own random stream, of which `drawn` numbers are used.
+        `sequence` numbers the sequences of a seed: each has its own random stream. With `later` the next step writes
+        it, together with all others since the last one: many take little longer than one.
         """
-        self.put_later(slot, tokens, state, sampling, sequence=sequence, drawn=drawn)
-        self._write()
-        if slot in self.failed:
-            raise self.failed.pop(slot)
-
-    def put_later(
-        self,
-        slot: int,
-        tokens: Sequence[int],
-        state: LMState,
-        sampling: Sampling,
-        *,
-        sequence: int = 0,
-        drawn: int = 0,
-    ) -> None:
-        """`put`, which the next step writes with all others since the last one: many take little longer than one."""
         if state.position != len(tokens) - 1:
             raise ValueError(
                 f"the state has read {state.position} tokens; a sequence of {len(tokens)} needs one that has read all "
                 f"but the last, {len(tokens) - 1}"
             )
-        chosen = SlotSampling(sampling, tokens, sequence, drawn)
+        chosen = SlotSampling(sampling, tokens, sequence)
         self._reserve(len(tokens))
         self._later[slot] = _Later(tokens[-1], state, chosen)
         self._lengths[slot], self._active[slot], self._changed = state.position, True, True
+        if not later:
+            self._write()
+            if slot in self.failed:
+                raise self.failed.pop(slot)
 
     @torch.no_grad()
     def _write(self) -> None:

@@ -89,14 +89,12 @@ class RebasedCache(flat.RebasedCache):
         super().__init__()
 
     def reset(self) -> None:
-        """Forget everything."""
         super().reset()
         self.lengths: list[int] = []  # tokens that each row has read
         self._slots: list[Any] = []
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states."""
         return sum(tensor.nbytes for slots in self._slots for tensor in slots.tensors())
 
     def read_states(self) -> list[LMState]:
@@ -131,7 +129,6 @@ class RebasedCache(flat.RebasedCache):
         return hidden.unsqueeze(1)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows, in this order."""
         states = self.read_states()
         self.write_states([states[row] for row in indices.tolist()])
 

@@ -95,18 +95,18 @@ class InvariantDecoder:
         return self._blocks[0].prefill_chunks(tokens, state)
 
     def put(
-        self, slot: int, tokens: Sequence[int], state: LMState, sampling: Sampling, *, sequence: int = 0, drawn: int = 0
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        state: LMState,
+        sampling: Sampling,
+        *,
+        sequence: int = 0,
+        later: bool = False,
     ) -> None:
         """Let a slot hold a sequence: all its tokens so far, and the state after all of them but the last."""
         block, row = self._at(slot)
-        block.put(row, tokens, state, sampling, sequence=sequence, drawn=drawn)
-
-    def put_later(
-        self, slot: int, tokens: Sequence[int], state: LMState, sampling: Sampling, *, sequence: int = 0, drawn: int = 0
-    ) -> None:
-        """`put`, which the next step writes with all others since the last one."""
-        block, row = self._at(slot)
-        block.put_later(row, tokens, state, sampling, sequence=sequence, drawn=drawn)
+        block.put(row, tokens, state, sampling, sequence=sequence, later=later)
 
     def length(self, slot: int) -> int:
         """Return how many tokens the state in a slot has read."""

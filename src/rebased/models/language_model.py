@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from rebased.data.tokenizer import Tokenizer
-from rebased.models.generation import SLOTS, Generated, Generation
+from rebased.models.generation import SLOTS, Generated, Generation, Prompts
+from rebased.models.job import GenerateOptions
 from rebased.models.network import Network
-from rebased.models.options import GenerateOptions
-from rebased.models.prompts import Prompts
 
 
 class LanguageModel(Network):

@@ -90,12 +90,11 @@ GREEDY = Sampling(temperature=0.0)
 class SlotSampling:
     """The sampling of one sequence, ready to be put into a slot.
 
-    It is number `sequence` of a seed, of which `drawn` tokens are drawn already. `tokens` are all its tokens so far,
-    the prompt's too.
+    It is number `sequence` of a seed. `tokens` are all its tokens so far, the prompt's too.
     """
 
-    def __init__(self, sampling: Sampling, tokens: Sequence[int], sequence: int = 0, drawn: int = 0) -> None:
-        self.sampling, self.tokens, self.drawn = sampling, tokens, drawn
+    def __init__(self, sampling: Sampling, tokens: Sequence[int], sequence: int) -> None:
+        self.sampling, self.tokens = sampling, tokens
         self.key = stream_key(sampling.seed, sequence)
         temperature = 0.0 if sampling.is_greedy else sampling.temperature
         self.numbers = (temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
@@ -128,13 +127,11 @@ class SamplingSlots:
             (self.temperature, self.top_p, self.min_p, self.penalty), numbers.unbind(1), strict=True
         ):
             mine.index_copy_(0, index, column)
-        whole = to_device(
-            [(min(each.sampling.top_k or vocab_size, vocab_size), each.key, each.drawn) for each in given],
-            torch.int64,
-            device,
-        )
-        for mine, column in zip((self.top_k, self.key, self.drawn), whole.unbind(1), strict=True):
+        ranks = [min(each.sampling.top_k or vocab_size, vocab_size) for each in given]
+        whole = to_device([(rank, each.key) for rank, each in zip(ranks, given, strict=True)], torch.int64, device)
+        for mine, column in zip((self.top_k, self.key), whole.unbind(1), strict=True):
             mine.index_copy_(0, index, column)
+        self.drawn.index_fill_(0, index, 0)
         for slot, each in zip(slots, given, strict=True):
             if each.sampling.repetition_penalty != 1:  # nothing else reads it
                 self.seen[slot] = False

@@ -387,7 +387,7 @@ class Scheduler:
                 self._limit[slot] = max(1, min(options.max_tokens, room))
                 end = -1 if options.end_of_text is None or options.ignore_end_of_text else options.end_of_text
                 self._end_token[slot] = end
-                self.decoder.put_later(slot, reading.prompt, reading.state, options, sequence=number)
+                self.decoder.put(slot, reading.prompt, reading.state, options, sequence=number, later=True)
 
     def _leave_slot(self, sequence: _Sequence) -> None:
         assert sequence.slot is not None

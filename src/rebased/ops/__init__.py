@@ -5,11 +5,10 @@ Every operator has a folder. `api.py` holds its public functions, which check th
 """
 
 from rebased.ops.backend import Backend, use_backend
-from rebased.ops.convolution import long_conv, long_conv_extend, short_conv, short_conv_extend
-from rebased.ops.cross_entropy import IGNORE, linear_argmax, linear_cross_entropy
-from rebased.ops.decoding import (
-    Norm,
-    NormKind,
+from rebased.ops.convolution.api import long_conv, long_conv_extend, short_conv, short_conv_extend
+from rebased.ops.cross_entropy.api import linear_argmax, linear_cross_entropy
+from rebased.ops.cross_entropy.reference import IGNORE
+from rebased.ops.decoding.api import (
     advance_slots_,
     best_tokens,
     embed_step,
@@ -18,21 +17,14 @@ from rebased.ops.decoding import (
     mlp_step,
     poly_step_,
 )
-from rebased.ops.delta import Degree, delta_attention, delta_attention_extend, delta_coefficients, init_delta_state
-from rebased.ops.embedding import embed
+from rebased.ops.decoding.norm import Norm, NormKind
+from rebased.ops.delta.api import Degree, delta_attention, delta_attention_extend, delta_coefficients, init_delta_state
+from rebased.ops.embedding.api import embed
 from rebased.ops.invariance import batch_invariant
-from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
-from rebased.ops.polynomial import (
+from rebased.ops.norm.api import layer_norm, linear_layer_norm, rms_norm
+from rebased.ops.polynomial.api import (
     BASED,
-    COMPLETED,
     REBASED,
-    AnyCoefficients,
-    Coefficients,
-    PolyState,
-    complete_square,
-    feature_count,
-    init_poly_state,
-    pair_products,
     poly_at_pays,
     poly_attention,
     poly_attention_at,
@@ -41,9 +33,19 @@ from rebased.ops.polynomial import (
     poly_attention_map,
     poly_state,
 )
-from rebased.ops.rwkv import WKVState, init_wkv_state, wkv, wkv_extend
-from rebased.ops.scan import selective_scan, selective_scan_extend
-from rebased.ops.shift import token_shift
+from rebased.ops.polynomial.learned import COMPLETED, complete_square
+from rebased.ops.polynomial.state import (
+    AnyCoefficients,
+    Coefficients,
+    PolyState,
+    feature_count,
+    init_poly_state,
+    pair_products,
+)
+from rebased.ops.rwkv.api import wkv, wkv_extend
+from rebased.ops.rwkv.state import WKVState, init_wkv_state
+from rebased.ops.scan.api import selective_scan, selective_scan_extend
+from rebased.ops.shift.api import token_shift
 
 __all__ = [
     "BASED",

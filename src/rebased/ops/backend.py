@@ -75,11 +75,6 @@ SMALLEST_SHARED_MEMORY = 99 * 1024
 """Of GPUs from Ampere on."""
 
 
-def splits_matmuls() -> bool:
-    """True if bmm on a CPU splits each matmul of a batch among the threads; MKL gives each thread whole matmuls."""
-    return not torch.backends.mkl.is_available()
-
-
 TRITON = (3, 5)  # the oldest that the kernels take; torch 2.9 brings it
 CAPABILITY = (8, 0)  # of the oldest NVIDIA GPUs that the kernels are compiled for: Ampere
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rebased.analysis import describe
+from rebased.analysis.spread import describe
 from rebased.analysis.unpaired import Effect
 from rebased.paper import mqar
 from rebased.paper.contents import BY_NAME

@@ -5,8 +5,8 @@ from math import isnan
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis import compare, describe
-from rebased.analysis.paired import equals
+from rebased.analysis.paired import compare, equals
+from rebased.analysis.spread import describe
 from rebased.config import plural
 from rebased.paper import mqar
 from rebased.paper.contents import BY_NAME

@@ -118,12 +118,7 @@ def is_papers_model(run: Run) -> bool:
     if len(model["mixers"]) != len(expected["mixers"]):
         return False
     parts = [(model, expected), *zip(model["mixers"], expected["mixers"], strict=True)]
-    return all(same_settings(ours, theirs) for ours, theirs in parts)
-
-
-def same_settings(ours: Mapping[str, Any], papers: Mapping[str, Any]) -> bool:
-    """Whether the settings are equal, but for those that follow from elsewhere."""
-    return all(ours.get(key) == value for key, value in papers.items() if key not in FREE)
+    return all(ours.get(key) == theirs[key] for ours, theirs in parts for key in theirs if key not in FREE)
 
 
 @cache
@@ -150,14 +145,13 @@ def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group | None) ->
     """The paper's values beside ours."""
     cells = group.cells if group else {}
     return [
-        hold_number(name_of(place), reading, cells[place].test if place in cells else None)
+        hold_number(
+            f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}",
+            reading,
+            cells[place].test if place in cells else None,
+        )
         for place, reading in readings.items()
     ]
-
-
-def name_of(place: Place) -> str:
-    """'ReBased, T = 256, D = 24'"""
-    return f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}"
 
 
 def over_widths(group: Group | None, seq_len: int, one: str, other: str) -> Contest:

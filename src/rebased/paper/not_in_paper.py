@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rebased.config import plural
+from rebased.config import grouped, plural
 from rebased.paper.evidence import Evidence, Probe
 from rebased.paper.mqar import departures_of, sources
 from rebased.paper.reference import PAPER, PAPER_TASK, place_of
@@ -52,10 +52,7 @@ def in_table_1(runs: Sequence[Run]) -> list[Run]:
 def nearest(runs: Sequence[Run], wanted: Callable[[Run], bool]) -> list[list[Run]]:
     """Groups of runs that depart alike from the paper's protocol, heads aside, and of which some are `wanted`; those
     that depart least come first."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        settings = tuple(words for words in departures_of(run) if not words.startswith("heads "))
-        groups.setdefault(settings, []).append(run)
+    groups = grouped(runs, lambda run: tuple(word for word in departures_of(run) if not word.startswith("heads ")))
     return [groups[key] for key in sorted(groups, key=len) if any(map(wanted, groups[key]))]
 
 

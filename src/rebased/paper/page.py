@@ -19,7 +19,7 @@ from rebased.paper.not_in_paper import sections_not_in_paper
 from rebased.paper.planned import judge_folders, outcome_table
 from rebased.paper.recall import find_recall
 from rebased.paper.text import find_perplexity
-from rebased.paper.verdict import RULES, VERDICTS, Verdict
+from rebased.paper.verdict import RULES, VERDICTS
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.prose import has_changes, warn_about_records
 from rebased.report.tables import Table
@@ -145,7 +145,8 @@ class PaperPage:
             html += f'<tr><th scope="row">{link}</th><td></td><td></td></tr>'
             for finding in (self.by_name[item.name] for item in experiment.items):
                 name = f"{escape(finding.item.name)}: {escape(finding.item.title)}"
-                html += f'<tr><th scope="row">{name}</th><td>{badge(finding.verdict)}</td>'
+                colour, verdict = finding.verdict.replace(" ", "-"), finding.verdict  # the word says it too
+                html += f'<tr><th scope="row">{name}</th><td><span class="verdict {colour}">{verdict}</span></td>'
                 html += f"<td>{escape(finding.sentence)}</td></tr>"
         head = "".join(f'<th scope="col">{word}</th>' for word in ("of the paper", "verdict", "why"))
         table = f'<table class="words stacked"><thead><tr>{head}</tr></thead><tbody>{html}</tbody></table>'
@@ -193,8 +194,3 @@ def check_relevant(findings: Sequence[Finding], evidence: Evidence) -> None:
             f"none of these {runs} and {probes} has ended and is of an experiment of the paper (MQAR at its lengths "
             "and widths, ReBased as a language model, its probes); `rebased report` shows any runs"
         )
-
-
-def badge(verdict: Verdict) -> str:
-    """A verdict in its colour. The word says it too."""
-    return f'<span class="verdict {verdict.replace(" ", "-")}">{verdict}</span>'

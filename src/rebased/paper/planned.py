@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from rebased.analysis import holm
+from rebased.analysis.paired import holm
 from rebased.analysis.unpaired import ALPHA, Effect, effect, fisher_p, permutation_p
 from rebased.config import Config
 from rebased.paper.evidence import Evidence, read_evidence

@@ -4,7 +4,7 @@ from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
-from rebased.analysis import Spread, describe
+from rebased.analysis.spread import Spread, describe
 from rebased.analysis.unpaired import Effect
 from rebased.files import read_json
 from rebased.report.reference_values import MARGIN

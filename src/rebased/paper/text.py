@@ -5,6 +5,7 @@ from functools import partial
 from math import log
 
 from rebased.analysis.unpaired import Effect
+from rebased.config import grouped
 from rebased.paper import mqar
 from rebased.paper.contents import BY_NAME
 from rebased.paper.counts import TABLE_9
@@ -91,10 +92,7 @@ def levels(groups: Sequence[LanguageModels]) -> str:
 def rank_groups(runs: Sequence[Run]) -> list[LanguageModels]:
     """Groups of ended runs that may stand side by side: first those with most of the paper's models, of these the ones
     with two seeds or more, of these the ones that were trained on most tokens."""
-    by_tokens: dict[int, list[Run]] = {}
-    for run in runs:
-        if is_finished(run):
-            by_tokens.setdefault(trained_on(run), []).append(run)
+    by_tokens = grouped(filter(is_finished, runs), trained_on)
     groups = [group for alike in by_tokens.values() for group in group_language_models(alike, PAPER)]
     known = [group for group in groups if of_kind(group, "ReBased")]
 

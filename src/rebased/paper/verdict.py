@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan, nan, sqrt
 from typing import Literal, NamedTuple, get_args
 
-from rebased.analysis import Comparison, Spread, compare_all
-from rebased.analysis.paired import SIGNIFICANT
+from rebased.analysis.paired import SIGNIFICANT, Comparison, compare_all
+from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect
 from rebased.report.reference_values import MARGIN, Agreement, ReferenceValue, agreement, difference_from
 
@@ -98,16 +98,14 @@ def judge(numbers: Sequence[Number], claims: Sequence[Claim], protocol: Protocol
     return "not reproduced" if 2 * differing > len(measured) else "undecided"
 
 
-def hold_number(
-    what: str, paper: ReferenceValue, ours: Spread | None, digits: int = 3, *, given: bool = False
-) -> Number:
+def hold_number(what: str, paper: ReferenceValue, ours: Spread | None, *, given: bool = False) -> Number:
     """A mean of the paper beside our mean over seeds; None if it was not measured. `given` is a number that follows
     from a definition, or that training begins with."""
     shown = f"{'≥ ' if paper.at_least else ''}{paper.mean:.{2 if paper.error > 0.001 else 3}f}"
     shown += f" ± {paper.sd:.2f}" if paper.sd is not None else ""
     if ours is None:
         return Number(what, shown, None, None, nan, 0, "not run")
-    text = f"{ours.mean:.{digits}f}" + ("" if isnan(ours.sd) else f" ± {ours.sd:.{digits}f}")
+    text = f"{ours.mean:.3f}" + ("" if isnan(ours.sd) else f" ± {ours.sd:.3f}")
     outcome: Outcome = "by construction" if given else "one seed" if ours.n < 2 else agreement(ours, paper)
     width = nan if ours.n < 2 else difference_from(ours, paper).width
     return Number(what, shown, text, ours.mean - paper.mean, width, ours.n, outcome)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from rebased.analysis import Comparison, in_words, wilcoxon_limit
-from rebased.analysis.paired import Verbs
+from rebased.analysis.paired import Comparison, Verbs, in_words, wilcoxon_limit
 from rebased.report.page import finite
 from rebased.report.tables import number, p_text
 

@@ -5,8 +5,7 @@ from html import escape
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis import holm
-from rebased.analysis.paired import SIGNIFICANT, equals
+from rebased.analysis.paired import SIGNIFICANT, equals, holm
 from rebased.analysis.unpaired import Groups, effect, permutation_p
 from rebased.config import plural
 from rebased.evaluate.attention_speed import HEADS, KEY_WIDTH, VALUE_WIDTH, Timing

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import exp, log
 from statistics import fmean
 
+from rebased.config import grouped
 from rebased.evaluate.attention_speed import Timing
 from rebased.report.drawing import (
     INK,
@@ -32,10 +33,7 @@ def label(run: Run) -> str:
 
 def labelled(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs by `label`, in the order in which they first appear."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(label(run), []).append(run)
-    return groups
+    return grouped(runs, label)
 
 
 def state_words(run: Run) -> str:

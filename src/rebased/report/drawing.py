@@ -13,30 +13,9 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator  # noqa: F401, figures take them here
 except ImportError as error:
     raise ImportError("figures need matplotlib, which is not installed: pip install 'rebased[lab]'") from error
-
-__all__ = [  # figures import matplotlib's names from here: this file explains how to install it
-    "DASHES",
-    "FORMATS",
-    "INK",
-    "SERIES",
-    "Axes",
-    "Draw",
-    "FixedLocator",
-    "FuncFormatter",
-    "LogLocator",
-    "MaxNLocator",
-    "Panels",
-    "draw_band",
-    "draw_chance",
-    "draw_panels",
-    "hover",
-    "looks",
-    "named_looks",
-    "powers_of_two",
-]
 
 # The page's light colours (page.html), which files have. In the page's SVG its CSS variables stand in their place.
 INK, GRID = "#1f2328", "#d1d9e0"

@@ -53,7 +53,8 @@ class Page(NamedTuple):
             lead=escape(self.lead),
             sections=sections,
             footer=escape(self.footer),
-            data=embed(self.data),
+            # no text in the JSON can end its <script> element
+            data=json.dumps(self.data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         )
 
 
@@ -108,11 +109,6 @@ def finite(values: dict[str, Any]) -> dict[str, Any]:
     """A dict for JSON: None instead of nan and infinity, without the nested `found` and `difference`."""
     leaves = {key: value for key, value in values.items() if key not in ("found", "difference")}
     return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in leaves.items()}
-
-
-def embed(data: object) -> str:
-    """JSON for a <script> element; no text in it can end the element."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def check_replaceable(path: Path) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isnan
 
-from rebased.analysis import Comparison
+from rebased.analysis.paired import Comparison
 from rebased.config import plural
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run

@@ -31,7 +31,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from rebased.analysis import Spread
+from rebased.analysis.spread import Spread
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.config import Config, load_config
 from rebased.runs.finished import Run
@@ -71,17 +71,12 @@ class Reference(NamedTuple):
     remark: str = ""  # a sentence for readers of the values, whether or not there are some
 
 
-def no_reference(run: Run) -> Reference:
-    """Nothing: an empty Reference."""
-    return Reference()
-
-
 @dataclass(frozen=True)
 class ReferenceValues:
     """Values that reports show beside those of runs. `name` is the heading of their columns, such as "paper"."""
 
     name: str = ""  # empty if there are none
-    of: Callable[[Run], Reference] = field(default_factory=lambda: no_reference)
+    of: Callable[[Run], Reference] = field(default_factory=lambda: lambda run: Reference())
 
 
 NO_VALUES = ReferenceValues()

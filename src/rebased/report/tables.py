@@ -9,7 +9,7 @@ from html import escape
 from math import isfinite, isnan
 from typing import NamedTuple, Self
 
-from rebased.analysis import Spread
+from rebased.analysis.spread import Spread
 
 LATEX = {"\\": r"\textbackslash{}"} | {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "γ": r"$\gamma$", "β": r"$\beta$",

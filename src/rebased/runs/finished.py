@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,7 +14,6 @@ from rebased.mixers import can_extend
 from rebased.models import LanguageModel, LMConfig, shape_of
 from rebased.runs.configs import parse_run, run_kind
 from rebased.runs.provenance import processor_name
-from rebased.runs.record import read_record
 from rebased.runs.run_config import RunKind
 from rebased.runs.run_names import kind_of
 from rebased.runs.synthetic_config import Reported, SyntheticRunConfig, reported
@@ -210,14 +208,6 @@ def code_name(code: dict[str, Any]) -> str:
     """A version of the code in words: "0.1.0 0123456789 + changes"."""
     commit = f" {code['commit'][:10]}" if code["commit"] else ""
     return f"{code['version']}{commit}{' + changes' if code['dirty'] else ''}"
-
-
-def read_run(folder: Path) -> Run:
-    """The run in a folder. Raises ValueError if it has no finished epoch yet."""
-    lines = read_record(folder)
-    if not any(line["type"] == "epoch" for line in lines):
-        raise ValueError(f"{folder} has no epoch in its record yet; train it first, or continue it with --resume")
-    return Run(folder.name, lines)
 
 
 def no_result(runs: Sequence[Run]) -> str:

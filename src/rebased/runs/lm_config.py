@@ -9,8 +9,7 @@ from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, field_
 
 from rebased.config import Config
 from rebased.models import LMConfig
-from rebased.runs.model_section import finish_model
-from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, register_kind
+from rebased.runs.run_config import Betas, Compile, Device, Precision, RunConfig, RunKind, finish_model, register_kind
 
 
 class LMDataConfig(Config):

@@ -13,6 +13,8 @@ from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
 from rebased.runs.shipped import ABOUT, find_model, model_name
+from rebased.runs.synthetic_config import SyntheticRunConfig
+from rebased.tasks import TaskData
 
 SPARE_ROWS = 1024  # embedding rows that a model may have beyond the vocabulary
 
@@ -45,7 +47,10 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
             f"{model_name(path)} was trained on {folder}, which does not exist here; give its present place with --data"
         )
     corpus = Corpus(folder)
-    _check_tokenizer(model, corpus, run.get("corpus"))
+    name, size = corpus.manifest.tokenizer.name, corpus.vocab_size
+    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
+    remedy = "prepare the text with the tokenizer that the model was trained with"
+    _check_tokenizer(model, size, corpus.vocabulary, run.get("corpus"), said, remedy)
     seq_len = int(trained_on.get("seq_len", model.config.max_len))
     return Trained(model, corpus, seq_len, bool(trained_on.get("isolate_documents", False)))
 
@@ -70,7 +75,9 @@ def open_text_model(
     run = _check_run(path)
     model = load_model(path, device)
     found = _tokenizer_of(path, run, tokenizer, data)
-    _check_same_tokenizer(model, found, run.get("corpus"))
+    said = f"the tokenizer {found.name} has {found.vocab_size:,} tokens, and the model"
+    vocabulary, remedy = vocabulary_digest(found.to_json()), "give the tokenizer that it was trained with"
+    _check_tokenizer(model, found.vocab_size, vocabulary, run.get("corpus"), said, remedy)
     return TextModel(model, found)
 
 
@@ -97,18 +104,23 @@ def _tokenizer_of(path: Path, run: dict[str, Any], tokenizer: str | None, data: 
     return Corpus(folder).tokenizer
 
 
-def _check_same_tokenizer(model: LanguageModel, tokenizer: Tokenizer, trained_on: dict[str, Any] | None) -> None:
-    """Raise ValueError if the model was trained with another tokenizer. `trained_on` describes its text, if known."""
-    size, rows = tokenizer.vocab_size, model.config.vocab_size
-    said = f"the tokenizer {tokenizer.name} has {size:,} tokens, and the model"
+def _check_tokenizer(
+    model: LanguageModel, size: int, vocabulary: str, trained_on: dict[str, Any] | None, said: str, remedy: str
+) -> None:
+    """Raise ValueError if the model was trained with another tokenizer than one of `size` tokens, `vocabulary`.
+
+    `trained_on` describes the text of the run. Without it the embedding's rows are compared with the vocabulary: there
+    may be a few more rows than tokens, because round sizes are fast, but not many.
+    """
+    rows = model.config.vocab_size
     if trained_on is not None:
         own = f"{said} was trained with {trained_on['tokenizer']}"
         if trained_on["vocab_size"] != size:
-            raise ValueError(f"{own} of {trained_on['vocab_size']:,}; give that")
-        if trained_on.get("vocabulary") not in (None, vocabulary_digest(tokenizer.to_json())):
-            raise ValueError(f"{own}, which has other tokens; give that")
+            raise ValueError(f"{own} of {trained_on['vocab_size']:,}; {remedy}")
+        if trained_on.get("vocabulary") not in (None, vocabulary):
+            raise ValueError(f"{own}, which has other tokens; {remedy}")
     if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
-        raise ValueError(f"{said} has a vocabulary of {rows:,}; give the tokenizer that it was trained with")
+        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
 
 
 def _check_run(path: Path) -> dict[str, Any]:
@@ -139,18 +151,48 @@ def record_beside(path: Path) -> list[dict[str, Any]]:
     return [about, {"type": "end", "status": "done", "step": about.get("steps"), **measured}]
 
 
-def _check_tokenizer(model: LanguageModel, corpus: Corpus, trained_on: dict[str, Any] | None) -> None:
-    """Raise ValueError if the text was made with another tokenizer than the model's.
+RECALL_TASKS = ("mqar", "forgetting_mqar")
 
-    `trained_on` describes the text of the run. Without it the embedding's rows are compared with the vocabulary: there
-    may be a few more rows than tokens, because round sizes are fast, but not many.
+
+class RecallModel(NamedTuple):
+    """A model that was trained to recall, and the task section of its run."""
+
+    model: LanguageModel  # in eval mode
+    task: TaskData
+
+
+def open_model(
+    path: Path, tokenizer: str | None = None, data: Path | None = None, device: torch.device | str = "cpu"
+) -> RecallModel | TextModel:
+    """Return the model of a run's folder, or of a shipped one's, on `device`. A file alone is a model of text.
+
+    `tokenizer` and `data` are as in `open_text_model`. Raises ValueError if the run has not ended, was trained on a
+    task without keys and values, or cannot be opened as a model of text.
     """
-    name, size, rows = corpus.manifest.tokenizer.name, corpus.vocab_size, model.config.vocab_size
-    said = f"{corpus.folder} was made with the tokenizer {name} of {size:,} tokens, and the model"
-    remedy = "prepare the text with the tokenizer that the model was trained with"
-    if trained_on is not None and trained_on["vocab_size"] != size:
-        raise ValueError(f"{said} was trained with {trained_on['tokenizer']} of {trained_on['vocab_size']:,}; {remedy}")
-    if trained_on is not None and trained_on.get("vocabulary", corpus.vocabulary) != corpus.vocabulary:
-        raise ValueError(f"{said} was trained with {trained_on['tokenizer']}, which has other tokens; {remedy}")
-    if size > rows or (trained_on is None and rows - size > max(SPARE_ROWS, size // 10)):
-        raise ValueError(f"{said} has a vocabulary of {rows:,}; {remedy}")
+    config = _config(path)
+    if "task" not in config:
+        return open_text_model(path, tokenizer, data, device)
+    task = config["task"]["name"]
+    if task not in RECALL_TASKS:
+        raise ValueError(
+            f"{path} was trained on the task {task!r}, which has no keys and values; give a run on "
+            f"{' or '.join(RECALL_TASKS)}, or one of `rebased lm train`"
+        )
+    return RecallModel(load_model(path, device), SyntheticRunConfig.model_validate(config).task)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """The config of the run that a model is from; empty where nothing beside the weights says.
+
+    Raises ValueError if the record there says that the run has not ended, or diverged.
+    """
+    folder = path if path.is_dir() else path.parent
+    lines = record_beside(path)
+    if not lines and not (folder / RECORD).is_file():
+        return {}
+    end = lines[-1] if lines else {}
+    if end.get("type") != "end":
+        raise ValueError(f"{folder} has not ended, so it has no trained model yet; finish it with --resume")
+    if end.get("status") != "done":
+        raise ValueError(f"{folder} {end.get('status')} and left no trained model; give another run")
+    return dict(lines[0].get("config", {}))

@@ -1,13 +1,14 @@
 """What the configs of all kinds of runs have in common, and what a kind of run is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from rebased.config import Config
+from rebased.config import Config, did_you_mean, merge
 from rebased.models import LMConfig
+from rebased.models.presets import check_heads, preset_to_change
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -109,3 +110,41 @@ KINDS: dict[str, RunKind] = {}
 def register_kind(kind: RunKind) -> None:
     """Make a kind of run known. Its config class gets the attribute `kind`."""
     KINDS[kind.section] = kind.config_class.kind = kind
+
+
+def finish_model(value: Any, build: Callable[[Any], LMConfig], sizes: dict[str, Any]) -> LMConfig:
+    """The complete LMConfig of a model section such as {preset: rebased, d_model: 64, mixers: {1: {n_heads: 4}}}.
+
+    `build` validates the merged fields. `sizes` are the vocab_size, max_len and so on that the rest of the run needs;
+    the section may override them.
+    """
+    if not isinstance(value, dict):
+        return build(value)
+    known = ["preset", "pattern", *LMConfig.model_fields]
+    for key in value:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), known)}")
+    patch = sizes | value
+    base = LMConfig()
+    if "preset" in patch:
+        given = {key: patch[key] for key in ("d_model", "vocab_size", "max_len") if key in patch}
+        typed = LMConfig.model_validate(given)
+        base = preset_to_change(str(patch.pop("preset")), **{key: getattr(typed, key) for key in given})
+    fields = base.model_dump() | {"mixers": [mixer.model_dump(exclude_unset=True) for mixer in base.mixers]}
+    _reset_value_width(fields["mixers"], patch.get("mixers"))
+    model = build(merge(fields, patch))
+    if "preset" in value:
+        check_heads(model)
+    return model
+
+
+def _reset_value_width(mixers: Sequence[dict[str, Any]], changes: Any) -> None:
+    """Remove value_width of each mixer whose n_heads changes: its default, d_model // n_heads, then applies.
+
+    A change that names value_width is merged later and wins.
+    """
+    if isinstance(changes, dict):
+        for i, mixer in enumerate(mixers):
+            change = changes.get(i, changes.get(str(i)))
+            if isinstance(change, dict) and "n_heads" in change:
+                mixer.pop("value_width", None)

@@ -88,7 +88,10 @@ def task_names(runs: Sequence[dict[str, Any]]) -> list[str]:
 
     Other settings in which tasks of the same name differ are added in parentheses.
     """
-    sizes = [sizes_of(run["task"]) if "task" in run else text_name(run["data"]) for run in runs]
+    sizes = [
+        sizes_of(run["task"]) if "task" in run else f"{Path(run['data']['folder']).name}, T = {run['data']['seq_len']}"
+        for run in runs
+    ]
     settings = [task_settings(run["task"]) if "task" in run else run["data"] for run in runs]
     added = differences(sizes, settings, [()] * len(runs))
     return [f"{size} ({more})" if more else size for size, more in zip(sizes, added, strict=True)]
@@ -105,11 +108,6 @@ def task_settings(task: dict[str, Any]) -> dict[str, Any]:
         leaves[f"{part}_examples"] = sum(segment["examples"] for segment in segments)
         leaves[part] = " + ".join(describe_segments([segment], words_of(task)) for segment in segments)
     return leaves
-
-
-def text_name(data: dict[str, Any]) -> str:
-    """The name of a prepared folder and the length of windows: "enwik8, T = 2048"."""
-    return f"{Path(data['folder']).name}, T = {data['seq_len']}"
 
 
 def sizes_of(task: dict[str, Any]) -> str:

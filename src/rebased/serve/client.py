@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models.job import Event, Failed, Job
 from rebased.models.written import Written
-from rebased.serve.engine import About, Add, Cancel, Close, Command, Counts, Stop, Update
+from rebased.serve.engine import About, Add, Cancel, Close, Counts, Stop, Update
+from rebased.serve.process import EngineProcess
 
 _log = logging.getLogger("rebased")
 
@@ -28,30 +29,13 @@ class Closed(Exception):
     """The engine takes no requests any more."""
 
 
-class Line(Protocol):
-    """How a client reaches its engine."""
-
-    def open(self, arrived: Callable[[Update], None], lost: Callable[[str], None]) -> None:
-        """Begin: call `arrived` with each update, and `lost` with a reason if the engine ends by itself."""
-
-    def send(self, command: Command) -> None:
-        """Send a command. Nothing happens if the engine has ended."""
-
-    def close(self) -> None:
-        """End the engine, and wait for it."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the engine runs."""
-
-
 class EngineClient:
     """An engine as the front end sees it.
 
     Args:
         about: what the engine tells about itself.
         tokenizer: turns tokens into text.
-        line: how to reach it.
+        line: how to reach it: its process.
         max_waiting: sequences beyond the engine's slots at most; `submit` raises Full beyond.
 
     `start()` begins, `drain()` refuses new jobs and lets the others end, `close()` ends at once. All other methods are
@@ -59,7 +43,7 @@ class EngineClient:
     there is a short pause between two deliveries, so that each client gets fewer and longer chunks.
     """
 
-    def __init__(self, about: About, tokenizer: Tokenizer, line: Line, *, max_waiting: int = 1024) -> None:
+    def __init__(self, about: About, tokenizer: Tokenizer, line: EngineProcess, *, max_waiting: int = 1024) -> None:
         self.about, self.tokenizer, self.max_waiting, self._line = about, tokenizer, max_waiting, line
         self.counts = Counts()
         self.broken: str | None = None  # why the last step failed, or the engine ended
@@ -74,7 +58,8 @@ class EngineClient:
         self._lock = threading.Lock()
         self._updates: list[Update] = []  # that are not delivered yet
         self._not_before = 0.0  # when the next delivery may be
-        self._closing = self._lost = False
+        self.closing = False  # whether new jobs are refused
+        self.lost = False  # whether the engine ended by itself
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Begin. Events are delivered in the event loop; without one by whichever thread they come from."""
@@ -86,7 +71,7 @@ class EngineClient:
 
         The job ends with an error at the deadline, as time.monotonic() counts.
         """
-        if self._closing:
+        if self.closing:
             raise Closed
         if self.running + self.waiting + job.count > self.about.slots + self.max_waiting:
             raise Full
@@ -102,29 +87,19 @@ class EngineClient:
 
     def drain(self) -> None:
         """Refuse new jobs from now on; those that were taken go on. Safe in a signal handler."""
-        self._closing = True
+        self.closing = True
 
     def close(self) -> None:
         """End: refuse new jobs, drop those under way, and wait for the engine."""
-        self._closing = True
+        self.closing = True
         self._line.send(Close())
         self._line.close()
         self._end_all("the server was stopped")
 
     @property
-    def closing(self) -> bool:
-        """Whether new jobs are refused."""
-        return self._closing
-
-    @property
     def alive(self) -> bool:
         """Whether the engine runs."""
         return self._line.alive
-
-    @property
-    def lost(self) -> bool:
-        """Whether the engine ended by itself."""
-        return self._lost
 
     @property
     def busy(self) -> bool:
@@ -190,7 +165,7 @@ class EngineClient:
         """Tell all clients that the engine has ended by itself, from whichever thread notices."""
 
         def tell() -> None:
-            self._closing = self._lost = True
+            self.closing = self.lost = True
             self.broken = reason
             _log.error("%s", reason)
             self._deliver()

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -56,9 +55,7 @@ class EngineProcess:
     def __enter__(self) -> "EngineProcess":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def open(self, arrived: Callable[[Update], None], lost: Callable[[str], None]) -> None:

@@ -57,7 +57,7 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_client_leaves(receive))
+        leaving = asyncio.ensure_future(client_leaves(receive))
         try:
             while not sending.done() and not leaving.done():
                 sent, seconds = self._sent, SEND_SECONDS if self._is_sending else PING_SECONDS
@@ -87,7 +87,7 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _client_leaves(receive: Receive) -> None:
+async def client_leaves(receive: Receive) -> None:
     """Return when the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -5,25 +5,24 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from rebased.data.tokenizer import Tokenizer
 from rebased.models import GenerateOptions
+from rebased.models.generation import TooLong, read_prompts
 from rebased.models.job import Event, Job, Made, PromptRead, Scored
-from rebased.models.prompts import TooLong, read_prompts
 from rebased.serve.answers import END, Answer, TokenNames
 from rebased.serve.bodies import read_body
-from rebased.serve.chat import STOP, render
 from rebased.serve.client import Closed, EngineClient, Full
 from rebased.serve.errors import OUR_ERROR, ApiError
 from rebased.serve.metrics import Metrics
-from rebased.serve.responses import JSON, Stream, encode
-from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Settings, TokenizeRequest
+from rebased.serve.responses import JSON, Stream, client_leaves, encode
+from rebased.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Message, Settings, TokenizeRequest
 
 _log = logging.getLogger("rebased")
 
@@ -246,7 +245,7 @@ class Service:
                     self._note(answer, event)
 
         gathering = asyncio.ensure_future(gather())
-        leaving = asyncio.ensure_future(_client_leaves(request))
+        leaving = asyncio.ensure_future(client_leaves(request.receive))
         try:
             await asyncio.wait({gathering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not gathering.done():
@@ -314,7 +313,27 @@ async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
     return some
 
 
-async def _client_leaves(request: Request) -> None:
-    """Return when the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+STOP = "\n\nUser:"
+"""Models of plain text go on with the next question; the answer ends there."""
+
+
+class Chat(NamedTuple):
+    """A chat as the model reads it."""
+
+    tokens: list[int]
+    marks: list[int]  # numbers of tokens after which a message ends
+
+
+def render(messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
+    """Return a chat as tokens: "User: Hello\\n\\nAssistant:", one paragraph per message.
+
+    Each message is encoded by itself, so a chat that goes on begins with the tokens that it had before.
+    """
+    tokens: list[int] = []
+    marks: list[int] = []
+    for message in messages:
+        tokens += tokenizer.encode(f"{NAMES[message.role]}: {message.text.strip()}\n\n")
+        marks.append(len(tokens))
+    tokens += tokenizer.encode("Assistant:")
+    return Chat(tokens, marks)

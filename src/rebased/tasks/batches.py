@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 
 class Batch(NamedTuple):

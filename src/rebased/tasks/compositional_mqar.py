@@ -47,12 +47,10 @@ class CompositionalMQAR(MQAR):
 
     @property
     def first_value(self) -> int:
-        """The smallest token that is a value."""
         return 2 * (self.vocab_size // 3)
 
     @property
     def n_slots(self) -> int:
-        """The number of places at which a pair can be asked for."""
         return (self.seq_len - 3 * self.kv_pairs) // 3
 
     @property
@@ -61,14 +59,12 @@ class CompositionalMQAR(MQAR):
         return 3 * self.kv_pairs
 
     def count(self) -> int:
-        """How many different examples there are, fillers apart."""
         n, third = self.kv_pairs, self.vocab_size // 3
         m = math.isqrt(n)
         keys = math.comb(third - 1, m) * math.comb(third, m) * math.factorial(n)
         return keys * math.perm(self.vocab_size - self.first_value, n) * math.perm(self.n_slots, n)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels, fillers still FILLER."""
         n, m, third = self.kv_pairs, math.isqrt(self.kv_pairs), self.vocab_size // 3
         first = 1 + draw_distinct(rows, m, third - 1, generator)
         second = third + draw_distinct(rows, m, third, generator)

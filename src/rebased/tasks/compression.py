@@ -32,7 +32,6 @@ class Compression(Task):
     vocab_size: int = Field(16, ge=3, description="tokens N: the one that ends a sequence is the last")
 
     def count(self) -> int:
-        """How many different sequences there are."""
         return (self.vocab_size - 1) ** (self.seq_len - 1)
 
     def chance(self) -> float:

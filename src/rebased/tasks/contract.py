@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from rebased.config import Config, did_you_mean
 from rebased.ops import IGNORE
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 BLOCK_ROWS = 1024  # rows are drawn so many at a time: it bounds the scratch memory
 

@@ -63,11 +63,9 @@ class Copying(Task):
         return self.vocab_size - FIRST_LETTER
 
     def count(self) -> int:
-        """How many different strings there are."""
         return sum(self.n_letters**length for length in range(self.min_length, self.max_length + 1))
 
     def chance(self) -> float:
-        """The accuracy of guessing among all letters."""
         return 1 / self.n_letters
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:

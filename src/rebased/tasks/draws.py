@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -47,3 +48,10 @@ def first_equal(numbers: Tensor) -> Tensor:
     column = torch.arange(numbers.shape[1], device=numbers.device)
     leader = torch.where(new, column, 0).cummax(1).values
     return torch.empty_like(order).scatter_(1, order, order.gather(1, leader))
+
+
+def mix_seed(seed: int, *stream: int) -> int:
+    """One 64-bit seed for (seed, stream). seed + epoch would make epoch 1 of seed 42 the epoch 0 of seed 43."""
+    if min((seed, *stream)) < 0:
+        raise ValueError(f"seeds and counters must be 0 or more, got {(seed, *stream)}")
+    return int(np.random.SeedSequence(seed, spawn_key=stream).generate_state(1, np.uint64)[0])

@@ -52,11 +52,9 @@ class ForgettingMQAR(MQAR):
 
     @property
     def n_slots(self) -> int:
-        """The number of positions at which a key can be asked for."""
         return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
 
     def count(self) -> int:
-        """How many different examples there are, fillers apart."""
         n, u, n_keys = self.kv_pairs, self.updates, self.first_value - 1
         values = math.perm(self.vocab_size - self.first_value, n + u)
         return math.perm(n_keys, n) * math.perm(n, u) * values * math.perm(self.n_slots, n)

@@ -51,7 +51,6 @@ class FuzzyRecall(Task):
         return (self.vocab_size - 1) // 2
 
     def chance(self) -> float:
-        """The accuracy of guessing among all tokens of values."""
         return 1 / (self.vocab_size - 1 - self.n_keys)
 
     def _motifs(self, rows: int, n: int, least: int, size: int, generator: Generator) -> Tensor:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.tasks.contract import IGNORE, Examples, Split, Task, register_task
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 
 @register_task("memorisation")
@@ -45,11 +45,9 @@ class Memorisation(Task):
         return (self.vocab_size - 1) // 2
 
     def count(self) -> int:
-        """How many different sequences there are."""
         return self.n_keys ** (self.seq_len // 2)
 
     def chance(self) -> float:
-        """The accuracy of guessing among all values."""
         return 1 / (self.vocab_size - 1 - self.n_keys)
 
     def value_of(self) -> Tensor:
@@ -58,7 +56,6 @@ class Memorisation(Task):
         return self.n_keys + torch.randperm(self.vocab_size - 1 - self.n_keys, generator=generator)[: self.n_keys]
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels; every split has the same distribution."""
         device = generator.device
         keys = torch.randint(self.n_keys, (rows, self.seq_len // 2), generator=generator, device=device)
         inputs = torch.stack([keys, torch.full_like(keys, self.vocab_size - 1)], dim=2).flatten(1)

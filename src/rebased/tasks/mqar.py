@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples, Split, Task, register_task
-from rebased.tasks.draws import draw_distinct, draw_slots
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import draw_distinct, draw_slots, mix_seed
 
 FILLER = 0
 PAIRS_BY_LENGTH = {128: 16, 256: 64, 512: 128, 1024: 256, 2048: 512}  # the paper's Figure 1
@@ -84,7 +83,6 @@ class MQAR(Task):
         return math.perm(n_keys, n) * math.perm(self.vocab_size - 1 - n_keys, n) * math.perm(self.n_slots, n)
 
     def chance(self) -> float:
-        """The accuracy of guessing among all values."""
         return 1 / (self.vocab_size - self.first_value)
 
     @property

@@ -56,7 +56,6 @@ class Needle(Task):
 
     @property
     def context_length(self) -> int:
-        """Positions before the question."""
         return self.seq_len - self.digits - 3
 
     @property
@@ -71,11 +70,9 @@ class Needle(Task):
         return 1 if self.haystack == "noise" else self.context_length // (self.digits + 5)
 
     def chance(self) -> float:
-        """The accuracy of guessing among all digits."""
         return 1 / DIGITS
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels; every split has the same distribution."""
         n, size = self.n_needles, self.digits + 5
         use: Any = {"generator": generator, "device": generator.device}
         needles = torch.full((rows, n, size), FOR, device=generator.device)

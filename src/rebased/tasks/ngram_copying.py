@@ -47,7 +47,6 @@ class NgramCopying(Copying):
         return self
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels. The label of the end is drawn for the train split alone."""
         n = self.ngram
         letters, lengths = self._draw_strings(rows, generator)
         uniform = torch.rand(rows, 1, generator=generator, device=generator.device, dtype=torch.float64)

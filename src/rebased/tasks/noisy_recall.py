@@ -55,7 +55,6 @@ class NoisyRecall(Task):
         return (self.vocab_size - self.noise_tokens) // 2
 
     def chance(self) -> float:
-        """The accuracy of guessing among all values."""
         return 1 / (self.vocab_size - self.noise_tokens - self.n_keys)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:

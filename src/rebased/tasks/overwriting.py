@@ -55,11 +55,9 @@ class Overwriting(MQAR):
 
     @property
     def n_slots(self) -> int:
-        """The number of positions at which a key can be asked for."""
         return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
 
     def count(self) -> int:
-        """How many different examples there are, fillers apart."""
         n, writes = self.kv_pairs, self.kv_pairs + self.updates
         orders = [1] + [0] * writes  # by length: orders of writes of so many keys, each one to four times
         for _ in range(n):
@@ -72,7 +70,6 @@ class Overwriting(MQAR):
         return keys * values * math.perm(self.n_slots, n)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T], their labels and the two slices [rows,T], fillers still FILLER."""
         n, u = self.kv_pairs, self.updates
         writes = n + u
         keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]

@@ -55,15 +55,12 @@ class SelectiveCopying(Task):
         return self.seq_len - 2 * self.n_tokens - 1
 
     def count(self) -> int:
-        """How many different examples there are: tokens times places."""
         return (self.vocab_size - 2) ** self.n_tokens * math.comb(self.n_blanks + self.n_tokens - 1, self.n_blanks)
 
     def chance(self) -> float:
-        """The accuracy of guessing among all tokens."""
         return 1 / (self.vocab_size - 2)
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows [rows,T] and their labels; every split has the same distribution."""
         n, device = self.n_tokens, generator.device
         tokens = torch.randint(self.vocab_size - 2, (rows, n), generator=generator, device=device)
         before = torch.randint(n, (rows, self.n_blanks), generator=generator, device=device)  # which token it precedes

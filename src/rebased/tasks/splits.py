@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from rebased.config import Config, check_added_later, did_you_mean, explain, merge, nearest_word, short
 from rebased.ops.backend import check_memory
 from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 DEFAULT_TASK = "mqar"  # of a config that names none, as those written before there were others
 TRAIN_EXAMPLES, TEST_EXAMPLES = 100_000, 3_000  # the paper's

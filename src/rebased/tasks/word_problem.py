@@ -69,15 +69,12 @@ class WordProblem(Task):
         return self
 
     def count(self) -> int:
-        """How many different sequences there are."""
         return ORDER[self.group] ** self.seq_len
 
     def chance(self) -> float:
-        """The accuracy of guessing among all elements."""
         return 1 / ORDER[self.group]
 
     def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
-        """Rows of elements [rows,T] and their products."""
         shape, device = (rows, self.seq_len), generator.device
         inputs = torch.randint(ORDER[self.group], shape, generator=generator, device=device)
         table = multiplication_table(self.group).to(device)

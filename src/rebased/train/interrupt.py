@@ -5,25 +5,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+
+from rebased.train.sinks import Sink
 
 
 class Stopped(Exception):
     """Raised to leave a run that was asked to stop, after it has been saved."""
 
 
-class Listener(Protocol):
-    """An object that is told when a run stops, such as a sink."""
-
-    def stopping(self) -> None:
-        """Called once, before the run is saved."""
-
-
 class StopRequest:
     """A signal handler that remembers the first signal. The second signal raises KeyboardInterrupt."""
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.asked, self._waiting = False, listeners
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.asked, self._waiting = False, sinks
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
@@ -31,21 +25,21 @@ class StopRequest:
         self.asked = True
 
     def check(self) -> bool:
-        """True if the run should stop here. The first time, `stopping` of each listener is called.
+        """True if the run should stop here. The first time, `stopping` of each sink is called.
 
-        Listeners are not called from the signal handler itself, because it may interrupt their own output.
+        Sinks are not called from the signal handler itself, because it may interrupt their own output.
         """
         if self.asked:
-            listeners, self._waiting = self._waiting, ()
-            for listener in listeners:
-                listener.stopping()
+            sinks, self._waiting = self._waiting, ()
+            for sink in sinks:
+                sink.stopping()
         return self.asked
 
 
 @contextmanager
-def stop_request(listeners: Sequence[Listener] = ()) -> Iterator[StopRequest]:
-    """A StopRequest that handles SIGINT and SIGTERM within the context. Its `check` notifies the listeners."""
-    request = StopRequest(listeners)
+def stop_request(sinks: Sequence[Sink] = ()) -> Iterator[StopRequest]:
+    """A StopRequest that handles SIGINT and SIGTERM within the context. Its `check` notifies the sinks."""
+    request = StopRequest(sinks)
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request
         return

@@ -20,14 +20,21 @@ from rebased.runs.own_code import KEY, changed_code, own_code
 from rebased.runs.provenance import describe_code, describe_machine
 from rebased.runs.record import RECORD, Record
 from rebased.runs.run_config import RunConfig
-from rebased.train.checkpoint import Pointer, delete_others, find_checkpoint, read_pointer, save_checkpoint
+from rebased.train.checkpoint import (
+    Pointer,
+    collect_state,
+    delete_others,
+    find_checkpoint,
+    read_pointer,
+    restore_state,
+    save_checkpoint,
+)
 from rebased.train.cuda_graph import own_stream
 from rebased.train.interrupt import Stopped, StopRequest, stop_request
 from rebased.train.kinds import check_run_fits, training_of
 from rebased.train.oom import OUT_OF_MEMORY
 from rebased.train.precision import choose_precision, matmul_precision, onednn_restored
 from rebased.train.sinks import RunStart, Sink
-from rebased.train.training_state import collect_state, restore_state
 from rebased.train.workload import NotFinite, Output, Progress, Workload
 from rebased.train.world import World, join_world
 
@@ -71,8 +78,10 @@ def train(config: RunConfig, folder: Path | str, *, resume: bool = False, sinks:
     """
     folder = Path(folder)
     processes = training_of(config).processes(config)
-    with join_world(config.train.device, processes) as world, torch.random.fork_rng(devices=_gpus(world)):
-        return _train_in(world, config, folder, resume, sinks if world.is_rank_zero else ())
+    with join_world(config.train.device, processes) as world:
+        gpus = [world.device] if world.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            return _train_in(world, config, folder, resume, sinks if world.is_rank_zero else ())
 
 
 def _train_in(world: World, config: RunConfig, folder: Path, resume: bool, sinks: Sequence[Sink]) -> RunResult:
@@ -282,7 +291,3 @@ def _shared_folder(folder: Path, config: RunConfig, resume: bool, world: World) 
         yield digest
     finally:
         taken.__exit__(None, None, None)
-
-
-def _gpus(world: World) -> list[torch.device]:
-    return [world.device] if world.device.type == "cuda" else []

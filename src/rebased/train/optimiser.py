@@ -71,9 +71,3 @@ def make_moments(optimiser: AdamW) -> None:
             moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in MOMENTS}
             count = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
             optimiser.state[parameter] = {"step": count, **moments}
-
-
-def set_step(optimiser: AdamW, step: int) -> None:
-    """Set AdamW's step counts. Every parameter gets a gradient in every step, so the counts are the run's."""
-    for state in optimiser.state.values():
-        state["step"].fill_(step)

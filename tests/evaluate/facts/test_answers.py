@@ -2,7 +2,7 @@
 
 import pytest
 
-from rebased.evaluate.facts import Answer, Tally, tally, tally_by_distance
+from rebased.evaluate.facts.model_answers import Answer, Tally, tally, tally_by_distance
 
 
 def test_tallies() -> None:

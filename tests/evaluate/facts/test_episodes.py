@@ -2,7 +2,8 @@
 
 import pytest
 
-from rebased.evaluate.facts import CONDITIONS, Episode, Fact, build_recall
+from rebased.evaluate.facts.episodes import CONDITIONS, Episode, build_recall
+from rebased.evaluate.facts.sources import Fact
 
 
 def encode(text: str) -> list[int]:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rebased.evaluate.facts import Asked, Episode, Fact, build_recall
+from rebased.evaluate.facts.episodes import Asked, Episode, build_recall
 from rebased.evaluate.facts.model_answers import answer_questions
+from rebased.evaluate.facts.sources import Fact
 from rebased.models import LanguageModel, LMConfig
 from tolerances import TRAINED
 

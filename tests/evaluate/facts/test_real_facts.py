@@ -7,7 +7,8 @@ import pytest
 
 from real_data import real_data
 from rebased.data.tokenizer import load_tokenizer
-from rebased.evaluate.facts import Fact, build_recall, read_facts, read_squad
+from rebased.evaluate.facts.episodes import build_recall
+from rebased.evaluate.facts.sources import Fact, read_facts, read_squad
 
 SOURCES = [
     (read_facts, "bigbench_qa_wikidata.jsonl.xz", 20_320),  # one of its 20,321 lines asks what another asks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rebased.evaluate.facts import Fact, read_facts, read_squad
+from rebased.evaluate.facts.sources import Fact, read_facts, read_squad
 
 LINES = [
     {"context": "The capital of Norland is", "continuation": "Farhaven"},

@@ -12,9 +12,13 @@ from torch.nn import functional
 from rebased.ops import (
     BASED,
     REBASED,
+    embed,
+    layer_norm,
     linear_cross_entropy,
+    linear_layer_norm,
     poly_attention,
     poly_attention_at,
+    rms_norm,
     selective_scan,
     self_check,
     short_conv,
@@ -22,9 +26,7 @@ from rebased.ops import (
     use_backend,
     wkv,
 )
-from rebased.ops.embedding import embed
 from rebased.ops.kernel_launch import Launch
-from rebased.ops.norm import layer_norm, linear_layer_norm, rms_norm
 from rebased.ops.polynomial.gpu import in_torch, plan
 from rebased.ops.polynomial.gpu.call import make_call
 from tolerances import assert_close

@@ -12,9 +12,10 @@ from fake_records import fake_lm_run, fake_run
 from rebased.cli import main
 from rebased.paper.reference import NEOX_VOCABULARY, PAPER
 from rebased.paper.values import TABLE_2
-from rebased.report.lm import LanguageModels, as_markdown, compare_tables, remarks
+from rebased.report.lm.models import LanguageModels
 from rebased.report.lm.models import compare_language_models as group_runs
-from rebased.report.lm.tables import difference_table
+from rebased.report.lm.narrative import remarks
+from rebased.report.lm.tables import as_markdown, compare_tables, difference_table
 from rebased.runs.collect import write_bundle
 from rebased.runs.finished import Run
 

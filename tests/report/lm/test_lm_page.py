@@ -11,9 +11,9 @@ from fake_records import fake_lm_run, fake_run, write_record
 from page_reader import assert_self_contained
 from rebased.cli import main
 from rebased.paper.reference import PAPER
-from rebased.report import Report
 from rebased.report.lm.models import group_language_models
 from rebased.report.lm.tables import perplexity_table, runs_table, settings_table
+from rebased.report.report import Report
 from rebased.runs.collect import Collection, collect
 from rebased.runs.finished import Run
 

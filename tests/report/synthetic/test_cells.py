@@ -6,7 +6,7 @@ from math import isnan
 import pytest
 
 from fake_records import fake_run
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.report.synthetic.cells import build_results
 from rebased.runs.collect import Collection
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fake_records import fake_run
-from rebased.report.synthetic import SyntheticReport
+from rebased.report.synthetic.page import SyntheticReport
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run
 

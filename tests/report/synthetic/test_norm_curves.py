@@ -8,7 +8,7 @@ import torch
 
 from fake_records import fake_run
 from page_reader import assert_self_contained
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.report.synthetic.cells import build_results
 from rebased.report.synthetic.norms import cells_with_norms, curves, decayed
 from rebased.runs.collect import Collection

@@ -12,10 +12,11 @@ import pytest
 from fake_records import fake_run
 from page_reader import assert_self_contained
 from rebased.paper.reference import PAPER
-from rebased.report import Page, Report
 from rebased.report.drawing import SERIES
-from rebased.report.synthetic import SyntheticReport
+from rebased.report.page import Page
+from rebased.report.report import Report
 from rebased.report.synthetic.figures import accuracy_by_width, byte_ticks, dodge, mean_curves
+from rebased.report.synthetic.page import SyntheticReport
 from rebased.report.synthetic.tables import difference_of, width_table
 from rebased.runs.collect import Collection
 from rebased.runs.finished import Run

@@ -17,8 +17,8 @@ from rebased.models import LanguageModel, preset
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.train import Sink, checkpoint, train
+from rebased.train.checkpoint import _tensors
 from rebased.train.optimiser import make_moments
-from rebased.train.training_state import _tensors
 from tiny_lm_run import everything, losses, start, tiny, wait, write_text
 from tiny_run import AtStep
 

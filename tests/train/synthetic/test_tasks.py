@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rebased.report import Report
+from rebased.report.report import Report
 from rebased.runs.collect import collect
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import SyntheticRunConfig

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from rebased.evaluate.facts.sources import Fact
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 
 Condition = Literal["present", "absent", "alone"]
 """What comes before a question: its fact among others ("present"), other facts only ("absent"), or nothing ("alone").
@@ -106,7 +106,8 @@ def build_recall(
         others = _fill(rng, facts, fillers, tokens_of, room, groups)
         # Both conditions use the same fillers: "present" takes as many of the first ones as still fit.
         used = sum(len(tokens_of(fact).text) for fact in chosen)
-        beside = _prefix(others, [len(tokens_of(fact).text) for fact in others], room - used)
+        ends = np.cumsum([len(tokens_of(fact).text) for fact in others]).tolist()
+        beside = [fact for fact, end in zip(others, ends, strict=True) if end <= room - used]
         mixed = rng.permutation([*chosen, *beside]).tolist()
         asked = rng.permutation(chosen).tolist()
         episodes["present"].append(_episode(mixed, asked, tokens_of))
@@ -156,11 +157,6 @@ def _fill(
         groups.add(facts[fact].group)
         room, misses = room - size, 0
     return others
-
-
-def _prefix(items: list[int], sizes: list[int], room: int) -> list[int]:
-    """The first items whose sizes together are at most `room`."""
-    return [item for item, end in zip(items, np.cumsum(sizes).tolist(), strict=True) if end <= room]
 
 
 def _episode(context: list[int], asked: list[int], tokens_of: Callable[[int], _Tokens]) -> Episode:

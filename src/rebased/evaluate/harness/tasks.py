@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
-from rebased.config import did_you_mean
-from rebased.evaluate.facts import Fact, read_facts, read_squad
+from rebased.config import did_you_mean, grouped
+from rebased.evaluate.facts.sources import Fact, read_facts, read_squad
 
 EXAMPLES = 500
 SEED = 0
@@ -69,9 +69,7 @@ def mqar_in_words(lines: int, count: int = EXAMPLES, seed: int = SEED) -> list[E
 
 def facts_in_context(facts: Sequence[Fact], per_context: int, count: int = EXAMPLES, seed: int = SEED) -> list[Example]:
     """`count` contexts of facts of different groups, each with one of its facts begun again; fewer if facts run out."""
-    groups: dict[int, list[Fact]] = {}
-    for fact in facts:
-        groups.setdefault(fact.group, []).append(fact)
+    groups = grouped(facts, lambda fact: fact.group)
     if len(groups) < per_context:
         raise ValueError(f"{per_context} facts of different texts are needed for a context; there are {len(groups)}")
     examples = []
@@ -91,7 +89,7 @@ def task_names() -> list[str]:
 
 
 def build_task(
-    name: str, *, facts: Path | None = None, squad: Path | None = None, count: int = EXAMPLES, seed: int = SEED
+    name: str, *, facts: Path | None = None, squad: Path | None = None, count: int = EXAMPLES
 ) -> dict[str, Any]:
     """The config of one of our tasks, as lm-evaluation-harness takes it.
 
@@ -101,11 +99,11 @@ def build_task(
         raise ValueError(f"unknown task {name!r}; {did_you_mean(name, task_names())}")
     once = name.removesuffix("_twice")
     if once == "rebased_facts":
-        examples = facts_in_context(read_facts(_needed(facts, name, "--facts")), FACTS, count, seed)
+        examples = facts_in_context(read_facts(_needed(facts, name, "--facts")), FACTS, count)
     elif once == "rebased_squad":
-        examples = facts_in_context(read_squad(_needed(squad, name, "--squad")), 1, count, seed)
+        examples = facts_in_context(read_squad(_needed(squad, name, "--squad")), 1, count)
     else:
-        examples = mqar_in_words(int(once.rpartition("_")[2]), count, seed)
+        examples = mqar_in_words(int(once.rpartition("_")[2]), count)
     times = 2 if name != once else 1
     rows = [{"text": times * each.context + each.question, "target": each.answer} for each in examples]
     return {

@@ -27,12 +27,8 @@ def short_conv_extend(
     """The short convolution of tokens that follow a state, and the state after them.
 
     Args:
-        x: [B, T, D], any float dtype; B and T may be 0. Half precision is computed in fp32.
-        weight: [D, W]; the last tap is multiplied with the present token.
-        bias: [D], or None for 0.
+        x, weight, bias, activation, backend: as in short_conv.
         state: [B, W-1, D], the last W - 1 inputs before x; zeros before the first token.
-        activation: "silu" for silu of the convolution, or None.
-        backend: "triton" needs a GPU. All others take the same path in plain torch.
 
     Returns:
         y [B, T, D] in the dtype of x, and the state [B, W-1, D] after x. y is differentiable in x, weight, bias and
@@ -129,11 +125,9 @@ def long_conv_extend(
     The state is all inputs so far: it grows with every token.
 
     Args:
-        x: [B, T, D], any float dtype; B and T may be 0.
+        x, skip, backend: as in long_conv.
         taps: [L, D] with L >= t + T.
-        skip: [D], or None for 0.
         past: [B, t, D], all inputs before x; t may be 0.
-        backend: as in long_conv.
 
     Returns:
         y [B, T, D] in the dtype of x, and the state [B, t+T, D]: past and x.

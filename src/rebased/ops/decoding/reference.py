@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rebased.ops.backend import accumulate_dtype
-from rebased.ops.convolution import short_conv_extend
+from rebased.ops.convolution.api import short_conv_extend
 from rebased.ops.decoding.norm import Norm
-from rebased.ops.norm import layer_norm, rms_norm
+from rebased.ops.norm.api import layer_norm, rms_norm
 from rebased.ops.polynomial.recurrent import extend_
 from rebased.ops.polynomial.state import Coefficients, PolyState
 

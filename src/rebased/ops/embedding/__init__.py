@@ -1,5 +1,1 @@
 """Rows of a table by number."""
-
-from rebased.ops.embedding.api import embed
-
-__all__ = ["embed"]

@@ -45,10 +45,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-5, *, dtype: torc
     """x / sqrt(mean of x^2 + eps) * weight, over the last axis.
 
     Args:
-        x: [..., D], any float dtype. Sums are in fp32 (fp64 for fp64).
-        weight: [D], or None for 1.
+        x, weight, dtype: as in layer_norm.
         eps: added to the mean of the squares.
-        dtype: of the result; None means the dtype of x.
 
     Returns:
         [..., D] in `dtype`.

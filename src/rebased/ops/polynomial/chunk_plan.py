@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rebased.ops.backend import accumulate_dtype, splits_matmuls
+from rebased.ops.backend import accumulate_dtype
 from rebased.ops.threads import run_on_threads
 
 TILE = 128  # readers per tile: below it small matmuls lose half their speed, above it masked pairs are wasted work
@@ -77,7 +77,7 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
 def thread_count(device: torch.device, work: float) -> int:
     """How many threads share the rows of a pass; 1 where torch itself uses its threads well."""
-    if device.type != "cpu" or work < THREADED or not splits_matmuls():
+    if device.type != "cpu" or work < THREADED or torch.backends.mkl.is_available():
         return 1
     return torch.get_num_threads()
 

@@ -71,7 +71,8 @@ def prepare(q: Tensor, k: Tensor, u: Tensor, g: Tensor | None, beta: Tensor | No
     since = until = kept = u.new_ones(1, 1, 1, 1)
     if g is not None:
         a = to_chunks(g, C).cumsum(2)  # [N, m, C, 1 or K]
-        decay = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(_later(C, q.device).unsqueeze(-1), -torch.inf).exp()
+        later = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)  # the second token comes after the first
+        decay = (a.unsqueeze(3) - a.unsqueeze(2)).masked_fill(later.unsqueeze(-1), -torch.inf).exp()
         since, until, kept = a.exp(), (a[:, :, -1:] - a).exp(), a[:, :, -1:].exp().transpose(2, 3)
     if by_channel:  # the decays are factors of features; else of values and sums, which are fewer numbers
         read, known, write = (x * y.transpose(2, 3) for x, y in ((read, since), (known, since), (write, until)))
@@ -177,11 +178,6 @@ def to_chunks(x: Tensor, C: int) -> Tensor:
 def to_tokens(x: Tensor, B: int) -> Tensor:
     """The inverse of `to_chunks`, with the tokens that fill the last chunk: [N, B H, C, W] -> [B, N C, H, W]."""
     return x.unflatten(1, (B, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def _later(C: int, device: torch.device) -> Tensor:
-    """[C, C]: True where the second token comes after the first."""
-    return torch.ones(C, C, dtype=torch.bool, device=device).triu(1)
 
 
 def _similarity(x: Tensor, y: Tensor, decay: Tensor | None, rule: Rule) -> Tensor:

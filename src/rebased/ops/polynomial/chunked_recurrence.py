@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebased.ops.derivatives import refuse_transforms
 from rebased.ops.polynomial.chunk_plan import row_groups, thread_count
 from rebased.ops.polynomial.chunk_scan import (
     CHUNK,
@@ -60,6 +61,7 @@ def recur(
         log_decay = log_decay.unsqueeze(-1)
     if T == 1:
         return _step(q, k, u, log_decay, beta, state, rule)
+    refuse_transforms("the chunked path of gates and of the delta rule")
     given = [q, k, u, log_decay, None if beta is None else beta.unsqueeze(-1)]
     tokens = max(FEATURES // (B * H * F) // CHUNK, 1) * CHUNK  # per group
     keeps = tokens >= T and torch.is_grad_enabled()

@@ -37,7 +37,8 @@ class _Summary(torch.autograd.Function):
     def forward(ctx: Any, k: Tensor, v: Tensor, coefficients: Coefficients) -> Tensor:
         ctx.save_for_backward(k, v)
         ctx.coefficients = coefficients
-        wide = _wide_dtype(k)
+        # fp64 on a CPU, as in chunked.py, because products with a state cancel; fp32 on a GPU, as in its kernels
+        wide = torch.float64 if k.device.type == "cpu" else k.dtype
         S = k.new_zeros(len(k), feature_count(k.shape[1], coefficients), v.shape[2], dtype=wide)
         for tokens in _chunks(k, coefficients):
             S.baddbmm_(expand(k[:, :, tokens], coefficients, wide), v[:, tokens].to(wide))
@@ -55,11 +56,6 @@ class _Summary(torch.autograd.Function):
             dv[:, tokens] = phi.transpose(1, 2) @ dS
             dk[:, :, tokens] = contract(dS @ v[:, tokens].transpose(1, 2), k[:, :, tokens], ctx.coefficients)
         return dk, dv, None
-
-
-def _wide_dtype(k: Tensor) -> torch.dtype:
-    """fp64 on a CPU, as in chunked.py, because products with a state cancel; fp32 on a GPU, as in its kernels."""
-    return torch.float64 if k.device.type == "cpu" else k.dtype
 
 
 def _chunks(k: Tensor, coefficients: Coefficients) -> list[slice]:

@@ -1,6 +1,6 @@
 """Runs of language models by model and seed. Only runs that were measured on the same tokens stand side by side."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, log
@@ -8,6 +8,8 @@ from pathlib import PurePath
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rebased.analysis.paired import Comparison, compare_all
+from rebased.config import grouped
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.runs.finished import Run
 from rebased.runs.lm_config import LMRunConfig
@@ -143,10 +145,10 @@ def group_language_models(runs: Sequence[Run], known: ReferenceValues = NO_VALUE
         done, lambda run: (checksum(run), *(run.settings["data"][key] for key in ("seq_len", "isolate_documents")))
     )
     groups = []
-    for alike in by_data:
+    for alike in by_data.values():
         split = common_split(alike)
         by_tokens = grouped(alike, lambda run, split=split: measured_on(run, split))  # type: ignore[misc]
-        groups += [by_name(group, split, [], known) for group in by_tokens]
+        groups += [by_name(group, split, [], known) for group in by_tokens.values()]
     return groups
 
 
@@ -166,14 +168,6 @@ def is_finished(run: Run) -> bool:
 def common_split(runs: Sequence[Run]) -> str:
     """The split to report: test if every run was measured on it, else valid."""
     return SPLITS[0] if all(measured(run, SPLITS[0]) for run in runs) else SPLITS[1]
-
-
-def grouped(runs: Sequence[Run], key: Callable[[Run], Hashable]) -> list[list[Run]]:
-    """Runs with equal keys, groups in the order in which they first appear."""
-    groups: dict[Hashable, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return list(groups.values())
 
 
 def by_name(runs: Sequence[Run], split: str, left_out: Sequence[str], known: ReferenceValues) -> LanguageModels:
@@ -290,3 +284,40 @@ def check_one(runs: Sequence[Run], what: str, of: Callable[[Run], Any]) -> None:
     if len(first) > 1:
         said = "; ".join(f"{value} in {folder}" for value, folder in first.items())
         raise ValueError(f"these runs have different {what}, so their perplexities cannot be compared: {said}")
+
+
+class Difference(NamedTuple):
+    """The difference in perplexity between two models on one part of the tokens."""
+
+    reference: str
+    other: str
+    part: str  # a key of PARTS
+    same_code: bool  # otherwise the code may cause the difference
+    found: Comparison  # of reference - other: a negative mean favours the reference
+
+
+def choose_reference(models: Mapping[str, Sized], wanted: str | None) -> str:
+    """The model that the others are compared with; `models` has the runs of each.
+
+    `wanted` is a name or a kind ("ReBased"). By default, and if no model has that name, it is the ReBased with most
+    runs, or else the first model.
+    """
+    for choice in (wanted, "ReBased"):
+        if choice is not None and choice in models:
+            return choice
+        if alike := [name for name in models if kind_in(name) == choice]:
+            return max(alike, key=lambda name: len(models[name]))
+    return next(iter(models))
+
+
+def compare_models(found: LanguageModels, wanted: str | None = None) -> list[Difference]:
+    """The reference against each other model, for all, AR and non-AR tokens. All p values are corrected together."""
+    reference = choose_reference(found.models, wanted)
+    about, pairs = [], []
+    for other in found.models:
+        if other != reference and found.models[other].keys() & found.models[reference].keys():
+            runs = [run for model in (reference, other) for run in found.models[model].values()]
+            for part in PARTS:
+                about.append((reference, other, part, len({run.code for run in runs}) == 1))
+                pairs.append((found.values(reference, part), found.values(other, part)))
+    return [Difference(*what, one) for what, one in zip(about, compare_all(pairs), strict=True)]

@@ -6,11 +6,17 @@ from statistics import fmean
 from rebased.analysis.paired import Verbs
 from rebased.config import plural
 from rebased.report.comparisons import sentence, wilcoxon_limits
-from rebased.report.lm.comparisons import Difference
-from rebased.report.lm.models import PARTS, LanguageModels, is_finished, measured, steps, training_differences
+from rebased.report.lm.models import (
+    PARTS,
+    Difference,
+    LanguageModels,
+    is_finished,
+    measured,
+    steps,
+    training_differences,
+)
 from rebased.report.prose import shortened, tested_of, warn_about_code, warn_about_open_runs
 from rebased.runs.collect import Collection
-from rebased.runs.finished import Run
 
 BY_DISTANCE = (
     "The distance of an AR token is the number of tokens since the window last showed the bigram that it ends."
@@ -128,8 +134,3 @@ def warnings(found: Collection, groups: Sequence[LanguageModels]) -> Iterator[st
         if len(shared) > 1:
             yield f"Speeds are of different devices: {', '.join(sorted(shared))} ({group.data})."
     yield from warn_about_open_runs([run for run in found.lm_runs if not is_finished(run)], found)
-
-
-def command_to_redo(runs: Sequence[Run]) -> str:
-    """The command that trains one of the runs again, from the folder that holds its own. Its text may lie elsewhere."""
-    return f"rebased lm train --config {runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"

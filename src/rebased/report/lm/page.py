@@ -8,8 +8,7 @@ from typing import Any
 from rebased.report.comparisons import as_record
 from rebased.report.drawing import Panels
 from rebased.report.lm import figures, narrative, tables
-from rebased.report.lm.comparisons import compare_models
-from rebased.report.lm.models import LanguageModels, curve, group_language_models, kind_in
+from rebased.report.lm.models import LanguageModels, compare_models, curve, group_language_models, kind_in
 from rebased.report.page import Section, bullets, commands, details, figure, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.tables import Table
@@ -87,7 +86,9 @@ class LMReport:
         again = paragraphs(
             "To train one of these runs again, from the folder that holds it, with the folder of its prepared text:"
         )
-        again += commands([narrative.command_to_redo(self.runs)])
+        again += commands(
+            [f"rebased lm train --config {self.runs[0].folder}/config.yaml --data.folder PREPARED_TEXT --out again"]
+        )
         runs = details(f"Show {narrative.plural(len(self.runs), 'run')}", self._runs_table().to_html())
         yield Section("All runs of language models", runs + again)
 

@@ -5,11 +5,10 @@ from itertools import combinations
 from math import isnan
 from statistics import fmean, median
 
-from rebased.analysis import describe
 from rebased.analysis.intervals import t_interval
+from rebased.analysis.spread import describe
 from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
-from rebased.report.lm.comparisons import Difference
-from rebased.report.lm.models import PARTS, LanguageModels, measured, steps
+from rebased.report.lm.models import PARTS, Difference, LanguageModels, measured, steps
 from rebased.report.reference_values import Measure
 from rebased.report.tables import NONE, Number, Table, number, plus_minus
 from rebased.runs.finished import Run
@@ -177,3 +176,22 @@ def reference_cell(values: Sequence[float], found: LanguageModels, sign: str = "
     text = " / ".join(f"{value:{sign}.2f}" for value in values) + (f" ({other})" if other else "")
     parts: dict[str, float | str | None] = dict(zip(PARTS.values(), values, strict=True))
     return (Number(text, None, parts | {"tokenizer": other}),)
+
+
+def compare_tables(found: LanguageModels, scores: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, Table]:
+    """The tables of `rebased lm compare` by name: perplexity by model, the differences if there are several models, AR
+    tokens by distance if records have them, and scores on tasks if there are some, by digest and task."""
+    tables = {"models": perplexity_table(found, with_interval, always=True)}
+    if len(found.models) > 1:
+        tables["differences"] = difference_table(found)
+    if (distances := distance_table(found, with_interval)) is not None:
+        tables["by_distance"] = distances
+    if (tasks := task_table(found, scores or {})) is not None:
+        tables["tasks"] = tasks
+    return tables
+
+
+def as_markdown(tables: Mapping[str, Table], sentences: Sequence[str]) -> str:
+    """Tables with sentences below them as Markdown."""
+    lines = "".join(f"- {sentence}\n" for sentence in sentences)
+    return "\n".join([*(table.to_markdown() for table in tables.values()), lines])

@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from rebased.analysis import Spread, describe
+from rebased.analysis.spread import Spread, describe
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValues
 from rebased.report.synthetic.cells import order_of
 from rebased.runs.finished import Run

@@ -29,14 +29,14 @@ def attention_maps(cells: Sequence[ProbeCell], example: int, which: str) -> str 
     return (scale() if example == 0 else "") + panels(drawn, columns)
 
 
-def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> Panels | None:
+def last_rows(cells: Sequence[ProbeCell]) -> Panels | None:
     """The weights of the last question by position of the key, one panel per model: Figure 9. None if none was kept."""
-    known = [cell for cell in cells if len(cell.layer["drawn"]) > example]
+    known = [cell for cell in cells if cell.layer["drawn"]]
     if not known:
         return None
 
     def panel(cell: ProbeCell) -> Draw:
-        kept = cell.layer["drawn"][example]
+        kept = cell.layer["drawn"][0]
         weights, target = [weight / UNIT for weight in kept["best"][-1]], kept["targets"][-1]
 
         def draw(axes: Axes) -> None:
@@ -50,9 +50,7 @@ def last_rows(cells: Sequence[ProbeCell], example: int = 0) -> Panels | None:
 
         return draw
 
-    return draw_panels(
-        {str(cell.model): panel(cell) for cell in known}, f"row-{example}", "Attention of the last query"
-    )
+    return draw_panels({str(cell.model): panel(cell) for cell in known}, "row-0", "Attention of the last query")
 
 
 def similarity_panels(cells: Sequence[ProbeCell]) -> Panels | None:

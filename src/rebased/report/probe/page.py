@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from math import isnan
 from statistics import fmean
 
-from rebased.analysis import compare_all, in_words
-from rebased.analysis.paired import Verbs
-from rebased.config import plural
+from rebased.analysis.paired import Verbs, compare_all, in_words
+from rebased.config import grouped, plural
 from rebased.report.page import Page, Section, bullets, commands, describe_origin, details, figure, paragraphs
 from rebased.report.probe import figures, tables
 from rebased.report.probe.cells import ProbeCell, Record, group_probes, run_of
@@ -68,10 +67,7 @@ class ProbeReport:
 
     def by_task(self) -> dict[str, list[ProbeCell]]:
         """The cells of each task."""
-        groups: dict[str, list[ProbeCell]] = {}
-        for cell in self.cells:
-            groups.setdefault(cell.task, []).append(cell)
-        return groups
+        return grouped(self.cells, lambda cell: cell.task)
 
     def page(self, command: str) -> Page:
         """The page; `command` is the command that makes it."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rebased.analysis import describe
+from rebased.analysis.spread import describe
 from rebased.report.probe.cells import ProbeCell, Record
 from rebased.report.reference_values import agreement
 from rebased.report.tables import NONE, Table, plus_minus

@@ -1,5 +1,1 @@
 """Runs on synthetic tasks: results and statistics of any number of runs, beside the paper's values."""
-
-from rebased.report.synthetic.page import SyntheticReport
-
-__all__ = ["SyntheticReport"]

@@ -7,7 +7,8 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
 
-from rebased.analysis import Choice, Spread, choose_lr, describe
+from rebased.analysis.selection import Choice, choose_lr
+from rebased.analysis.spread import Spread, describe
 from rebased.report.reference_values import NO_VALUES, Reference, ReferenceValue, ReferenceValues
 from rebased.runs.finished import Run, no_result
 from rebased.runs.run_names import MODEL_ORDER, ModelName, model_names, task_names

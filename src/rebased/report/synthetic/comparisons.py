@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rebased.analysis import Comparison, compare_all
+from rebased.analysis.paired import Comparison, compare_all
 from rebased.config import did_you_mean
 from rebased.report.synthetic.cells import Cell, Results
 from rebased.runs.run_names import ModelName

@@ -1,10 +1,14 @@
-"""Settings in which compared runs differ although no name says so: they may cause the differences (confounds)."""
+"""Settings in which compared runs differ although no name says so: they may cause the differences (confounds).
+
+And runs that ended before they had learned what they can, told from their learning curves.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from rebased.report.synthetic.cells import Results
+from rebased.config import plural
+from rebased.report.synthetic.cells import Results, has_learned
 from rebased.runs.finished import Run
 from rebased.runs.run_names import ModelName, distinguishing_settings
 
@@ -62,3 +66,64 @@ def differing(groups: Iterable[Iterable[dict[str, Any]]]) -> Confounds:
             if len(values) > 1:
                 found.setdefault(key, Counter()).update(values)
     return found
+
+
+RISE = 0.02
+"""Test accuracy that a run must gain in its last quarter of epochs to count as still improving."""
+
+SOLVED = 0.99  # a run above this accuracy has nothing left to learn
+
+
+class Short(NamedTuple):
+    """How many of a model's runs ended too early."""
+
+    model: str
+    runs: int
+    improving: int  # the best test accuracy rose by more than RISE in the last quarter of the epochs
+    late: int  # half of the way from guessing to the best accuracy was reached in the second half of the epochs
+    either: int
+
+
+def is_improving(curve: Sequence[float]) -> bool:
+    """True if the best value of the last quarter of a learning curve is more than RISE above the best before it."""
+    last = max(1, len(curve) // 4)
+    return len(curve) > last and max(curve[-last:]) - max(curve[:-last]) > RISE
+
+
+def left_plateau_late(curve: Sequence[float], guessing: float) -> bool:
+    """True if a learning curve comes halfway from guessing to its best value only in the second half of its epochs."""
+    half = guessing + (max(curve) - guessing) / 2
+    return 2 * next(i for i, value in enumerate(curve) if value >= half) >= len(curve)
+
+
+def find_short(runs: Sequence[tuple[str, Run]]) -> list[Short]:
+    """Count, for each model, the runs that ended too early; models without any are left out.
+
+    Not judged: runs that solved the task, that gave up, that learned nothing (the page counts them elsewhere), or whose
+    record lacks epochs.
+    """
+    found: dict[str, Short] = {}
+    for model, run in runs:
+        so_far = found.get(model, Short(model, 0, 0, 0, 0))
+        curve, solved = run.accuracies, run.settings["train"].get("stop_above", 1.0)
+        whole = len(curve) > 1 and not run.gave_up and not run.lacks_epochs
+        judged = whole and has_learned(run) and max(curve) < min(solved, SOLVED)
+        improving = judged and is_improving(curve)
+        late = judged and left_plateau_late(curve, min(curve) if run.chance is None else run.chance)
+        counts = (improving, late, improving or late)
+        found[model] = Short(model, so_far.runs + 1, *(a + b for a, b in zip(so_far[2:], counts, strict=True)))
+    return [short for short in found.values() if short.either]
+
+
+def warn_about_short_training(runs: Sequence[tuple[str, Run]]) -> str | None:
+    """A sentence about runs, each with the name of its model, that ended too early; None if there is none."""
+    found = find_short(runs)
+    if not found:
+        return None
+    improving, late, either = (sum(getattr(short, name) for short in found) for name in ("improving", "late", "either"))
+    return (
+        f"Perhaps trained too short: {either} of {plural(len(runs), 'run')}. {improving} still improved at the end (by "
+        f"more than {RISE:g} in the last quarter of the epochs), {late} left the plateau late (halfway to their best "
+        f"accuracy in the second half). More epochs (train.epochs) may change the order of the models. By model: "
+        f"{', '.join(f'{short.model} {short.either} of {short.runs}' for short in found)}."
+    )

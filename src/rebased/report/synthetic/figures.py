@@ -5,7 +5,7 @@ from math import ceil, floor, isnan, log2
 from statistics import fmean
 from typing import Any, Literal
 
-from rebased.analysis import expected_validation_performance
+from rebased.analysis.selection import expected_validation_performance
 from rebased.config import plural
 from rebased.report.drawing import (
     INK,

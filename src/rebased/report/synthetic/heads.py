@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rebased.analysis import Spread
+from rebased.analysis.spread import Spread
 from rebased.report.reference_values import ReferenceValue, agreement
 from rebased.report.synthetic.cells import Cell, Results, order_of
 

@@ -10,11 +10,16 @@ from rebased.config import plural
 from rebased.report.comparisons import sentence, wilcoxon_limits
 from rebased.report.prose import tested_of, warn_about_code, warn_about_open_runs
 from rebased.report.reference_values import MARGIN, agreement
-from rebased.report.short_training import find_short, warn_about_short_training
 from rebased.report.synthetic.cells import COUNTED, LEARNED, Results, has_learned
 from rebased.report.synthetic.choices import UNEVEN, describe_given_up, rule_of, warn_about_diverged
 from rebased.report.synthetic.comparisons import Family
-from rebased.report.synthetic.confounds import Confounds, execution_confounds, training_confounds
+from rebased.report.synthetic.confounds import (
+    Confounds,
+    execution_confounds,
+    find_short,
+    training_confounds,
+    warn_about_short_training,
+)
 from rebased.report.synthetic.heads import HeadsByPlace, name_of_values, nearness
 from rebased.report.synthetic.tables import difference_of
 from rebased.runs.collect import Collection

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, nan, prod
 from typing import Any, NamedTuple
 
+from rebased.config import grouped
 from rebased.report.drawing import INK, Axes, Draw, MaxNLocator, Panels, draw_panels, looks
 from rebased.report.reference_values import Measure
 from rebased.report.synthetic.cells import Cell, Results
@@ -23,11 +24,10 @@ BEFORE = {"gamma": 1.0, "beta": 0.0}  # before the first step
 
 def cells_with_norms(results: Results) -> dict[str, list[Cell]]:
     """The cells whose records hold gamma and beta, by model and width."""
-    groups: dict[str, list[Cell]] = {}
-    for cell in results.cells:
-        if any(run.epochs and "norms" in run.epochs[-1] for run in cell.chosen.values()):
-            groups.setdefault(f"{cell.model}, D = {cell.d_model}", []).append(cell)
-    return groups
+    having = (
+        cell for cell in results.cells if any(run.epochs and "norms" in run.epochs[-1] for run in cell.chosen.values())
+    )
+    return grouped(having, lambda cell: f"{cell.model}, D = {cell.d_model}")
 
 
 def caption(cells: Sequence[Cell]) -> str:

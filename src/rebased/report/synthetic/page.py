@@ -1,5 +1,6 @@
 """The part of a page about synthetic tasks: sections as the data allow, and the same tables for files."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -7,16 +8,17 @@ from html import escape
 from typing import Any
 
 from rebased.config import plural
+from rebased.report.comparisons import as_record
 from rebased.report.drawing import Panels
-from rebased.report.page import Section, bullets, details, figure, paragraphs
+from rebased.report.page import Section, bullets, details, figure, finite, paragraphs
 from rebased.report.reference_values import NO_VALUES, ReferenceValues
 from rebased.report.synthetic import choices, figures, narrative, norms, tables
-from rebased.report.synthetic.cells import COUNTED, SliceKind, build_results
+from rebased.report.synthetic.cells import COUNTED, Cell, Results, SliceKind, build_results
 from rebased.report.synthetic.comparisons import Family, compare_models
-from rebased.report.synthetic.data import page_data
 from rebased.report.synthetic.heads import cells_by_heads
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
+from rebased.runs.finished import Run
 
 SLICES: dict[SliceKind, str] = {"by_pairs": "by pairs", "by_length": "by length", "slices": "by slice"}
 FEW = 12  # more sentences than this are hidden until the reader opens them
@@ -189,3 +191,55 @@ def comparisons(family: Family) -> str:
         text = details(f"Show {len(sentences)} sentences", text)
     table = tables.comparison_table(family.contrasts).to_html()
     return paragraphs(narrative.verdict(family)) + text + table + paragraphs(*narrative.notes_on_tests(family))
+
+
+def page_data(runs: Sequence[Run], results: Results, families: Sequence[Family]) -> dict[str, Any]:
+    """Configs, runs, results and comparisons. Runs refer to their config by its index; lr and seed are in the run."""
+    configs: dict[str, int] = {}
+    listed = []
+    for run in runs:
+        shared = run.settings | {"train": {k: v for k, v in run.settings["train"].items() if k not in ("lr", "seed")}}
+        number = configs.setdefault(json.dumps(shared, sort_keys=True), len(configs))
+        listed.append(
+            {
+                "digest": run.digest,
+                "folder": run.folder,
+                "model": run.model,
+                "config": number,
+                "lr": run.lr,
+                "seed": run.seed,
+                "status": run.status,
+                "code": run.code,
+                "device": run.device,
+                "parameters": run.parameters,
+                "seconds": round(run.seconds, 2),
+                "best_epoch": run.best.epoch,
+                "test": [round(accuracy, 4) for accuracy in run.accuracies],
+                "held_out": run.held_out,
+            }
+        )
+    return {
+        "configs": [json.loads(config) for config in configs],
+        "runs": listed,
+        "results": [
+            {
+                "task": cell.task,
+                "model": str(cell.model),
+                "d_model": cell.d_model,
+                "lr": cell.choice.lr,
+                "test": finite(cell.test._asdict()),
+                "held_out": finite(cell.held_out._asdict()) if cell.held_out else None,
+                "lr_means": cell.lr_means,
+                **reference_entry(cell),
+            }
+            for cell in results.cells
+        ],
+        "comparisons": [as_record(contrast) for family in families for contrast in family.contrasts],
+    }
+
+
+def reference_entry(cell: Cell) -> dict[str, Any]:
+    """What others report for a cell, by the name of the reference values; empty if there are none at all."""
+    value = cell.reference_value
+    entry = {key: getattr(value, key) for key in ("mean", "sd", "at_least", "error")} if value else None
+    return {cell.known.name: entry} if cell.known.name else {}

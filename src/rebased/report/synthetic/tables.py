@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from rebased.analysis import expected_validation_performance
+from rebased.analysis.selection import expected_validation_performance
 from rebased.report.comparisons import BRIEF, PAIRS, TESTS, pair_cells, result_cells
 from rebased.report.synthetic.cells import Cell, Results, SliceKind, has_learned
 from rebased.report.synthetic.comparisons import Contrast

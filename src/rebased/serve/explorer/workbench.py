@@ -11,12 +11,10 @@ from pydantic import ValidationError
 from rebased.analysis.attention import UNIT
 from rebased.config import did_you_mean, explain
 from rebased.evaluate.attention_layers import attention_of
-from rebased.evaluate.predictions import Predictions, predict_next
-from rebased.evaluate.readout import measure_recall, read_out, read_pairs
+from rebased.evaluate.readout import Predictions, measure_recall, predict_next, read_out, read_pairs
 from rebased.mixers import can_extend, has_attention_map, mixer_name
 from rebased.models import IGNORE, LanguageModel
-from rebased.runs.load import TextModel
-from rebased.runs.open_model import RecallModel
+from rebased.runs.load import RecallModel, TextModel
 from rebased.runs.run_names import kind_of
 from rebased.serve.answers import END, TokenNames
 from rebased.serve.errors import ApiError

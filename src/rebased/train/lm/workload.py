@@ -16,7 +16,7 @@ from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import save_model
 from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.provenance import describe_machine
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.lm.corpus import describe_corpus, open_corpus
 from rebased.train.lm.flops import flops_per_token, peak_flops

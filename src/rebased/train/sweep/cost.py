@@ -20,7 +20,7 @@ from rebased.runs.configs import parse_run
 from rebased.runs.provenance import describe_machine, processor_name
 from rebased.runs.record import read_record
 from rebased.runs.run_config import RunConfig
-from rebased.train.executors import Executor
+from rebased.train.executors.jobs import Executor
 from rebased.train.executors.worker import one_line
 from rebased.train.kinds import training_of
 from rebased.train.lifecycle import train

@@ -69,11 +69,6 @@ class SweepFile(Config):
     select: Select | None = None
 
 
-def read_sweep(path: Path, overrides: Mapping[str, str]) -> list[Point]:
-    """The points of a YAML sweep file; see `load_sweep`."""
-    return load_sweep(path, overrides).points
-
-
 def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
     """The sweep in a YAML file. Raises ValueError if a point is no valid run.
 

@@ -17,7 +17,7 @@ from rebased.models.weights import save_model
 from rebased.runs.schedule import epoch_lr
 from rebased.runs.synthetic_config import SyntheticRunConfig, reported
 from rebased.tasks import Batch, Examples, Questions, Segment, epoch_batches, find_questions
-from rebased.tasks.seeds import mix_seed
+from rebased.tasks.draws import mix_seed
 from rebased.train.deferred_losses import DeferredLosses, SeenLoss
 from rebased.train.optimiser import build_optimiser, make_moments, set_lr
 from rebased.train.precision import autocast, choose_precision

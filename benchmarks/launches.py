@@ -1,41 +1,37 @@
-"""What a call of polynomial attention launches on a GPU, without one: for tests, benchmarks and compiler checks."""
+"""What a call launches on a GPU, without one: for benchmarks and tests of the compiler."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
-from math import inf
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 
-from rebased.kernels.machine_code import record_launches
-from rebased.ops.polynomial.api import poly_attention, poly_attention_at, poly_attention_extend
-from rebased.ops.polynomial.gpu import plan
-from rebased.ops.polynomial.gpu.call import make_call
-from rebased.ops.polynomial.state import Coefficients, init_poly_state
+from rebased.kernels.verify_cases import Regime, forced
+from rebased.ops import Coefficients, poly_attention, poly_attention_at, poly_attention_extend
+from rebased.ops.polynomial.state import init_poly_state
 
-Regime = Literal["quadratic", "chunked"]
-REGIMES: tuple[Regime, ...] = ("quadratic", "chunked")
 HEADS = 12
 
 
-@contextmanager
-def forced(regime: Regime) -> Iterator[None]:
-    """Within the block all calls take one regime, backward passes included, whatever the cost model would choose.
+def record_launches(kernel: Any, launches: list[dict[str, Any]]) -> Any:
+    """A stand-in for a Triton kernel. It appends to `launches` what it is launched with (of tensors only the dtype)."""
 
-    The tiles are those that the plan has for this regime. A call with a state is always chunked.
-    """
-    cost = plan.chunked_cost
-    plan.chunked_cost = lambda *_: inf if regime == "quadratic" else 0.0
-    make_call.cache_clear()  # no plan of before or of this block is taken for the other
-    try:
-        yield
-    finally:
-        plan.chunked_cost = cost
-        make_call.cache_clear()
+    class Recorder:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*args: Any, **kwargs: Any) -> None:
+                options = {
+                    key: kwargs.pop(key) for key in ("num_warps", "num_stages", "maxnreg", "debug") if key in kwargs
+                }
+                args = tuple(x.new_empty(0) if isinstance(x, torch.Tensor) else x for x in args)
+                values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+                launches.append({"kernel": kernel, "values": values, "options": options})
+
+            return launch
+
+    return Recorder()
 
 
 class Call(NamedTuple):
