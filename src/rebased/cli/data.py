@@ -100,7 +100,6 @@ def prepare(
     try:
         if path is not None:
             fetched = fetch_files(read_recipe(path), downloads, given, console)
-            config = config.model_copy(update={"recipe": fetched.recipe})
         with ProgressBar(console) as bar:
             manifest = run_prepare(
                 config,

@@ -57,7 +57,7 @@ class PrepareConfig(Config):
     document_start: str | None = None  # regular expression: a line with a match begins a document
     invalid_utf8: Literal["replace", "stop"] = "replace"
     shard_bytes: int = Field(default=256 * 10**6, gt=0)  # bytes of the sources per shard
-    recipe: Recipe | None = None  # then `sources` has its name, and a hash of its content decides each document's split
+    recipe: Recipe | None = None  # `prepare` sets it if it is given the files of one
 
 
 class Progress(NamedTuple):
@@ -90,8 +90,10 @@ def prepare(
     spec = parse_split(config.split)
     if spec.sources and config.sources:
         raise ValueError("--split names the sources; leave out the others, or give shares or bytes")
-    if fetched is not None and not spec.shares:
-        raise ValueError(f"a recipe is split by shares, such as {DEFAULT_SPLIT}; got {','.join(config.split)}")
+    if fetched is not None:
+        config = config.model_copy(update={"recipe": fetched.recipe})
+        if not spec.shares:
+            raise ValueError(f"a recipe is split by shares, such as {DEFAULT_SPLIT}; got {','.join(config.split)}")
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
     groups = {name: [source] for name, source in fetched.sources().items()} if fetched else _by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
