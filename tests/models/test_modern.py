@@ -10,6 +10,7 @@ from torch import Tensor
 from rebased.mixers import SlidingWindow, SoftmaxAttention, init_slots
 from rebased.models import LanguageModel, LMConfig, preset, preset_names
 from rebased.models.authors_checkpoint import authors_layout
+from rebased.models.fused_step import can_fuse, fused_step_
 from rebased.models.presets import MODERN_ATTENTION, MODERN_MODEL
 from tolerances import assert_near
 
@@ -91,6 +92,20 @@ def test_reads_in_pieces_and_decodes_what_it_reads_at_once() -> None:
     for t in range(T):
         made = model.step(tokens[:, t], slots, torch.full((B,), t), t + 1)
         assert_near(made, whole[:, t], *ROUNDINGS)
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_a_fused_step_computes_the_same(rotary: bool, mlp: str) -> None:
+    """Attention without rotation and norms has a fused step of its own: with an RMSNorm and no biases here."""
+    options = MODERN_ATTENTION | {"rotary": rotary, "qk_norm": rotary}
+    model = modern(mlp=mlp, mixers=({"name": "attention", "n_heads": H, **options},)).float()
+    assert can_fuse(model)
+    tokens, logits = torch.randint(VOCAB, (B, 3)), torch.empty(B, VOCAB)
+    slots = [init_slots(block.mixer, B, T) for block in model.blocks]
+    for t in range(3):
+        fused_step_(model, tokens[:, t], slots, torch.full((B,), t), t + 1, logits)
+        assert_near(logits, model(tokens)[:, t], *ROUNDINGS, condition=8.0)
 
 
 def test_generates_the_most_likely_tokens_of_forward() -> None:
