@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 
 from rebased.mixers import SlidingWindow, SoftmaxAttention
-from rebased.mixers.sliding_window import local_attention, rotary_angles, rotate
+from rebased.mixers.rotary import rotary_angles, rotate
+from rebased.mixers.sliding_window import local_attention
 from tolerances import assert_near
 
 B, D = 2, 12

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers", reason="needs rebased[hf]")
 
 from rebased.data.tokenizer import ByteTokenizer  # noqa: E402
 from rebased.models import LanguageModel, LMConfig, modeling_rebased  # noqa: E402
+from rebased.models.presets import MODERN_ATTENTION, MODERN_MODEL  # noqa: E402
 from rebased.runs.export import FLAT, FLAT_MIXERS, export_model, model_card  # noqa: E402
 from tolerances import assert_near  # noqa: E402
 
@@ -25,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hybrid": {"mixers": ["short_conv", REBASED], "mlp_ratio": 2},
     "based": {"mixers": [{"name": "based", **HEADS, "value_width": 3}, {"name": "short_conv", "width": 1}]},
     "attention": {"mixers": ["short_conv", {"name": "attention", "n_heads": 4, "qkv_bias": False}], "mlp_ratio": 1},
+    "modern": MODERN_MODEL | {"mixers": [{"name": "attention", "n_heads": 4, **MODERN_ATTENTION}], "mlp_ratio": 2},
     "mamba's block": {"mixers": [REBASED, "short_conv"], "block": "mamba"},
     "no positions": {"mixers": [{"name": "short_conv", "width": 4}, REBASED], "positions": "none"},
     "per head": {"mixers": [REBASED | {"norm_axis": "per_head"}, "short_conv"]},
@@ -182,7 +184,7 @@ def test_more_tokens_than_learned_positions_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["attention", "per head"])
+@pytest.mark.parametrize("name", ["attention", "modern", "per head"])
 def test_an_exported_folder_loads_without_this_package(name: str, tmp_path: Path) -> None:
     model, folder = build(MODELS[name], torch.float32), tmp_path / "exported"
     export_model(model, ByteTokenizer(), folder)

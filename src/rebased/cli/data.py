@@ -22,8 +22,12 @@ from rebased.config import plural
 from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
 from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
+from rebased.data.overlap import RUN
+from rebased.data.recipe import Fetched, Recipe, fetch, find_recipe, parse_given, read_recipe
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.train.executors.local import usable_cores
+
+DOWNLOADS = Path("data/downloads")
 
 
 def prepare(
@@ -38,6 +42,8 @@ def prepare(
     workers: int | None = None,
     shard_size: str = "256MB",
     resume: Annotated[bool, Parameter(negative="")] = False,
+    given: Annotated[tuple[str, ...], Parameter(name="--from", negative="", show_default=False)] = (),
+    downloads: Path = DOWNLOADS,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Encode text as memory-mapped tokens, with document boundaries, checksums and the tokenizer.
@@ -46,7 +52,8 @@ def prepare(
     ----------
     sources
         Text files, folders, JSON lines (.jsonl), each also .gz, .xz or .zst; NAME.idx of a tokenised pair NAME.bin and
-        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset on the Hugging Face Hub. Default: Python's standard library.
+        NAME.idx; hf:NAME[:CONFIG][@SPLIT] for a dataset on the Hugging Face Hub. Default: Python's standard library. Or
+        a recipe: mini-pile, or a file NAME.recipe.yaml.
     out
         Folder to write.
     tokenizer
@@ -69,6 +76,10 @@ def prepare(
         Bytes of the sources per shard. After a crash at most one shard is encoded again.
     resume
         Continue a preparation that the same command began.
+    given
+        For a recipe: NAME=PATH says where the file of a source is, or the folder with its files.
+    downloads
+        For a recipe: the folder of the files that --from does not name. What is not there is downloaded.
     """
     to.check()
     config = PrepareConfig(
@@ -83,10 +94,20 @@ def prepare(
     )
     console = to.console()
     begin = time.perf_counter()
+    path, fetched = find_recipe(sources), None
+    if path is None and given:
+        raise ValueError("--from belongs to a recipe, such as mini-pile; name files as SOURCES")
     try:
+        if path is not None:
+            fetched = fetch_files(read_recipe(path), downloads, given, console)
         with ProgressBar(console) as bar:
             manifest = run_prepare(
-                config, out, workers=usable_cores() if workers is None else workers, resume=resume, on_progress=bar.show
+                config,
+                out,
+                fetched=fetched,
+                workers=usable_cores() if workers is None else workers,
+                resume=resume,
+                on_progress=bar.show,
             )
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -94,12 +115,25 @@ def prepare(
             console, f"interrupted; finished shards are kept; continue with: rebased {shlex.join([*words, '--resume'])}"
         )
         return INTERRUPTED
-    to.result_console().print(describe(manifest, out))
-    for remark in remarks(manifest):
-        say(console, remark)
+    show(manifest, out, to, console)
     say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
     to.emit(contents(manifest, out))
     return 0
+
+
+def fetch_files(recipe: Recipe, downloads: Path, given: tuple[str, ...], console: Console) -> Fetched:
+    """The files of a recipe, found or downloaded, with their checksums compared: a bar shows how many."""
+    with progress_bars(console) as begin_bar:
+        return fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
+
+
+def show(manifest: Manifest, folder: Path, to: Output, console: Console) -> None:
+    """Print what a prepared folder holds: a table of the splits, one of the sources of a recipe, and remarks."""
+    to.result_console().print(describe(manifest, folder))
+    if manifest.recipe:
+        to.result_console().print(describe_sources(manifest))
+    for remark in remarks(manifest):
+        say(console, remark)
 
 
 def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
@@ -125,9 +159,7 @@ def verify(folder: Path, /, *, to: Output = TO_TERMINAL) -> int:
                 verify_file(folder, file)
             except ValueError as error:
                 damaged.append(str(error))
-    to.result_console().print(describe(manifest, folder))
-    for remark in remarks(manifest):
-        say(console, remark)
+    show(manifest, folder, to, console)
     counts = {"files": len(sizes), "bytes": sum(sizes.values())}
     to.emit({**contents(manifest, folder), **counts, "damaged": damaged})
     if damaged:
@@ -156,7 +188,35 @@ def contents(manifest: Manifest, folder: Path) -> dict[str, Any]:
         "invalid_utf8": manifest.invalid_utf8,
         "skipped_files": manifest.skipped_files,
         "divided": manifest.divided,
+        "sources": by_source(manifest),
+        "duplicates": manifest.duplicates,
+        "shared_runs": manifest.shared_runs,
     }
+
+
+def by_source(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Documents and tokens of each source of a recipe."""
+    counts = {file.source: {"documents": 0, "tokens": 0} for file in manifest.recipe}
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards if counts):
+        counts[shard.source]["documents"] += shard.documents
+        counts[shard.source]["tokens"] += shard.tokens
+    return counts
+
+
+def describe_sources(manifest: Manifest) -> Table:
+    """A table of the sources of a recipe: documents, tokens, and how much of the other splits occurs in the first."""
+    first, *others = manifest.splits
+    table = Table(title=f"runs of {RUN} tokens that occur in {first} too, %", title_justify="right", box=SIMPLE_HEAD)
+    table.add_column("source")
+    for column in ("documents", "tokens", "share", *(f"of {split}" for split in others)):
+        table.add_column(column, justify="right")
+    everything = sum(split.tokens for split in manifest.splits.values())
+    for name, count in by_source(manifest).items():
+        shared = [manifest.shared_runs.get(split, {}).get(name) for split in others]
+        parts = ("-" if share is None else f"{100 * share:.1f}" for share in shared)
+        tokens = count["tokens"]
+        table.add_row(name, f"{count['documents']:,}", f"{tokens:,}", f"{tokens / everything:.1%}", *parts)
+    return table
 
 
 def describe(manifest: Manifest, folder: Path) -> Table:
@@ -187,6 +247,8 @@ def remarks(manifest: Manifest) -> list[str]:
             f"divided between the splits: {plural(manifest.divided, 'document')} larger than the smallest split; the "
             "table counts the parts"
         )
+    if manifest.duplicates:
+        found.append(f"left out, equal to another: {plural(manifest.duplicates, 'document')}")
     if manifest.tokenizer.end_of_text is None:
         found.append("this tokenizer has no token that ends a document; --end-of-text names one")
     return found

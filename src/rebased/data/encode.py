@@ -19,6 +19,7 @@ class ChunkBatch(NamedTuple):
     chunks: list[Chunk]
     shard: int  # index of the shard that the tokens go to
     done: int  # bytes read from disk when the batch was made, for progress
+    source: str = ""  # of a recipe
 
 
 class EncodedBatch(NamedTuple):

@@ -17,6 +17,14 @@ DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u
 ENDS_DTYPE = np.dtype("<i8")
 
 
+class FoundFile(Config):
+    """A file of a recipe, with the checksum that it had."""
+
+    source: str
+    url: str
+    sha256: str  # of an archive, or of an unpacked text
+
+
 class ShardFile(Config):
     """The name and the checksum of a file in a prepared folder."""
 
@@ -32,6 +40,7 @@ class Shard(Config):
     text_bytes: int | None  # bytes of UTF-8 that the tokens stand for; None if not known
     token_file: ShardFile
     ends_file: ShardFile  # for each document that ends here: how many tokens of the shard come before its end
+    source: str = ""  # the source of a recipe that the shard is from
 
 
 class Split(Config):
@@ -76,6 +85,10 @@ class Manifest(Config):
     invalid_utf8: int = 0  # byte sequences that were not UTF-8 and were replaced
     skipped_files: int = 0  # empty or binary files found in folders
     divided: int = 0  # documents that were divided between the splits: each has a part of it, which it counts as one
+    recipe: tuple[FoundFile, ...] = ()  # the files of a recipe
+    duplicates: int = 0  # documents of a recipe that were left out: equal ones had come before
+    shared_runs: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Of a recipe, by split and source: the share of runs of tokens that occur in the first split too."""
 
 
 def dtype_for(vocab_size: int) -> str:

@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from rebased.config import Config
+from rebased.data.corpus import SplitStream
 from rebased.data.encode import ChunkBatch, ChunkEncoder
 from rebased.data.encode_chunks import CHUNK_BYTES
 from rebased.data.folder import State, discard_shards, preparation_folder, write_state
 from rebased.data.manifest import (
+    DTYPES,
     FORMAT,
     Manifest,
     Split,
@@ -20,11 +22,14 @@ from rebased.data.manifest import (
     dtype_for,
     write_manifest,
 )
+from rebased.data.overlap import shared_runs
 from rebased.data.pool import ordered_pool
+from rebased.data.recipe import Fetched, Recipe
 from rebased.data.shards import store_tokenizer, writing_shards
 from rebased.data.sources import HUB, LIBRARY, Source, find_sources
 from rebased.data.splits import (
     DEFAULT_SPLIT,
+    ByContent,
     ByShare,
     BySize,
     BySource,
@@ -52,6 +57,7 @@ class PrepareConfig(Config):
     document_start: str | None = None  # regular expression: a line with a match begins a document
     invalid_utf8: Literal["replace", "stop"] = "replace"
     shard_bytes: int = Field(default=256 * 10**6, gt=0)  # bytes of the sources per shard
+    recipe: Recipe | None = None  # `prepare` sets it if it is given the files of one
 
 
 class Progress(NamedTuple):
@@ -68,22 +74,28 @@ def prepare(
     config: PrepareConfig,
     folder: Path,
     *,
+    fetched: Fetched | None = None,
     workers: int = 1,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Manifest:
     """Write the prepared folder that `config` describes, and return its manifest.
 
-    The folder must be new or empty, or with `resume` one that the same config began or finished. `workers` processes
-    encode; the result does not depend on their number. `on_progress` is called after each batch of chunks.
+    The folder must be new or empty, or with `resume` one that the same config began or finished. `fetched` has the
+    files of a recipe. `workers` processes encode; the result does not depend on their number. `on_progress` is called
+    after each batch of chunks.
     """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, got {workers}")
     spec = parse_split(config.split)
     if spec.sources and config.sources:
         raise ValueError("--split names the sources; leave out the others, or give shares or bytes")
+    if fetched is not None:
+        config = config.model_copy(update={"recipe": fetched.recipe})
+        if not spec.shares:
+            raise ValueError(f"a recipe is split by shares, such as {DEFAULT_SPLIT}; got {','.join(config.split)}")
     tokenizer = load_tokenizer(config.tokenizer, config.end_of_text)
-    groups = _sources_by_split(config, spec)
+    groups = {name: [source] for name, source in fetched.sources().items()} if fetched else _by_split(config, spec)
     plan = _plan(config, tokenizer, groups)
     with preparation_folder(folder, plan, resume) as (state, finished):
         if finished is not None:
@@ -92,6 +104,9 @@ def prepare(
         try:
             state, counts = _encode_all(config, folder, spec, groups, tokenizer, state, workers, on_progress)
             manifest = _manifest(config, spec, entry, state, counts)
+            if fetched is not None:
+                shared = _shared_runs(folder, manifest)
+                manifest = manifest.model_copy(update={"recipe": fetched.found, "shared_runs": shared})
         except SplitNotFilled:
             discard_shards(folder, state)
             raise
@@ -112,7 +127,11 @@ def _encode_all(
     """Write all shards that `state` does not have. Returns (the final state, files and documents that are counted)."""
     sources = [source for group in groups.values() for source in group]
     total = 0 if any(source.name.startswith(HUB) for source in sources) else sum(source.size for source in sources)
-    rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total) if spec.shares else None
+    rule: Rule | None = None  # the groups are those of the splits
+    if config.recipe is not None:
+        rule = ByContent(spec.shares)
+    elif spec.sizes or spec.shares:
+        rule = BySize(spec.sizes) if spec.sizes else ByShare(spec.shares, total)
     tokens = sum(shard.tokens for shards in state.shards for shard in shards.values())
     dtype = dtype_for(tokenizer.vocab_size)
     stop = config.invalid_utf8 == "stop"
@@ -120,7 +139,7 @@ def _encode_all(
     if total:
         workers = min(workers, max(1, total // BYTES_PER_PROCESS))
     with ordered_pool(make_encoder, arguments, workers) as encode:
-        batches = _batches(groups, rule, config.shard_bytes)
+        batches = _batches(groups, rule, config.shard_bytes, by_group=config.recipe is not None)
         for index, of_shard in groupby(batches, key=lambda batch: batch.shard):
             if index < len(state.shards):
                 for batch in of_shard:  # a finished shard is read again, to find where the next one begins
@@ -128,12 +147,14 @@ def _encode_all(
                 continue
             invalid, source_bytes = state.invalid_utf8, state.source_bytes
             with writing_shards(folder, index, dtype, tokenizer.vocab_size) as group:
+                source = ""
                 for batch, result in encode(of_shard):
+                    source = batch.source
                     group.append(batch.split, result.encoded)
                     invalid, source_bytes = invalid + result.invalid, source_bytes + result.source_bytes
                     tokens += len(result.encoded.tokens)
                     on_progress(Progress(batch.done, total, source_bytes, tokens, index))
-                shards = group.finish()
+                shards = {split: shard.model_copy(update={"source": source}) for split, shard in group.finish().items()}
             state = State(
                 plan=state.plan, shards=(*state.shards, shards), invalid_utf8=invalid, source_bytes=source_bytes
             )
@@ -141,7 +162,9 @@ def _encode_all(
     if isinstance(rule, BySize):
         rule.check_enough()
     skipped = sum(len(source.skipped) for source in sources)
-    return state, {"skipped_files": skipped, "divided": rule.divided if isinstance(rule, ByShare) else 0}
+    counts = {"divided": rule.divided} if isinstance(rule, ByShare) else {}
+    counts |= {"duplicates": rule.duplicates} if isinstance(rule, ByContent) else {}
+    return state, {"skipped_files": skipped, **counts}
 
 
 def make_encoder(content: bytes | None, name: str, end_of_text: int | None, field: str, stop: bool) -> ChunkEncoder:
@@ -149,27 +172,34 @@ def make_encoder(content: bytes | None, name: str, end_of_text: int | None, fiel
     return ChunkEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
 
 
-def _batches(groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int) -> Iterator[ChunkBatch]:
+def _batches(
+    groups: dict[str, list[Source]], rule: Rule | None, shard_bytes: int, by_group: bool = False
+) -> Iterator[ChunkBatch]:
     """All chunks of the sources in order, in batches.
 
-    After `shard_bytes` bytes of the sources the shards of all splits end together, so that a resumed preparation can
-    continue at one place of the sources.
+    After `shard_bytes` bytes of the sources, and with `by_group` after each group, the shards of all splits end
+    together, so that a resumed preparation can continue at one place of the sources.
     """
     held: dict[str, list[Chunk]] = {}
     sizes: dict[str, int] = {}
     shard = taken = 0
-    for split, group in groups.items():
+    for key, group in groups.items():
         documents = (document for source in group for document in source.documents())
-        for name, chunk in assign_splits(documents, rule or BySource(split)):
+        for name, chunk in assign_splits(documents, rule or BySource(key)):
             held.setdefault(name, []).append(chunk)
             sizes[name] = sizes.get(name, 0) + len(chunk.data)
             taken += len(chunk.data)
             full = taken >= shard_bytes
             for ready in list(held) if full else [name] if sizes[name] > CHUNK_BYTES // 2 else []:
-                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups))
+                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups), key if by_group else "")
                 sizes[ready] = 0
             if full:
                 shard, taken = shard + 1, 0
+        if by_group:
+            for ready in list(held):
+                yield ChunkBatch(ready, held.pop(ready), shard, _done(groups), key)
+                sizes[ready] = 0
+            shard, taken = shard + bool(taken), 0
     for name, chunks in held.items():
         yield ChunkBatch(name, chunks, shard, _done(groups))
 
@@ -179,7 +209,7 @@ def _done(groups: dict[str, list[Source]]) -> int:
     return sum(source.done for group in groups.values() for source in group)
 
 
-def _sources_by_split(config: PrepareConfig, spec: SplitSpec) -> dict[str, list[Source]]:
+def _by_split(config: PrepareConfig, spec: SplitSpec) -> dict[str, list[Source]]:
     """The sources by split; under "" if a rule assigns their documents to splits."""
     names = spec.sources or {"": list(config.sources)}
     return {
@@ -196,6 +226,21 @@ def _plan(config: PrepareConfig, tokenizer: Tokenizer, groups: dict[str, list[So
         **config.model_dump(mode="json"),
         "tokenizer file": sha256_bytes(content),
         "files": sha256_bytes(json.dumps(files).encode()),
+    }
+
+
+def _shared_runs(folder: Path, manifest: Manifest) -> dict[str, dict[str, float]]:
+    """How much of each source in the other splits occurs in the first split, which is the training text."""
+    dtype = DTYPES[manifest.dtype]
+    first, *others = manifest.splits
+    streams = {}
+    for name in others:
+        for source in dict.fromkeys(shard.source for shard in manifest.splits[name].shards):
+            chosen = tuple(shard for shard in manifest.splits[name].shards if shard.source == source)
+            streams[name, source] = SplitStream(folder, Split(shards=chosen), dtype)
+    shares = shared_runs(streams, SplitStream(folder, manifest.splits[first], dtype))
+    return {
+        name: {source: round(share, 4) for (split, source), share in shares.items() if split == name} for name in others
     }
 
 

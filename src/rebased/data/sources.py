@@ -62,7 +62,7 @@ class Source:
         self.name, self.field = name, field
         self.done = 0
         self.skipped: list[str] = []
-        self._start = _compile(document_start)
+        self._start = compile_start(document_start)
         self.files = [] if name.startswith(HUB) else list(_find(name))
         self.size = sum(file.size for file in self.files)
 
@@ -100,7 +100,7 @@ class Source:
             if file.kind == "jsonl":
                 yield from counted(_json_lines(stream, file.path))
             elif self._start is not None:
-                yield from counted(_marked(stream, file.path, self._start))
+                yield from counted(marked_documents(stream, str(file.path), self._start))
             else:
                 chunks = self._counted_chunks(read_chunks(stream), before, position)
                 yield Document("text", str(file.path), chunks, lambda: text_size(file.path))
@@ -210,25 +210,27 @@ def _json_lines(stream: BinaryIO, path: Path) -> Iterator[Document]:
             yield Document("jsonl", f"{path}, line {number}", [line], line.__len__, divisible=False)
 
 
-def _marked(stream: BinaryIO, path: Path, start: re.Pattern[bytes]) -> Iterator[Document]:
+def marked_documents(stream: BinaryIO, where: str, start: re.Pattern[bytes]) -> Iterator[Document]:
     """Documents that each begin with a line in which `start` matches."""
     held, searched = bytearray(), 0
     for chunk in read_chunks(stream):
         held += chunk
         begins = [match.start() for match in start.finditer(held, searched) if match.start()]
         for first, last in pairwise([0, *begins]):
-            yield _in_memory(bytes(held[first:last]), path)
+            yield in_memory(bytes(held[first:last]), where)
         del held[: begins[-1] if begins else 0]
         searched = held.rfind(b"\n") + 1  # the last line may be incomplete, so it is searched again
     if held:
-        yield _in_memory(bytes(held), path)
+        yield in_memory(bytes(held), where)
 
 
-def _in_memory(text: bytes, path: Path) -> Document:
-    return Document("text", str(path), read_chunks(io.BytesIO(text)), lambda: len(text))
+def in_memory(text: bytes, where: str) -> Document:
+    """A text as one document, which can be read more than once."""
+    return Document("text", where, list(read_chunks(io.BytesIO(text))), lambda: len(text))
 
 
-def _compile(document_start: str | None) -> re.Pattern[bytes] | None:
+def compile_start(document_start: str | None) -> re.Pattern[bytes] | None:
+    """The compiled regular expression: it matches from the start of a line that begins a document."""
     if document_start is None:
         return None
     try:

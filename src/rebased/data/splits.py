@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from rebased.data.encode_chunks import divide
@@ -78,11 +79,8 @@ class ByShare:
     """
 
     def __init__(self, shares: dict[str, float], total: int) -> None:
-        self._bounds, bound = [], 0.0
-        for split, share in shares.items():
-            bound += share
-            self._bounds.append((split, bound))
-        everything = len(shares) == 1 and bound >= 1  # goes to one split: no document is divided
+        self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
+        everything = len(shares) == 1 and self._bounds[-1][1] >= 1  # goes to one split: no document is divided
         self._large = min(shares.values()) * total if total and not everything else math.inf
         self.divided = 0  # documents so far
 
@@ -92,13 +90,42 @@ class ByShare:
             self.divided += 1
             cuts: list[tuple[str | None, float]] = [(split, round(bound * size)) for split, bound in self._bounds]
             return [*cuts, (None, math.inf)]
-        digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
-        draw = int.from_bytes(digest, "little") / 2**64
-        return [(next((split for split, bound in self._bounds if draw < bound), None), math.inf)]
+        return [(_drawn(self._bounds, hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()), math.inf)]
 
     def advance(self, size: int, complete: bool) -> bool:
         """See `Rule`."""
         return True
+
+
+class ByContent:
+    """Assign each document to a split by a hash of its content, and leave out a document that has come before.
+
+    Equal documents are therefore in one split, and where a document is read does not matter.
+    """
+
+    def __init__(self, shares: dict[str, float]) -> None:
+        self._bounds = list(zip(shares, accumulate(shares.values()), strict=True))
+        self._seen: set[bytes] = set()
+        self.duplicates = 0  # documents so far
+
+    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
+        """See `Rule`. The chunks of the document must be a list."""
+        digest = hashlib.sha256(b"".join(document.chunks)).digest()
+        if digest in self._seen:
+            self.duplicates += 1
+            return [(None, math.inf)]
+        self._seen.add(digest)
+        return [(_drawn(self._bounds, digest[:8]), math.inf)]
+
+    def advance(self, size: int, complete: bool) -> bool:
+        """See `Rule`."""
+        return True
+
+
+def _drawn(bounds: Sequence[tuple[str, float]], digest: bytes) -> str | None:
+    """The split that a digest of eight bytes falls into; bounds are the sums of the shares."""
+    draw = int.from_bytes(digest, "little") / 2**64
+    return next((split for split, bound in bounds if draw < bound), None)
 
 
 class BySize:
@@ -109,10 +136,7 @@ class BySize:
     """
 
     def __init__(self, sizes: dict[str, int]) -> None:
-        self._bounds, bound = [], 0
-        for split, size in sizes.items():
-            bound += size
-            self._bounds.append((split, bound))
+        self._bounds = list(zip(sizes, accumulate(sizes.values()), strict=True))
         self._done = 0
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:

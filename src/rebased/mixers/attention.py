@@ -11,12 +11,15 @@ from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
+from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
 from rebased.mixers.slots import grown
-from rebased.ops import Norm, linear_step
+from rebased.ops import Norm, linear_step, rms_norm
+
+NORM_EPS = 1e-5  # of the norm of q and k
 
 
 class KVCache(NamedTuple):
-    """The state of SoftmaxAttention: keys and values of the t tokens seen so far, in the dtype of x."""
+    """The state of SoftmaxAttention: keys, rotated if it is rotary, and values of the t tokens seen so far."""
 
     k: Tensor  # [B, t, H, W]
     v: Tensor  # [B, t, H, W]
@@ -25,6 +28,7 @@ class KVCache(NamedTuple):
 class QKVAttention(nn.Module):
     """What attention to all tokens and to a window share: one projection to q, k and v, an empty cache, its matrix."""
 
+    added_later: tuple[str, ...] = ("out_bias", "qk_norm", "rotary")
     residual_projections: tuple[str, ...] = ("out_proj",)
     output_projection = "out_proj"
     spreads_nan = "torch's attention multiplies masked values by zero, and zero times NaN is NaN"
@@ -36,6 +40,9 @@ class QKVAttention(nn.Module):
         d_model: int,
         n_heads: int,
         qkv_bias: bool,
+        out_bias: bool,
+        qk_norm: bool,
+        rotary: bool,
         dropout: float,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
@@ -45,9 +52,16 @@ class QKVAttention(nn.Module):
             raise ValueError(f"d_model {d_model} is not divisible by n_heads {n_heads}; choose n_heads that divides it")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout {dropout} is not a probability below 1")
-        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
+        width = d_model // n_heads
+        if rotary and width % 2:
+            raise ValueError(f"rotary rotates pairs of features; a head of {width} is odd: change n_heads")
+        self.d_model, self.n_heads, self.rotary, self.dropout = d_model, n_heads, rotary, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d_model, d_model, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, bias=out_bias, device=device, dtype=dtype)
+        self.q_norm = self.k_norm = None
+        if qk_norm:
+            self.q_norm = nn.RMSNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
+            self.k_norm = nn.RMSNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
 
     def init_state(self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Any:
         """Return the empty cache before the first token: k and v [B,0,H,W].
@@ -73,11 +87,26 @@ class QKVAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         check_input(self, x, self.qkv.weight)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).unbind(2)  # each [B,T,H,W]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rms_norm(q, self.q_norm.weight, NORM_EPS), rms_norm(k, self.k_norm.weight, NORM_EPS)
         return q, k, v
 
-    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q [B,T,H,W] and k [B,S,H,W] as their products are taken; q are the last T of the S tokens."""
-        return q, k
+    def _rotated(self, q: Tensor, k: Tensor, past: int = 0) -> tuple[Tensor, Tensor]:
+        """Return q [B,T,H,W] and k [B,S,H,W] as their products are taken; q are the last T of the S tokens.
+
+        `past` tokens come before the first of k.
+        """
+        if not self.rotary:
+            return q, k
+        angles = rotary_angles(past + k.shape[1], k.shape[3], k.device)[past:]
+        return rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
+
+    def extra_repr(self) -> str:
+        return (
+            f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={self.qkv.bias is not None}, "
+            f"out_bias={self.out_proj.bias is not None}, qk_norm={self.q_norm is not None}, rotary={self.rotary}, "
+            f"dropout={self.dropout}"
+        )
 
     def _zeros(
         self, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype | None
@@ -93,12 +122,16 @@ class SoftmaxAttention(QKVAttention):
     """Causal multi-head softmax attention through torch's fused kernels; one projection makes q, k and v.
 
     Maps x [B,T,D] to [B,T,D] and never looks ahead. Time is quadratic in T; the state is a KV cache and grows with the
-    sequence. It knows no positions: the model adds learned ones to the embeddings. W = d_model / n_heads.
+    sequence. Without `rotary` it knows no positions: the model adds learned ones to the embeddings.
+    W = d_model / n_heads.
 
     Args:
         d_model: width D of x.
         n_heads: number of heads H; must divide d_model. Default 1.
         qkv_bias: whether the projection to q, k and v has a bias. Default True.
+        out_bias: whether the output projection has a bias. Default True.
+        qk_norm: whether q and k are normalised in each head, by an RMSNorm of their own. Default False.
+        rotary: whether q and k are rotated by their positions (needs an even W). Default False.
         dropout: probability with which attention weights are dropped in training, in [0, 1). Default 0.1.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
@@ -116,23 +149,28 @@ class SoftmaxAttention(QKVAttention):
         *,
         n_heads: int = 1,
         qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        rotary: bool = False,
         dropout: float = 0.1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, qkv_bias, dropout, device, dtype)
+        super().__init__(d_model, n_heads, qkv_bias, out_bias, qk_norm, rotary, dropout, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention over time: x [B,T,D] -> [B,T,D]."""
         q, k, v = self._project(x)
-        return self._attend(q, k, v, mask=None)
+        return self._attend(*self._rotated(q, k), v, mask=None)
 
     def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
 
-        It uses a mask [B,1,T,T], so the cost does not depend on how many documents there are.
+        It uses a mask [B,1,T,T], so the cost does not depend on how many documents there are. Rotary positions count
+        from the first token of the row: attention depends on distances only.
         """
         q, k, v = self._project(x)
+        q, k = self._rotated(q, k)
         documents = document_numbers(cu_seqlens, x.shape[0] * x.shape[1]).view(x.shape[0], 1, -1)  # [B,1,T]
         return self._attend(q, k, v, mask=(documents.unsqueeze(3) == documents.unsqueeze(2)).tril())
 
@@ -145,6 +183,7 @@ class SoftmaxAttention(QKVAttention):
                 f"this state is of another shape: {shape}; x {list(x.shape)} needs a KVCache of "
                 f"{[x.shape[0], 't', *k.shape[2:]]}"
             )
+        q, k = self._rotated(q, k, state.k.shape[1])
         if state.k.shape[1] == 0:  # a prompt from its beginning: torch's causal kernels need no mask
             return self._attend(q, k, v, mask=None), KVCache(k, v)
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
@@ -155,7 +194,8 @@ class SoftmaxAttention(QKVAttention):
     ) -> "KVSlots":
         """Return empty caches for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
         k, v = self._zeros((count, self.n_heads, capacity, self.d_model // self.n_heads), device, dtype)
-        fuses = type(self) is SoftmaxAttention and is_plain(nn.Linear, self.qkv, self.out_proj)
+        plain = self.q_norm is None and not self.rotary
+        fuses = type(self) is SoftmaxAttention and plain and is_plain(nn.Linear, self.qkv, self.out_proj)
         return (FusedKVSlots if fuses else KVSlots)(self, k, v)
 
     def attention_map(self, x: Tensor) -> Tensor:
@@ -166,10 +206,6 @@ class SoftmaxAttention(QKVAttention):
     def state_size(self, seq_len: int) -> int:
         """Return how many numbers the cache of one sequence holds after seq_len tokens: 2 seq_len D."""
         return 2 * seq_len * self.d_model
-
-    def extra_repr(self) -> str:
-        bias = self.qkv.bias is not None
-        return f"d_model={self.d_model}, n_heads={self.n_heads}, qkv_bias={bias}, dropout={self.dropout}"
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
@@ -215,6 +251,9 @@ class KVSlots:
     def step(self, x: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """Return attention [count,1,D] of one more token per slot to its own past, and add it to the caches."""
         q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
+        if self._mixer.rotary:
+            angles = rotary_angles(longest, q.shape[3], q.device)[lengths].unsqueeze(1)  # [count,1,W/2]
+            q, k = rotate_rows(q, angles), rotate_rows(k, angles)
         return self._mixer.out_proj(self._attend(q, k, v, lengths, longest).transpose(1, 2).flatten(-2))
 
     def reserve(self, capacity: int) -> None:

@@ -11,8 +11,7 @@ from rebased.mixers.attention_maps import softmax_map
 from rebased.mixers.checks import check_input
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
-
-ROTARY_BASE = 10_000.0
+from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
 
 
 class WindowCache(NamedTuple):
@@ -39,6 +38,8 @@ class SlidingWindow(QKVAttention):
         n_heads: number of heads H; must divide d_model. Default 1.
         rotary: whether q and k are rotated by their positions (needs an even W). Default False.
         qkv_bias: whether the projection to q, k and v has a bias. Default True.
+        out_bias: whether the output projection has a bias. Default True.
+        qk_norm: whether q and k are normalised in each head, by an RMSNorm of their own. Default False.
         dropout: probability with which attention weights are dropped in training, in [0, 1). Default 0.1.
         device, dtype: where and in which dtype weights are made, as in torch.nn.Linear.
 
@@ -50,6 +51,7 @@ class SlidingWindow(QKVAttention):
         >>> y, cache = layer.extend(torch.randn(2, 1000, 768), layer.init_state(batch=2))
     """
 
+    added_later = ("out_bias", "qk_norm")
     cache = WindowCache
 
     def __init__(
@@ -60,16 +62,16 @@ class SlidingWindow(QKVAttention):
         n_heads: int = 1,
         rotary: bool = False,
         qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
         dropout: float = 0.1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, qkv_bias, dropout, device, dtype)
+        super().__init__(d_model, n_heads, qkv_bias, out_bias, qk_norm, rotary, dropout, device, dtype)
         if window < 1:
             raise ValueError(f"window {window} sees nothing; choose at least 1, the token itself")
-        if rotary and d_model // n_heads % 2:
-            raise ValueError(f"rotary rotates pairs of features; a head of {d_model // n_heads} is odd: change n_heads")
-        self.window, self.rotary = window, rotary
+        self.window = window
 
     def forward(self, x: Tensor) -> Tensor:
         """Return causal attention within the window: x [B,T,D] -> [B,T,D]."""
@@ -108,24 +110,13 @@ class SlidingWindow(QKVAttention):
         return 2 * min(seq_len, self.window - 1) * self.d_model
 
     def extra_repr(self) -> str:
-        bias = self.qkv.bias is not None
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, window={self.window}, rotary={self.rotary}, "
-            f"qkv_bias={bias}, dropout={self.dropout}"
-        )
+        return f"window={self.window}, {super().extra_repr()}"
 
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         q, k = self._rotated(q, k)
         o = local_attention(q, k, v, self.window, self.dropout if self.training else 0.0, documents)
         return self.out_proj(o.flatten(-2))
-
-    def _rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q [B,T,H,W] and k [B,S,H,W] after rotation, if there is one; q are the last T of the S tokens."""
-        if not self.rotary:
-            return q, k
-        angles = rotary_angles(k.shape[1], k.shape[3], k.device)
-        return rotate(q, angles[k.shape[1] - q.shape[1] :]), rotate(k, angles)
 
     def _check_state(self, state: WindowCache, k: Tensor) -> None:
         if not isinstance(state, WindowCache):
@@ -178,7 +169,7 @@ class WindowSlots:
         keys = self.k
         if self._mixer.rotary:  # positions count from the token that is about to leave the window
             q = rotate(q.transpose(1, 2), self._angles[-1:]).transpose(1, 2)
-            keys = _rotate_rows(keys, self._angles[window - 1 - distance])
+            keys = rotate_rows(keys, self._angles[window - 1 - distance])
         seen = distance <= lengths.unsqueeze(1)
         o = functional.scaled_dot_product_attention(q, keys, self.v, attn_mask=seen[:, None, None])
         return self._mixer.out_proj(o.transpose(1, 2).flatten(-2))
@@ -234,26 +225,3 @@ def _band(T: int, S: int, past: int, window: int, device: torch.device) -> Tenso
     """Return which of S keys each of T queries sees, bool [T,S]. The first query stands at key number `past`."""
     distance = torch.arange(past, past + T, device=device).unsqueeze(1) - torch.arange(S, device=device)
     return (distance >= 0) & (distance < window)
-
-
-def rotary_angles(length: int, width: int, device: torch.device) -> Tensor:
-    """Return the rotary angles of each position, [length, width/2] in fp64.
-
-    In fp32 they would be wrong by 4e-3 radians at position 65,536.
-    """
-    rates = ROTARY_BASE ** (-torch.arange(0, width, 2, device=device, dtype=torch.float64) / width)
-    return torch.arange(length, device=device, dtype=torch.float64).unsqueeze(1) * rates
-
-
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Return x [B,T,H,W] with each pair (x_i, x_{i+W/2}) rotated by the angle of its position, angles [T,W/2]."""
-    cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
-
-
-def _rotate_rows(x: Tensor, angles: Tensor) -> Tensor:
-    """Return x [B,H,S,W] with each pair rotated by the angle of its row and column, angles [B,S,W/2]."""
-    cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)

@@ -67,8 +67,11 @@ def authors_layout(model: LanguageModel) -> dict[str, Tensor]:
     config = model.config
     if other := sorted({mixer.name for mixer in config.mixers} - set(_MIXERS)):
         raise ValueError(f"the authors' layout has no {', '.join(other)}; its mixers are {', '.join(_MIXERS)}")
-    if config.block != "double_norm":
-        raise ValueError(f"the authors' layout has no block {config.block!r}; it has two norms per layer")
+    if (config.block, config.norm, config.mlp) != ("double_norm", "layer", "gelu"):
+        raise ValueError(
+            f"the authors' layout has no block {config.block!r} with norm {config.norm!r} and mlp {config.mlp!r}; "
+            "it has two LayerNorms and a GELU per layer"
+        )
     for mixer in config.mixers:
         arguments = {**mixer.arguments(), **mixer.options()}
         plain = arguments.get("qk_transform", "norm_affine") == "norm_affine" and not arguments.get("conv_width")

@@ -110,7 +110,10 @@ class LMConfig(Config):
         pattern: how often each of `mixers` follows itself, such as "3:1" for a hybrid: three layers of the first, one
             of the second, and so on. The config keeps the mixers that come of it.
         mlp_ratio: hidden width of the MLP divided by d_model. Default 0: no MLP, as in the paper's MQAR models.
-        block: "double_norm" (default): two LayerNorms and residuals per layer. "mamba": one RMSNorm and residual.
+        mlp: "gelu" (default): two linear layers with biases. "swiglu": W2 (silu(W1 x) * W3 x) without biases; its
+            hidden width is two thirds of mlp_ratio * d_model, up to a multiple of 8, so it has as many weights.
+        block: "double_norm" (default): two norms and residuals per layer. "mamba": one RMSNorm and residual.
+        norm: "layer" (default): LayerNorm. "rms": RMSNorm, which has no mean and no bias.
         embed_dropout: dropout of the sum of token and position embeddings, in [0, 1). Default 0.1.
         positions: "learned" (default): an embedding per position is added to that of the token. "none": nothing is
             added. Mixers must then see the order themselves, as short convolutions do, and sequences may be of any
@@ -123,7 +126,7 @@ class LMConfig(Config):
         >>> model = LanguageModel(config)
     """
 
-    added_later: ClassVar[tuple[str, ...]] = ("positions", "readout")
+    added_later: ClassVar[tuple[str, ...]] = ("positions", "readout", "norm", "mlp")
 
     vocab_size: int = Field(8192, ge=2)
     d_model: int = Field(128, ge=1)
@@ -131,9 +134,11 @@ class LMConfig(Config):
     max_len: int = Field(256, ge=1, description="learned positions: the longest sequence the model takes")
     mixers: tuple[AnyMixer, ...] = Field(("short_conv", "rebased"), validate_default=True)
     mlp_ratio: int = Field(0, ge=0, description="hidden width of the MLP in units of d_model; 0: no MLP, as in MQAR")
+    mlp: Literal["gelu", "swiglu"] = Field("gelu", description="two linear layers; or three, gated, without biases")
     block: Literal["double_norm", "mamba"] = Field(
-        "double_norm", description="two LayerNorms and residuals per layer; or Mamba's single RMSNorm and residual"
+        "double_norm", description="two norms and residuals per layer; or Mamba's single RMSNorm and residual"
     )
+    norm: Literal["layer", "rms"] = Field("layer", description="LayerNorm, or RMSNorm, of layers and before the head")
     embed_dropout: float = Field(0.1, ge=0, lt=1)
     positions: Literal["learned", "none"] = Field(
         "learned", description="an embedding per position, up to max_len; or none: mixers alone know the order"

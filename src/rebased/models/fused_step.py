@@ -25,7 +25,7 @@ def can_fuse(model: Network) -> bool:
     """Return True if the model computes what this file does, with weights of one dtype that the kernels take."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     same = all(getattr(type(model), name) is getattr(Network, name) for name in ("step", "logits"))
-    known = type(model.norm) is LayerNorm and all(type(block) is Block for block in model.blocks)
+    known = type(model.norm) in (LayerNorm, RMSNorm) and all(type(block) is Block for block in model.blocks)
     return same and known and len(dtypes) == 1 and dtypes <= {*DTYPES}
 
 

@@ -184,18 +184,45 @@ class ReBased(Based):
 # --- the other mixers, blocks and the network -------------------------------------------------------------------------
 
 
+def rotate(x: Tensor, first: int) -> Tensor:
+    """Return x [B,H,T,W] with each pair (x_i, x_{i+W/2}) rotated by its position's angle; the first position is given.
+
+    Attention depends on distances only, so padding may count as positions.
+    """
+    T, W = x.shape[2:]
+    rates = 10_000.0 ** (-torch.arange(0, W, 2, device=x.device, dtype=torch.float64) / W)
+    angles = torch.arange(first, first + T, device=x.device, dtype=torch.float64).unsqueeze(1) * rates
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
 class Attention(nn.Module):
     """Causal softmax attention. Its state, keys and values of all tokens, grows."""
 
-    def __init__(self, d_model: int, n_heads: int = 1, qkv_bias: bool = True, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 1,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm: bool = False,
+        rotary: bool = False,
+        dropout: float = 0.1,
+    ) -> None:
         super().__init__()
-        self.n_heads, self.dropout = n_heads, dropout
+        self.n_heads, self.rotary, self.dropout = n_heads, rotary, dropout
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model, bias=out_bias)
+        self.q_norm = nn.RMSNorm(d_model // n_heads, eps=1e-5) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(d_model // n_heads, eps=1e-5) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, keep: Tensor | None = None, state: State | None = None) -> tuple[Tensor, State]:
         """Return y [B,T,D] and the state (k, v [B,H,S,W], keep [B,S]) after x [B,T,D]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)  # each [B,H,T,W]
+        q, k, past = self.q_norm(q), self.k_norm(k), 0 if state is None else state[0].shape[2]
+        if self.rotary:
+            q, k = rotate(q, past), rotate(k, past)
         keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
         if state is not None:
             k, v = torch.cat([state[0], k], dim=2), torch.cat([state[1], v], dim=2)
@@ -242,16 +269,43 @@ class MLP(nn.Module):
         return self.fc2(functional.gelu(self.fc1(x)))
 
 
+class SwiGLU(nn.Module):
+    """Three linear layers without biases: fc2(silu(a) * b) with a, b the halves of fc1(x)."""
+
+    def __init__(self, d_model: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(d_model, 2 * hidden, bias=False), nn.Linear(hidden, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output: [..., D] -> [..., D]."""
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(functional.silu(gate) * value)
+
+
+def build_norm(kind: str, width: int) -> nn.Module:
+    """Return the norm of this kind over the last axis."""
+    return nn.RMSNorm(width, eps=1e-5) if kind == "rms" else nn.LayerNorm(width)
+
+
+def build_mlp(model: dict[str, Any]) -> nn.Module:
+    """Return the MLP of a layer, the identity if there is none."""
+    D, hidden = model["d_model"], model["mlp_ratio"] * model["d_model"]
+    if not hidden:
+        return nn.Identity()
+    return SwiGLU(D, -(-2 * hidden // 24) * 8) if model.get("mlp") == "swiglu" else MLP(D, hidden)
+
+
 class Block(nn.Module):
     """u = x + Mixer(norm1(x)), then u + MLP(norm2(u)); u + norm2(u) without an MLP; Mamba's block is u alone."""
 
     def __init__(self, model: dict[str, Any], mixer: dict[str, Any]) -> None:
         super().__init__()
         D, is_mamba = model["d_model"], model["block"] == "mamba"
-        self.norm1 = nn.RMSNorm(D, eps=1e-5) if is_mamba else nn.LayerNorm(D)
+        norm = model.get("norm", "layer")  # config.json of an earlier version has none
+        self.norm1 = build_norm("rms" if is_mamba else norm, D)
         self.mixer = MIXERS[mixer["name"]](D, **{name: value for name, value in mixer.items() if name not in NOT_HERE})
-        self.norm2 = None if is_mamba else nn.LayerNorm(D)
-        self.mlp = MLP(D, model["mlp_ratio"] * D) if model["mlp_ratio"] else nn.Identity()
+        self.norm2 = None if is_mamba else build_norm(norm, D)
+        self.mlp = build_mlp(model)
 
     def forward(self, x: Tensor, keep: Tensor | None, state: State | None) -> tuple[Tensor, State]:
         """Return the layer's output [B,T,D] and the mixer's state after x [B,T,D]."""
@@ -271,7 +325,7 @@ class Network(nn.Module):
         self.positions = nn.Embedding(self.max_len, model["d_model"]) if learned else None
         self.dropout = nn.Dropout(model["embed_dropout"])
         self.blocks = nn.ModuleList(Block(model, mixers[i % len(mixers)]) for i in range(model["n_layers"]))
-        self.norm = nn.LayerNorm(model["d_model"])
+        self.norm = build_norm(model.get("norm", "layer"), model["d_model"])
 
     def forward(self, tokens: Tensor, keep: Tensor | None, cache: "RebasedCache") -> Tensor:
         """Return features [B,T,D] of tokens [B,T] that follow those in the cache, which reads them."""

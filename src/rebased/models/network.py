@@ -24,7 +24,7 @@ from rebased.mixers import (
 )
 from rebased.models.block import Block
 from rebased.models.config import LMConfig
-from rebased.models.norm import LayerNorm
+from rebased.models.norm import build_norm
 from rebased.models.readout import LastReadout
 from rebased.ops import IGNORE, embed, linear_cross_entropy
 from rebased.ops.backend import to_device
@@ -57,7 +57,7 @@ class Network(nn.Module):
         self.blocks = nn.ModuleList(  # type: ignore[assignment]
             Block(config, layer, **factory) for layer in range(config.n_layers)
         )
-        self.norm = LayerNorm(config.d_model, **factory)
+        self.norm = build_norm(config.norm, config.d_model, **factory)
         self.readout = LastReadout(config.d_model, **factory) if config.readout == "last" else None
         self.init_weights()
 

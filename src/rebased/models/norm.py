@@ -1,5 +1,7 @@
 """torch's norms with the kernels of rebased.ops; the caller chooses the dtype of the result."""
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,12 @@ class RMSNorm(nn.RMSNorm):
 
     eps: float
 
-    def forward(self, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the norm of x [..., D] in `dtype`, which is x's unless given."""
-        return rms_norm(x, self.weight, self.eps, dtype=dtype)
+    def forward(self, x: Tensor, *, dtype: torch.dtype | None = None, residual: bool = False) -> Tensor:
+        """Return the norm of x [..., D], or x plus its norm with `residual`; in `dtype`, which is x's unless given."""
+        y = rms_norm(x, self.weight, self.eps, dtype=dtype)
+        return x + y if residual else y
+
+
+def build_norm(kind: Literal["layer", "rms"], width: int, **factory: Any) -> LayerNorm | RMSNorm:
+    """Return the norm of this kind over `width` features, with eps 1e-5; `factory` as in torch.nn.Linear."""
+    return RMSNorm(width, eps=1e-5, **factory) if kind == "rms" else LayerNorm(width, **factory)

@@ -31,6 +31,9 @@ _MQAR: dict[str, tuple[str, ...]] = {
 
 _LM = {"paper-text": (12, 16), "paper-checkpoint": (8, 128)}  # heads x key width of the 18-layer language models
 
+MODERN_MODEL: dict[str, Any] = {"norm": "rms", "mlp": "swiglu", "positions": "none"}
+MODERN_ATTENTION = {"qkv_bias": False, "out_bias": False, "qk_norm": True, "rotary": True, "dropout": 0.0}
+
 
 def mqar_preset_names() -> list[str]:
     """Return the names of the MQAR presets."""
@@ -39,16 +42,18 @@ def mqar_preset_names() -> list[str]:
 
 def preset_names() -> list[str]:
     """Return the names of all presets: the MQAR models, then the language models ("lm-...")."""
-    return [*_MQAR, *(f"lm-{name}-{mixer}" for name in _LM for mixer in ("rebased", "based")), "lm-attention"]
+    published = (f"lm-{name}-{mixer}" for name in _LM for mixer in ("rebased", "based"))
+    return [*_MQAR, *published, "lm-attention", "lm-modern"]
 
 
 def preset(
     name: str, *, d_model: int | None = None, vocab_size: int | None = None, max_len: int | None = None
 ) -> LMConfig:
-    """Return the config of a model of the paper: an MQAR model or a language model of Table 9.
+    """Return the config of a model of the paper: an MQAR model or a language model of Table 9; or of "lm-modern".
 
     Args:
         name: one of preset_names(). MQAR models have two layers and no MLP; "lm-..." models have 12 or 18 layers.
+            "lm-modern" is the Transformer of today: RMSNorm, rotary positions, norms of q and k, SwiGLU, no biases.
         d_model: width D. Default 128 (MQAR) or 768 (lm).
         vocab_size: number of tokens. Default 8,192 (MQAR) or 50,304 (lm).
         max_len: longest sequence. Default 256 (MQAR) or 4,096 (lm).
@@ -93,13 +98,17 @@ def preset_to_change(
             shape |= {"block": "mamba", "embed_dropout": 0.0}
         vocab_size, max_len = vocab_size or 8192, max_len or 256
     elif name in preset_names():
-        if name == "lm-attention":
+        modern: dict[str, Any] = {}
+        if name == "lm-modern":
+            layers, mixers = 12, [{"name": "attention", "n_heads": 12, **MODERN_ATTENTION}]
+            modern = MODERN_MODEL
+        elif name == "lm-attention":
             layers, mixers = 12, [{"name": "attention", "n_heads": 12, "qkv_bias": False, "dropout": 0.0}]
         else:
             family, _, mixer = name.removeprefix("lm-").rpartition("-")
             n_heads, key_width = _LM[family]
             layers, mixers = 18, ["short_conv", {"name": mixer, "n_heads": n_heads, "key_width": key_width}]
-        shape = {"n_layers": layers, "mlp_ratio": 4, "embed_dropout": 0.0}
+        shape = {"n_layers": layers, "mlp_ratio": 4, "embed_dropout": 0.0, **modern}
         d_model, vocab_size, max_len = d_model or 768, vocab_size or 50304, max_len or 4096
     else:
         raise ValueError(f"unknown preset {name!r}; {did_you_mean(name, preset_names())}")

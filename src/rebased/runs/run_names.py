@@ -65,6 +65,8 @@ def kind_of(model: dict[str, Any]) -> str:
     times = [(each, len(list(group))) for each, group in groupby(pattern)]
     names = dict.fromkeys(f"{n} {each}" if n > 1 and len(times) > 1 else each for each, n in times)
     name = MODEL_NAMES.get(pattern, " + ".join(names))
+    if name == "Attention" and model.get("norm") == "rms" and all(mixer.get("rotary") for mixer in mixers):
+        return "ModernTransformer"  # the preset lm-modern
     if name != "ReBased":
         return name
     last = mixers[-1]
