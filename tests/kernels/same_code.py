@@ -225,9 +225,9 @@ def main(words: Sequence[str] | None = None) -> int:
     compute_classes.write_record(record, compute_classes.RECORD)
     record = carried_over(json.loads(compile_classes.RECORD.read_text()), hashes, proof)
     jobs = compile_classes.jobs(compile_classes.RECORDED)
-    if record["complete"]:
-        done = {job.name for job, name in jobs.items() if name in plan.compiled}
-        compile_classes.write_record(compile_classes.RECORD, record, done, complete=len(done) == len(jobs))
+    known = {job.name for job, name in jobs.items() if name in plan.compiled}
+    done = known if record["complete"] else known & set(record["done"])
+    compile_classes.write_record(compile_classes.RECORD, record, done, complete=len(done) == len(jobs))
     return 0
 
 
