@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from data.small_tokenizer import write_small_tokenizer
+from forked_python import COMMAND, Started
 from rebased.cli import main
 from rebased.cli.text_output import visible
 from rebased.data.tokenizer import ByteTokenizer
@@ -137,35 +137,20 @@ def test_a_sequence_does_not_depend_on_the_others(capsys: pytest.CaptureFixture[
 def test_in_a_terminal_the_prompt_stands_before_the_text(home: Path) -> None:
     """A real terminal, with characters of several bytes, in pieces as they come."""
     leader, follower = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "rebased",
-        "lm",
-        "generate",
-        "spoken",
-        *BYTES,
-        "--temperature",
-        "0",
-        "--prompt",
-        "x",
-    ]
-    paths = os.pathsep.join(sys.path)
-    environment = os.environ | {"PYTHONPATH": paths, "TERM": "dumb", "COLUMNS": "100"}
-    with subprocess.Popen(
-        command, cwd=home, env=environment, stdin=follower, stdout=follower, stderr=follower
-    ) as child:
-        os.close(follower)
-        content = b""
-        while True:
-            try:
-                piece = os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            content += piece
-        assert child.wait(60) == 0
+    environment = {"TERM": "dumb", "COLUMNS": "100"}
+    words = ("lm", "generate", "spoken", *BYTES, "--temperature", "0", "--prompt", "x")
+    child = Started(COMMAND, *words, cwd=home, environment=environment, streams=dict.fromkeys(range(3), follower))
+    os.close(follower)
+    content = b""
+    while True:
+        try:
+            piece = os.read(leader, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        content += piece
+    assert child.wait(60) == 0
     os.close(leader)
     text = content.decode()
     assert "x" + TEXT.replace("\n", "\r\n") in text

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from forked_python import COMMAND, Started
 from rebased.cli import main
 from rebased.config import load_config
 from rebased.data import write_corpus
@@ -146,8 +146,7 @@ def test_a_damaged_text_is_told_before_anything_begins(
 
 def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", config, "--train.steps", "2000", "--train.final_windows", "1", "--out", "a run"]
-    command = [sys.executable, "-c", "from rebased.cli import main; main()", "lm", "train", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = Started(COMMAND, "lm", "train", *words)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("step 2/"):
         assert process.poll() is None

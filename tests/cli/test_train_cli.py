@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-import torch
 import yaml
 
+from forked_python import COMMAND, Started
 from rebased.cli import main
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
@@ -26,7 +26,6 @@ from rebased.runs.folder import run_folder
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import SyntheticRunConfig
 
-COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {
     "task": {
         "vocab_size": 24,
@@ -57,17 +56,14 @@ EPOCHS = 8
 
 
 @contextmanager
-def held(out: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], TextIO]]:
+def held(out: str, *words: str) -> Iterator[tuple[Started, TextIO]]:
     """A run of EPOCHS epochs that has trained one or more, and what it prints to: a pipe with room for its first lines
     alone, so that it is still there whenever the signal is sent, until somebody reads."""
     ours, theirs = os.pipe()
     size = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
     os.write(theirs, b"\n" * (size - 400))
     words = ("train", "--config", "tiny.yaml", "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *words)
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # other sums, other last bits
-    process = subprocess.Popen(
-        [*COMMAND, *words, "--out", out], stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    process = Started(COMMAND, *words, "--out", out, streams={1: theirs})
     os.close(theirs)
     while not (Path(out) / "record.jsonl").exists() or not epochs_of(out):
         assert process.poll() is None

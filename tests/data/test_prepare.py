@@ -5,7 +5,6 @@ import json
 import lzma
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from small_tokenizer import small_tokenizer_json, write_small_tokenizer
 
+from forked_python import Started
 from rebased.cli import main
 from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
@@ -235,12 +235,12 @@ def is_running(process: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see which processes run")
 def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
     prepare(mixed, tmp_path / "whole")
-    command = [sys.executable, "-c", SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while (words := process.stdout.readline().split())[:1] != ["3"]:
-            assert process.poll() is None
-        process.kill()
+    process = Started(SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2")
+    assert process.stdout is not None
+    while (words := process.stdout.readline().split())[:1] != ["3"]:
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
     workers = [int(word) for word in words[1:]]
     assert len(workers) == 2
     deadline = time.monotonic() + 300
@@ -294,10 +294,10 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_0
 
 def test_a_full_disk(mixed: PrepareConfig, tmp_path: Path) -> None:
     """A limit on the size of files simulates a full disk: writing fails in the same way."""
-    command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "File too large; the shards finished so far are kept: make room, then run" in ended.stderr
+    process = Started(FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "File too large; the shards finished so far are kept: make room, then run" in err
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*.bin"))
     prepare(mixed, tmp_path / "out", resume=True)

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -35,6 +36,76 @@ def run_script(path: Path, *words: str, patch: str = "") -> Done:
 def run_code(code: str, cwd: Path, **environment: str) -> Done:
     """Run `python -c CODE` in the folder `cwd`."""
     return _run(exec, code, {"__name__": "__main__"}, cwd=cwd, environment=environment)
+
+
+COMMAND = "from rebased.cli import main; main()"
+
+
+class Started:
+    """`python -c CODE WORDS` while it runs, with the methods of subprocess.Popen. Processes that it starts in turn come
+    from the same server, so what they print is not read here.
+
+    `streams`: file descriptors here, by their number there (0, 1, 2); a pipe is read for each of 1 and 2 without one.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        *words: str,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        streams: Mapping[int, int] | None = None,
+    ) -> None:
+        given = dict(streams or {})
+        ours = {}
+        for number in {1, 2} - set(given):
+            ours[number], given[number] = os.pipe()
+        connections = {number: Connection(os.dup(each), readable=False) for number, each in given.items()}
+        for number in ours:
+            os.close(given[number])
+        arguments = (code, words, cwd or Path.cwd(), {**os.environ, **(environment or {})}, connections)
+        self._process = multiprocessing.get_context("forkserver").Process(target=_start, args=arguments)
+        self._process.start()
+        for each in connections.values():
+            each.close()
+        self.stdout, self.stderr = (os.fdopen(ours[n]) if n in ours else None for n in (1, 2))
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float = TIMEOUT) -> int | None:
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float = TIMEOUT) -> tuple[str, str]:
+        """The rest of what it prints, and its errors; waits for its end."""
+        out, err = (stream.read() if stream else "" for stream in (self.stdout, self.stderr))
+        assert self.wait(timeout) is not None, "it does not end"
+        return out, err
+
+
+def _start(
+    code: str, words: tuple[str, ...], cwd: Path, environment: dict[str, str], streams: dict[int, Connection]
+) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, each in streams.items():
+        os.dup2(each.fileno(), number)
+        each.close()
+    sys.argv = ["-c", *words]
+    exec(code, {"__name__": "__main__"})
 
 
 def run_pytest(*arguments: str) -> Done:
