@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,14 +68,6 @@ def held(out: str, *words: str) -> Iterator[tuple[Started, TextIO]]:
         time.sleep(0.02)
     with os.fdopen(ours) as shown:
         yield process, shown
-
-
-def test_help_and_version_do_not_import_torch() -> None:
-    for word in ("--help", "--version"):
-        script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
-        script += "atexit.register(lambda: print('torch' in sys.modules, 'pydantic' in sys.modules)); main()"
-        answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        assert answer.stdout.endswith("False False\n"), answer.stdout
 
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
