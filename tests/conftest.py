@@ -23,7 +23,10 @@ collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.
 
 CONTRACTS = {MIXER: "test_contract.py", TASK: "test_task_contract.py"}
 MEMORY, ENOUGH = "/dev/shm", 4 * 2**30  # a file system in memory, and the bytes that must be free there
-SERVER_HAS = ("rebased.train.executors", "rebased.train.lm", "rebased.data.preparation", "torch._dynamo")
+SERVER_HAS = (
+    *("pytest", "safetensors.torch", "torch._dynamo", "rebased.data.preparation", "rebased.train.executors"),
+    *("rebased.train.lm.workload", "rebased.train.synthetic.workload"),
+)  # pytest, because a process imports the file of the test that its function is of
 
 
 def _can_hold_files(folder: str) -> bool:
