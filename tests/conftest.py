@@ -141,6 +141,14 @@ def _no_stack_is_kept_per_seed() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep asks a process how fast each model is, as always, and gets an answer without any training."""
+    from tiny_run import known_times
+
+    monkeypatch.setattr("rebased.train.sweep.cost.time_steps", known_times)
+
+
 @pytest.fixture(autouse=True)
 def _mixers_and_tasks_of_a_test_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""

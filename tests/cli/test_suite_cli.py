@@ -58,6 +58,7 @@ def read(name: str) -> dict[str, Any]:
     return json.loads(Path(name).read_text())
 
 
+@pytest.mark.usefixtures("untimed")
 def test_a_users_mixer_is_trained_sized_and_compared_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5, "Linear": 0.1})), Path("known.jsonl.gz"))
