@@ -218,7 +218,7 @@ def wait_for(said: Path, word: str) -> None:
 
 def test_a_call_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    caller = multiprocessing.get_context("spawn").Process(
+    caller = multiprocessing.get_context("forkserver").Process(
         target=LocalExecutor(1).call, args=(sleep_and_say_when_it_ends, said)
     )
     caller.start()
