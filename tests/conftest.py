@@ -1,5 +1,6 @@
 """Shared by all tests: the options --mixer, --task and --all, and which tests this machine can run."""
 
+import gc
 import logging
 import os
 import signal
@@ -56,6 +57,7 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # while modules are imported and tests collected: nothing of these is garbage
     # Once: pytest's option log_level sets the level in each phase of each test, which clears the caches of all loggers.
     logging.getLogger().setLevel(logging.INFO)
     logging.disable(logging.DEBUG)  # torch.distributed logs hundreds of lines per checkpoint
@@ -67,6 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[MIXER] = find_mixer(wanted)
     if wanted := config.getoption("--task"):
         config.stash[TASK] = find_task(wanted)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # else pytest adds a handler to each of 40 loggers in each phase of each test
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -416,11 +416,12 @@ def _syntax_of(text: str) -> str:
 def _syntax(node: Any) -> Any:
     """A syntax tree as nested tuples, without imports, docstrings, and what is empty: versions of Python differ in
     that."""
-    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+    kind = type(node)
+    if kind in (ast.Module, ast.FunctionDef, ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
         del node.body[0]
+    if kind is list:
+        return tuple([_syntax(each) for each in node if type(each) not in (ast.Import, ast.ImportFrom)])
     if isinstance(node, ast.AST):
-        fields = ((name, _syntax(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
-        return type(node).__name__, *fields
-    if isinstance(node, list):
-        return tuple(_syntax(each) for each in node if not isinstance(each, ast.Import | ast.ImportFrom))
+        fields = [(name, getattr(node, name, None)) for name in node._fields]
+        return kind.__name__, *[(name, _syntax(value)) for name, value in fields if value not in (None, [])]
     return repr(node)

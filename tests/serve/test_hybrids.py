@@ -38,7 +38,9 @@ def pairs() -> list[Any]:
     """Each mixer with each companion. One of the two is run always and both before a release: layers do not know each
     other, and either companion meets states of every kind."""
     return [
-        pytest.param((name, companion), marks=[] if row % 2 == column else pytest.mark.release, id=f"{name}-{companion}")
+        pytest.param(
+            (name, companion), marks=[] if row % 2 == column else pytest.mark.release, id=f"{name}-{companion}"
+        )
         for row, name in enumerate(OURS)
         for column, companion in enumerate(COMPANIONS)
     ]
