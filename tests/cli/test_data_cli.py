@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import rebased
 from forked_python import COMMAND, Started
-from rebased.cli import main
 from rebased.data import Corpus
 
 
@@ -21,12 +21,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
     Path("story.txt").write_text("once upon a time.\n" * 500)
     return tmp_path
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def test_prepare_and_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

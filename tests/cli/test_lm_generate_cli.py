@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 import torch
 from torch import nn
 
+from command_line import rebased
 from data.small_tokenizer import write_small_tokenizer
 from forked_python import COMMAND, Started
-from rebased.cli import main
 from rebased.cli.text_output import visible
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
+
+run = partial(rebased, "lm", "generate")
 
 TEXT = "Grüße, 漢字!\n"
 BYTES = ("--tokenizer", "bytes")
@@ -59,12 +62,6 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["lm", "generate", *words])
-    return int(left.value.code or 0)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -1,16 +1,19 @@
 """rebased suite: a user's own mixer on a small suite, from the command to the page."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from command_line import rebased
 from fake_suite import TREE, small_suite, suite_runs
-from rebased.cli import main
 from rebased.mixers import contract
 from rebased.runs.collect import collect, write_bundle
+
+suite = partial(rebased, "suite")
 
 OWN = """
 from torch import nn
@@ -46,12 +49,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("own.py").write_text(OWN)
     small = {"tasks": {"MQAR": TREE["tasks"]["MQAR"]}, "state_bytes": [512], "score_seeds": [11, 12]}
     Path("small.yaml").write_text(yaml.safe_dump(TREE | small))
-
-
-def suite(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["suite", *words])
-    return left.value.code or 0  # type: ignore[return-value]
 
 
 def read(name: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import yaml
 from cyclopts import Token
 from rich.console import Console
 
+from command_line import rebased
 from fake_records import fake_run
-from rebased.cli import main
 from rebased.cli.sweep import Command, read_time
 from rebased.cli.sweep_board import LineBoard, LiveBoard, Tally
 from rebased.cli.sweep_files import SweepFiles
@@ -62,12 +62,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 def write(grid: dict[str, Any], **train: float) -> None:
     base = BASE | {"train": {**BASE["train"], **train}}
     Path("tiny.yaml").write_text(yaml.safe_dump({"base": base, "grid": grid}))
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def records() -> dict[str, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from typing import TextIO
 import pytest
 import yaml
 
+from command_line import rebased
 from forked_python import COMMAND, Started
 from rebased.cli import main
 from rebased.cli.overrides import parse_overrides
@@ -42,12 +43,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
     Path("tiny.yaml").write_text(yaml.safe_dump(TINY))
     return "tiny.yaml"
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 EPOCHS = 8
