@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -104,6 +105,7 @@ def _start(
     for number, each in streams.items():
         os.dup2(each.fileno(), number)
         each.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a sweep has started blocks Ctrl-C
     sys.argv = ["-c", *words]
     exec(code, {"__name__": "__main__"})
 
