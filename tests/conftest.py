@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
@@ -57,7 +57,6 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # while modules are imported and tests collected: nothing of these is garbage
     # Once: pytest's option log_level sets the level in each phase of each test, which clears the caches of all loggers.
     logging.getLogger().setLevel(logging.INFO)
     logging.disable(logging.DEBUG)  # torch.distributed logs hundreds of lines per checkpoint
@@ -71,12 +70,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[TASK] = find_task(wanted)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # of the modules and tests that now come nothing is garbage
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        _let_torch_propagate()
+
+
+def _let_torch_propagate() -> None:
+    """Else pytest would add a handler to each of torch's 40 loggers, in each phase of each test."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch") and isinstance(logger, logging.Logger):
-            logger.propagate = True  # else pytest adds a handler to each of 40 loggers in each phase of each test
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
