@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ def run_script(path: Path, *words: str, patch: str = "") -> Done:
 
 def run_code(code: str, cwd: Path, **environment: str) -> Done:
     """Run `python -c CODE` in the folder `cwd`."""
-    return _run(exec, code, {"__name__": "__main__"}, cwd=cwd, environment=environment)
+    return _run(_code, code, (), cwd=cwd, environment=environment)
 
 
 COMMAND = "from rebased.cli import main; main()"
@@ -57,18 +58,12 @@ class Started:
         environment: Mapping[str, str] | None = None,
         streams: Mapping[int, int] | None = None,
     ) -> None:
-        given = dict(streams or {})
-        ours = {}
+        given, ours = dict(streams or {}), dict[int, int]()
         for number in {1, 2} - set(given):
             ours[number], given[number] = os.pipe()
-        connections = {number: Connection(os.dup(each), readable=False) for number, each in given.items()}
+        self._process = _begin(_code, (code, words), cwd or Path.cwd(), environment, given)
         for number in ours:
             os.close(given[number])
-        arguments = (code, words, cwd or Path.cwd(), {**os.environ, **(environment or {})}, connections)
-        self._process = multiprocessing.get_context("forkserver").Process(target=_start, args=arguments)
-        self._process.start()
-        for each in connections.values():
-            each.close()
         self.stdout, self.stderr = (os.fdopen(ours[n]) if n in ours else None for n in (1, 2))
 
     @property
@@ -96,16 +91,7 @@ class Started:
         return out, err
 
 
-def _start(
-    code: str, words: tuple[str, ...], cwd: Path, environment: dict[str, str], streams: dict[int, Connection]
-) -> None:
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    for number, each in streams.items():
-        os.dup2(each.fileno(), number)
-        each.close()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a sweep has started blocks Ctrl-C
+def _code(code: str, words: tuple[str, ...]) -> None:
     sys.argv = ["-c", *words]
     exec(code, {"__name__": "__main__"})
 
@@ -118,27 +104,47 @@ def run_pytest(*arguments: str) -> Done:
 def _run(
     function: Callable[..., Any], *arguments: Any, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> Done:
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
-        setting = (cwd, {**os.environ, **(environment or {})}, outputs)
-        process = multiprocessing.get_context("forkserver").Process(target=_call, args=(setting, function, arguments))
-        process.start()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = _begin(function, arguments, cwd, environment, {1: out.fileno(), 2: err.fileno()})
         process.join(TIMEOUT)
         if process.is_alive():
             process.kill()
             process.join()
-        return Done(process.exitcode, *(path.read_text() for path in outputs))
+        out.seek(0)
+        err.seek(0)
+        return Done(process.exitcode, out.read(), err.read())
+
+
+def _begin(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    cwd: Path,
+    environment: Mapping[str, str] | None,
+    streams: Mapping[int, int],
+) -> BaseProcess:
+    """A process that calls the function, with these file descriptors of ours as its own 0, 1 and 2."""
+    theirs = {number: Connection(os.dup(each), readable=False) for number, each in streams.items()}
+    setting = (cwd, {**os.environ, **(environment or {})}, theirs)
+    process = multiprocessing.get_context("forkserver").Process(target=_call, args=(setting, function, arguments))
+    process.start()
+    for each in theirs.values():
+        each.close()
+    return process
 
 
 def _call(
-    setting: tuple[Path, dict[str, str], list[Path]], function: Callable[..., Any], arguments: tuple[Any, ...]
+    setting: tuple[Path, dict[str, str], dict[int, Connection]],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
-    cwd, environment, outputs = setting
+    cwd, environment, streams = setting
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in enumerate(outputs, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number, each in streams.items():
+        os.dup2(each.fileno(), number)
+        each.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a sweep has started blocks Ctrl-C
     function(*arguments)
 
 
