@@ -35,7 +35,7 @@ COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {
     "task": {
         "vocab_size": 24,
-        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 32}],
+        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}],
         "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}],
     },
     "model": {"preset": "rebased", "d_model": 12, "mixers": {1: {"n_heads": 1}}},
