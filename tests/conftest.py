@@ -1,12 +1,13 @@
 """Shared by all tests: the options --mixer, --task and --all, and which tests this machine can run."""
 
+import gc
 import logging
 import os
 import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
@@ -23,7 +24,10 @@ collect_ignore = [path.name for path in Path(__file__).parent.iterdir() if path.
 
 CONTRACTS = {MIXER: "test_contract.py", TASK: "test_task_contract.py"}
 MEMORY, ENOUGH = "/dev/shm", 4 * 2**30  # a file system in memory, and the bytes that must be free there
-SERVER_HAS = ("rebased.train.executors", "rebased.train.lm", "rebased.data.preparation", "torch._dynamo")
+SERVER_HAS = (
+    *("pytest", "safetensors.torch", "torch._dynamo", "rebased.data.preparation", "rebased.train.executors.local"),
+    *("rebased.train.lm.workload", "rebased.train.synthetic.workload"),
+)  # pytest, because a process imports the file of the test that its function is of
 
 
 def _can_hold_files(folder: str) -> bool:
@@ -64,6 +68,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[MIXER] = find_mixer(wanted)
     if wanted := config.getoption("--task"):
         config.stash[TASK] = find_task(wanted)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # of the modules and tests that now come nothing is garbage
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        _let_torch_propagate()
+
+
+def _let_torch_propagate() -> None:
+    """Else pytest would add a handler to each of torch's 40 loggers, in each phase of each test."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -136,6 +158,14 @@ def _no_stack_is_kept_per_seed() -> Iterator[None]:
             if hasattr(module := sys.modules.get(name), "traceback"):
                 patch.setattr(module, "traceback", SimpleNamespace(format_stack=list))
         yield
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep asks a process how fast each model is, as always, and gets an answer without any training."""
+    from tiny_run import known_times
+
+    monkeypatch.setattr("rebased.train.sweep.cost.time_steps", known_times)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The floor plan of docs/architecture.md, held against every import; and what an import may cost and do."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -29,17 +30,17 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def floor_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def imported(path: Path, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, floor) of each use of this package; a name taken from the package's own top counts as floor ''."""
-    for node in ast.walk(tree):
+    for node in nodes:
         modules: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write the import out from 'rebased'"
@@ -56,10 +57,10 @@ def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 0), floor if floor in FLOORS else ""
 
 
-def violations(path: Path, tree: ast.Module) -> list[str]:
+def violations(path: Path, nodes: list[ast.AST]) -> list[str]:
     own = floor_of(path)
     found = []
-    for line, floor in imported(path, tree):
+    for line, floor in imported(path, nodes):
         where = f"{name_of(path)}:{line}"
         if floor == "":
             found.append(f"{where} imports from the top; import from where the name lives")
@@ -76,14 +77,15 @@ def test_the_table_names_every_floor() -> None:
 
 
 def test_imports_go_down() -> None:
-    assert [each for path in FILES if floor_of(path) not in TOP for each in violations(path, parsed(path))] == []
+    assert [each for path in FILES if floor_of(path) not in TOP for each in violations(path, nodes_of(path))] == []
 
 
 def test_a_violation_is_found() -> None:
     lines = ["import rebased.models", "from rebased import ReBased", "from rebased.config import Config"]
     lines += ["import rebased", "print(rebased.__version__)", "rebased.MQAR()"]
+    nodes = list(ast.walk(ast.parse("\n".join(lines))))
     for floor, wrong in (("ops", "1236"), ("compat", "1236"), ("tasks", "126"), ("train", "26")):
-        where = [text.split()[0] for text in violations(SOURCE / floor / "x.py", ast.parse("\n".join(lines)))]
+        where = [text.split()[0] for text in violations(SOURCE / floor / "x.py", nodes)]
         assert where == [f"{floor}/x.py:{line}" for line in wrong]
 
 
@@ -92,7 +94,7 @@ def test_nothing_prints_below_cli() -> None:
         (path, node)
         for path in FILES
         if floor_of(path) != "cli"
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
     ]
     prints = [(path, call.lineno) for path, call in calls if getattr(call.func, "id", None) == "print"]
@@ -104,9 +106,9 @@ def test_one_file_asks_about_hardware() -> None:
     assert [name_of(path) for path in FILES if asks.search(path.read_text())] == ["ops/backend.py"]
 
 
-def run_python(code: str) -> str:
+def run_python(*words: str) -> str:
     """What a fresh interpreter prints, stderr included; it must succeed."""
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-W", "error", "-c", *words], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout + result.stderr
 
@@ -116,9 +118,8 @@ def test_importing_rebased_is_silent_and_cheap() -> None:
     assert run_python(f"import rebased, sys; assert not [m for m in {heavy} if m in sys.modules]") == ""
 
 
-def test_names_at_the_top_arrive_on_first_use_and_counting_needs_no_compiler() -> None:
-    code = """
-import sys
+AFTER_TORCH = {
+    "names at the top arrive on first use": """
 import rebased
 assert set(rebased.__all__) <= set(dir(rebased))
 from rebased import *
@@ -129,11 +130,50 @@ except AttributeError as error:
     assert "no attribute 'nonsense'" in str(error)
 else:
     raise AssertionError
-from rebased.models import preset, shape_of
-assert shape_of(preset("rebased", d_model=48)).num_parameters() > 0
-assert "torch._dynamo" not in sys.modules  # which takes as long to import as all the rest
+""",
+    "counting needs no compiler, which takes as long to import as all the rest": """
+from rebased.mixers import mixer_names
+from rebased.models import LMConfig, shape_of
+for name in mixer_names():
+    assert shape_of(LMConfig(vocab_size=8, d_model=48, mixers=[name])).num_parameters() > 0
+    assert "torch._dynamo" not in sys.modules, name
+""",
+    "operators on a CPU do not import triton": """
+import torch
+from rebased.ops import REBASED, poly_attention
+q = torch.ones(1, 3, 1, 2)
+poly_attention(q, q, q, coefficients=REBASED, cu_seqlens=torch.tensor([0, 1, 3]))
+assert not [name for name in sys.modules if name.startswith(("triton", "rebased.ops.polynomial.gpu"))]
+""",
+    "a bare machine with a GPU sweeps without what reports alone need": """
+sys.modules |= dict.fromkeys(("scipy", "matplotlib", "ray"))
+import rebased.cli.sweep, rebased.train.lm.workload, rebased.train.synthetic.workload
+""",
+}
+FORKS = """
+import json, os, sys, traceback
+import torch
+answers = {}
+for name, code in json.loads(sys.argv[1]).items():
+    ours, theirs = os.pipe()
+    if not os.fork():
+        os.dup2(theirs, 1), os.dup2(theirs, 2)
+        try:
+            exec(code, {"sys": sys})
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
+        answers[name] = said.read()
+print(json.dumps(answers))
 """
-    assert run_python(code) == ""
+
+
+def test_what_is_imported_beside_torch() -> None:
+    """Each question in an interpreter that has imported torch and nothing else: they are forks of one."""
+    assert json.loads(run_python(FORKS, json.dumps(AFTER_TORCH))) == dict.fromkeys(AFTER_TORCH, "")
 
 
 def test_ops_mixers_and_compat_need_torch_alone() -> None:

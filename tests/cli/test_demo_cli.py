@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from command_line import rebased
 from rebased.cli import demo as demo_verb
-from rebased.cli import main
 from rebased.cli.demo import SEEDS, SHIPPED, SWEEP
 from rebased.evaluate.attention_speed import Timing
 from rebased.report.demo_figures import labelled
@@ -45,12 +45,6 @@ def write_sweep(**train: float) -> None:
     base = TINY["base"]
     tree = TINY | {"base": {**base, "train": {**base["train"], **train}}}
     Path("tiny.yaml").write_text(yaml.safe_dump(tree))
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def test_the_demo_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:

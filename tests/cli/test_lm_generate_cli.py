@@ -4,8 +4,8 @@ import io
 import json
 import os
 import pty
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch import nn
 
+from command_line import rebased
 from data.small_tokenizer import write_small_tokenizer
-from rebased.cli import main
+from forked_python import COMMAND, Started
 from rebased.cli.text_output import visible
 from rebased.data.tokenizer import ByteTokenizer
 from rebased.models import LanguageModel, LMConfig
 from rebased.models.weights import load_model, save_model
+
+run = partial(rebased, "lm", "generate")
 
 TEXT = "Grüße, 漢字!\n"
 BYTES = ("--tokenizer", "bytes")
@@ -59,12 +62,6 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["lm", "generate", *words])
-    return int(left.value.code or 0)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -137,35 +134,20 @@ def test_a_sequence_does_not_depend_on_the_others(capsys: pytest.CaptureFixture[
 def test_in_a_terminal_the_prompt_stands_before_the_text(home: Path) -> None:
     """A real terminal, with characters of several bytes, in pieces as they come."""
     leader, follower = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "rebased",
-        "lm",
-        "generate",
-        "spoken",
-        *BYTES,
-        "--temperature",
-        "0",
-        "--prompt",
-        "x",
-    ]
-    paths = os.pathsep.join(sys.path)
-    environment = os.environ | {"PYTHONPATH": paths, "TERM": "dumb", "COLUMNS": "100"}
-    with subprocess.Popen(
-        command, cwd=home, env=environment, stdin=follower, stdout=follower, stderr=follower
-    ) as child:
-        os.close(follower)
-        content = b""
-        while True:
-            try:
-                piece = os.read(leader, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not piece:
-                break
-            content += piece
-        assert child.wait(60) == 0
+    environment = {"TERM": "dumb", "COLUMNS": "100"}
+    words = ("lm", "generate", "spoken", *BYTES, "--temperature", "0", "--prompt", "x")
+    child = Started(COMMAND, *words, cwd=home, environment=environment, streams=dict.fromkeys(range(3), follower))
+    os.close(follower)
+    content = b""
+    while True:
+        try:
+            piece = os.read(leader, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        content += piece
+    assert child.wait(60) == 0
     os.close(leader)
     text = content.decode()
     assert "x" + TEXT.replace("\n", "\r\n") in text

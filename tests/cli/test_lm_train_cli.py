@@ -5,8 +5,8 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rebased.cli import main
+from command_line import rebased
+from forked_python import COMMAND, Started
 from rebased.config import load_config
 from rebased.data import write_corpus
 from rebased.models.weights import load_model
@@ -23,6 +24,8 @@ from rebased.runs.lm_config import LMRunConfig
 from rebased.runs.record import read_record
 from rebased.runs.shipped import CONFIGS
 from rebased.train.sweep.grid import load_sweep
+
+lm_train = partial(rebased, "lm", "train")
 
 TINY: dict[str, Any] = {
     "data": {"folder": "text", "seq_len": 16},
@@ -41,14 +44,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tiny.yaml"
 
 
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["lm", "train", *words])
-    return int(left.value.code or 0)
-
-
 def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rebased("--config", config, "--train.lr", "3e-3", "--model.n_layers=3") == 0
+    assert lm_train("--config", config, "--train.lr", "3e-3", "--model.n_layers=3") == 0
     captured = capsys.readouterr()
     (folder,) = Path("runs").iterdir()
     record = read_record(folder)
@@ -64,13 +61,13 @@ def test_a_run_from_start_to_end(config: str, capsys: pytest.CaptureFixture[str]
     assert lines[-1] == f"valid perplexity {parts} after 4 steps; {folder}"
     assert captured.err == ""
     assert load_model(folder).config.n_layers == 3
-    assert rebased("--config", config, "--train.lr", "3e-3", "--model.n_layers=3", "--resume") == 0
+    assert lm_train("--config", config, "--train.lr", "3e-3", "--model.n_layers=3", "--resume") == 0
     assert capsys.readouterr().out.startswith("this run is done already: valid perplexity")
 
 
 def test_a_text_in_which_nothing_repeats_has_no_ar_perplexity(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", config, "--data.seq_len", "4", "--train.final_windows", "1", "--out", "run"]
-    assert rebased(*words) == 0
+    assert lm_train(*words) == 0
     found = read_record(Path("run"))[-1]["valid"]
     assert (found["ar_share"], found["ar"]) == (0, {"loss": None, "perplexity": None})
     assert found["by_distance"] == []
@@ -83,7 +80,7 @@ def test_in_a_terminal_there_is_a_bar(
 ) -> None:
     for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "160"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
-    assert rebased("--config", config, "--out", "run") == 0
+    assert lm_train("--config", config, "--out", "run") == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert re.search(r"━ *4/4 loss \d\.\d+  \|g\| \d+\.\d+  [\d,]+ tokens/s  valid ppl \d+\.\d+", shown)
     assert re.search(r"━ *3/3 windows of valid measured", shown)
@@ -123,7 +120,7 @@ BAD = [
 def test_bad_input_is_one_line_and_exit_code_2(
     config: str, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    assert rebased(*words) == 2
+    assert lm_train(*words) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert message in captured.err
@@ -137,17 +134,16 @@ def test_a_damaged_text_is_told_before_anything_begins(
     content = bytearray(shard.read_bytes())
     content[4] ^= 1
     shard.write_bytes(content)
-    assert rebased("--config", config, "--out", "run") == 2
+    assert lm_train("--config", config, "--out", "run") == 2
     assert "valid-00000.bin is damaged: its sha256" in capsys.readouterr().err
     assert not Path("run").exists()
     monkeypatch.setattr("rebased.data.corpus.SMALL_BYTES", 100)  # to read the Pile once takes longer than one may wait
-    assert rebased("--config", config, "--out", "run") == 0
+    assert lm_train("--config", config, "--out", "run") == 0
 
 
 def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", config, "--train.steps", "2000", "--train.final_windows", "1", "--out", "a run"]
-    command = [sys.executable, "-c", "from rebased.cli import main; main()", "lm", "train", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = Started(COMMAND, "lm", "train", *words)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("step 2/"):
         assert process.poll() is None
@@ -160,7 +156,7 @@ def test_ctrl_c_says_how_to_go_on(config: str, capsys: pytest.CaptureFixture[str
     again = shlex.split(last.partition("rebased lm train ")[2])
     step = int(re.findall(r"step (\d+)", last)[0])
     assert json.loads(Path("a run/checkpoint.json").read_text())["progress"]["step"] == step
-    assert rebased(*[word for word in again if word != "--resume"]) == 2
+    assert lm_train(*[word for word in again if word != "--resume"]) == 2
     assert "add --resume to go on" in capsys.readouterr().err
 
 
@@ -185,7 +181,7 @@ def test_dashboards_get_the_lines_of_the_record(
     board = ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
-    assert rebased("--config", config, "--out", "run", "--tensorboard") == 0
+    assert lm_train("--config", config, "--out", "run", "--tensorboard") == 0
     line = next(line for line in read_record("run") if line["type"] == "step")
     assert heard[0] == ("tensorboard", 1)
     assert ("train/loss", line["loss"], 2) in heard
@@ -207,14 +203,14 @@ def test_dashboards_get_the_lines_of_the_record(
 
     wandb.init = Started  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    assert rebased("--config", config, "--out", "my run", "--wandb", "mine") == 0
+    assert lm_train("--config", config, "--out", "my run", "--wandb", "mine") == 0
     digest = read_record("my run")[0]["digest"]
     assert heard[0] == ("mine", "my run", f"my-run-{digest}")  # a folder of another name is another run
     assert ("log", 2) in heard
     assert heard[-1] == ("finished", "done")
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises ImportError
     capsys.readouterr()
-    assert rebased("--config", config, "--out", "other", "--wandb", "mine") == 2
+    assert lm_train("--config", config, "--out", "other", "--wandb", "mine") == 2
     assert capsys.readouterr().err == "error: wandb is not installed; it comes with: pip install 'rebased[log]'\n"
     assert not os.path.exists("other")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from command_line import rebased
 from fake_records import fake_run
 from paper_records import paper_run
-from rebased.cli import main
 from rebased.runs.collect import write_bundle
 
 
@@ -15,12 +15,6 @@ from rebased.runs.collect import write_bundle
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def test_the_packages_records_in_the_terminal_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,17 +2,14 @@
 
 import json
 import logging
+from functools import partial
 
 import pytest
 
-from rebased.cli import main
+from command_line import rebased
 from rebased.cli import paper as paper_command
 
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main(["paper", "--params", *words])
-    return int(leaving.value.code or 0)
+run = partial(rebased, "paper", "--params")
 
 
 def test_prints_all_tables(capsys: pytest.CaptureFixture[str]) -> None:

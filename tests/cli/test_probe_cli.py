@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from command_line import rebased
 from page_reader import assert_self_contained
-from rebased.cli import main
 from rebased.cli.output import Output
 from rebased.config import merge
 from rebased.runs.record import RECORD
@@ -24,12 +24,6 @@ KERNELS = {
     "based": {"name": "based", "n_heads": 2, "key_width": 4},
     "attention": {"name": "attention"},
 }
-
-
-def run(*words: object) -> int:
-    with pytest.raises(SystemExit) as left:
-        main([str(word) for word in words])
-    return int(left.value.code or 0)
 
 
 def trained(folder: Path, mixer: Any, changes: dict[str, Any] | None = None) -> Path:
@@ -50,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_runs_to_a_page_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, numbers = tmp_path / "probe.html", tmp_path / "probe.json"
-    assert run("probe", folder, "--device", "cpu", "-o", page, "--json", numbers) == 0
+    assert rebased("probe", folder, "--device", "cpu", "-o", page, "--json", numbers) == 0
     said = capsys.readouterr().out
     assert "Soft IoU of attention and answers: T = 16, 4 pairs" in said
     assert "Weights below a tenth (a hundredth) of the uniform one: Based " in said
@@ -65,29 +59,29 @@ def test_from_runs_to_a_page_and_back(folder: Path, tmp_path: Path, capsys: pyte
     kept = json.loads((folder / "based" / "probe.json").read_text())
     assert kept in records
     capsys.readouterr()
-    assert run("probe", numbers) == 0
+    assert rebased("probe", numbers) == 0
     assert capsys.readouterr().out.splitlines() == said.splitlines()[:-2]  # all but the two files it wrote
     records[0]["accuracy"] = 1 - records[0]["accuracy"]
     numbers.write_text(json.dumps(json.loads(numbers.read_text()) | {"records": records}))
-    assert run("probe", numbers) == 2
+    assert rebased("probe", numbers) == 2
     assert "was changed after it was written" in capsys.readouterr().err
 
 
 def test_a_page_needs_nothing_but_the_record(folder: Path, tmp_path: Path) -> None:
     pages = tmp_path / "first.html", tmp_path / "second.html"
-    assert run("probe", folder / "based", "--device", "cpu", "-o", pages[0]) == 0
-    assert run("probe", (folder / "based" / "probe.json").rename(tmp_path / "moved.json"), "-o", pages[1]) == 0
+    assert rebased("probe", folder / "based", "--device", "cpu", "-o", pages[0]) == 0
+    assert rebased("probe", (folder / "based" / "probe.json").rename(tmp_path / "moved.json"), "-o", pages[1]) == 0
     first, second = (page.read_text().split("How to make")[0] for page in pages)
     assert first == second
 
 
 def test_a_second_probe_computes_what_changed_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = folder / "attention"
-    assert run("probe", one, "--device", "cpu") == 0
+    assert rebased("probe", one, "--device", "cpu") == 0
     with monkeypatch.context() as patch:
         patch.setattr("rebased.evaluate.probe_record.probe_task", None)  # it is not called
-        assert run("probe", one, "--device", "cpu") == 0
-    assert run("probe", one, "--device", "cpu", "--examples", "5", "--split", "train") == 0
+        assert rebased("probe", one, "--device", "cpu") == 0
+    assert rebased("probe", one, "--device", "cpu", "--examples", "5", "--split", "train") == 0
     kept = json.loads((one / "probe.json").read_text())
     assert (kept["examples"], kept["split"]) == (5, "train")
 
@@ -102,32 +96,32 @@ def test_one_command_trains_and_probes(tmp_path: Path, monkeypatch: pytest.Monke
         return 0
 
     monkeypatch.setattr("rebased.cli.probe.train_sweep", fake_sweep)
-    assert run("probe", tmp_path / "runs", "--sweep", "table3-cpu", "--device", "cpu") == 0
+    assert rebased("probe", tmp_path / "runs", "--sweep", "table3-cpu", "--device", "cpu") == 0
     assert len(list((tmp_path / "runs").rglob(RECORD))) == 2
     assert len(list((tmp_path / "runs").rglob("probe.json"))) == 1
     monkeypatch.setattr("rebased.cli.probe.train_sweep", lambda file, **options: 130)
-    assert run("probe", tmp_path / "none", "--sweep", "table3-cpu") == 130
+    assert rebased("probe", tmp_path / "none", "--sweep", "table3-cpu") == 130
 
 
 def test_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = write_text(tmp_path / "text")
     train(tiny_lm(text, {"train": {"steps": 2, "warmup_steps": 0}}), tmp_path / "lm")
     page = tmp_path / "lm.html"
-    assert run("probe", tmp_path / "lm", "--device", "cpu", "--windows", "3", "-o", page) == 0
+    assert rebased("probe", tmp_path / "lm", "--device", "cpu", "--windows", "3", "-o", page) == 0
     said = capsys.readouterr().out
     assert "AR tokens, head" in said
     assert "of layer 1 puts" in said
     record = json.loads((tmp_path / "lm" / "probe.json").read_text())
     assert (record["kind"], record["windows"], record["split"]) == ("text", 3, "valid")
     other = write_text(tmp_path / "other", seed=1)
-    assert run("probe", tmp_path / "lm", "--device", "cpu", "--windows", "3", "--data", other) == 0
+    assert rebased("probe", tmp_path / "lm", "--device", "cpu", "--windows", "3", "--data", other) == 0
     assert json.loads((tmp_path / "lm" / "probe.json").read_text()) == record  # not replaced by another text's
     assert "Attention on the token to be recalled" in " ".join(assert_self_contained(page.read_text()).texts["h2"])
 
 
 def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refusal(*words: object) -> str:
-        assert run("probe", *words, "--device", "cpu") == 2
+        assert rebased("probe", *words, "--device", "cpu") == 2
         return capsys.readouterr().err.replace("\n", " ")
 
     broken = tmp_path / "broken"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import rebased
 from fake_records import fake_run, write_record
-from rebased.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 for lr in (1e-3, 1e-2):
                     best = level + d_model / 1000 + seed / 1e4 - lr
                     write_record(fake_run(model, [0.1, best], seed=seed, lr=lr, d_model=d_model), Path("sweep"))
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def test_a_page_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,19 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from command_line import rebased
 from fake_suite import TREE, small_suite, suite_runs
-from rebased.cli import main
 from rebased.mixers import contract
 from rebased.runs.collect import collect, write_bundle
+
+suite = partial(rebased, "suite")
 
 OWN = """
 from torch import nn
@@ -52,16 +55,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("small.yaml").write_text(yaml.safe_dump(TREE | small))
 
 
-def suite(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(["suite", *words])
-    return left.value.code or 0  # type: ignore[return-value]
-
-
 def read(name: str) -> dict[str, Any]:
     return json.loads(Path(name).read_text())
 
 
+@pytest.mark.usefixtures("untimed")
 def test_a_users_mixer_is_trained_sized_and_compared_with_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     known = small_suite(**yaml.safe_load(Path("small.yaml").read_text()))
     write_bundle(list(suite_runs(known, {"ReBased": 0.5, "Linear": 0.1})), Path("known.jsonl.gz"))
@@ -165,9 +163,7 @@ def test_a_check_that_does_not_matter_to_a_suite_is_a_warning(capsys: pytest.Cap
 
 
 def test_check_takes_the_name_of_the_class_as_a_suite_does(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["check", "own.py:Own"])
-    assert not left.value.code
+    assert rebased("check", "own.py:Own") == 0
     assert "mixer suite_cli_own: " in capsys.readouterr().out
 
 

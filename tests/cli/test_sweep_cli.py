@@ -20,8 +20,8 @@ import yaml
 from cyclopts import Token
 from rich.console import Console
 
+from command_line import rebased
 from fake_records import fake_run
-from rebased.cli import main
 from rebased.cli.sweep import Command, read_time
 from rebased.cli.sweep_board import LineBoard, LiveBoard, Tally
 from rebased.cli.sweep_files import SweepFiles
@@ -38,7 +38,7 @@ COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 BASE: dict[str, Any] = {
     "task": {
         "vocab_size": 24,
-        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 32}],
+        "train": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}],
         "test": [{"seq_len": 12, "kv_pairs": 2, "examples": 16}],
     },
     "model": {"preset": "rebased", "d_model": 12, "mixers": {1: {"n_heads": 1}}},
@@ -48,8 +48,15 @@ WORDS = ["sweep", "tiny.yaml", "-o", "out"]
 HANGS = 300  # seconds: no machine is so slow
 
 
+@pytest.fixture
+def timed() -> None:
+    """Models are timed, as they are for a user."""
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "timed" not in request.fixturenames:
+        request.getfixturevalue("untimed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REBASED_TRACEBACK", raising=False)
     write({"model.preset": ["rebased", "based"], "train.seed": [1, 2]})
@@ -60,12 +67,6 @@ def write(grid: dict[str, Any], **train: float) -> None:
     Path("tiny.yaml").write_text(yaml.safe_dump({"base": base, "grid": grid}))
 
 
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
-
-
 def records() -> dict[str, list[dict[str, Any]]]:
     return {path.parent.name: read_record(path) for path in Path("out").glob("*/record.jsonl")}
 
@@ -74,6 +75,7 @@ def epochs_of(lines: list[dict[str, Any]]) -> list[int]:
     return [line["epoch"] for line in lines if line["type"] == "epoch"]
 
 
+@pytest.mark.usefixtures("timed")
 def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert rebased(*WORDS, "--dry-run", "--workers", "1") == 0
     out = capsys.readouterr().out
@@ -85,6 +87,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(capsys: pytest.CaptureFixt
     assert os.listdir() == ["tiny.yaml"]
 
 
+@pytest.mark.usefixtures("timed")
 def test_a_time_that_is_not_known_is_not_0(capsys: pytest.CaptureFixture[str]) -> None:
     Path("moody.py").write_text(MOODY)
     Path("mood.txt").touch()
@@ -153,6 +156,7 @@ class Moody(torch.nn.Module):
 """
 
 
+@pytest.mark.usefixtures("timed")
 def test_a_failed_run_is_written_down_and_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     Path("moody.py").write_text(MOODY)
     Path("mood.txt").touch()
@@ -338,8 +342,8 @@ class Slow(torch.nn.Linear):
         super().__init__(d_model, d_model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and pathlib.Path("slow.txt").exists():
-            time.sleep(0.2)
+        if self.training and pathlib.Path("slow.txt").exists() and [*pathlib.Path("out").glob("*/record.jsonl")]:
+            time.sleep(0.2)  # but not while it is timed
         return super().forward(x)
 """
 
@@ -526,6 +530,7 @@ def test_a_full_disk_at_the_end_is_named_and_stops_nothing_else(
     assert "1 of 1 run done; out" in out
 
 
+@pytest.mark.usefixtures("timed")
 def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.CaptureFixture[str]) -> None:
     write({"train.seed": [1, 2]}, epochs=100_000)
     assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 2

@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +12,10 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-import torch
 import yaml
 
+from command_line import rebased
+from forked_python import COMMAND, Started
 from rebased.cli import main
 from rebased.cli.overrides import parse_overrides
 from rebased.config import load_config
@@ -26,7 +25,6 @@ from rebased.runs.folder import run_folder
 from rebased.runs.record import read_record
 from rebased.runs.synthetic_config import SyntheticRunConfig
 
-COMMAND = [sys.executable, "-c", "from rebased.cli import main; main()"]
 TINY = {
     "task": {
         "vocab_size": 24,
@@ -47,41 +45,24 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tiny.yaml"
 
 
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
-
-
 EPOCHS = 8
 
 
 @contextmanager
-def held(out: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], TextIO]]:
+def held(out: str, *words: str) -> Iterator[tuple[Started, TextIO]]:
     """A run of EPOCHS epochs that has trained one or more, and what it prints to: a pipe with room for its first lines
     alone, so that it is still there whenever the signal is sent, until somebody reads."""
     ours, theirs = os.pipe()
     size = fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
     os.write(theirs, b"\n" * (size - 400))
     words = ("train", "--config", "tiny.yaml", "--train.epochs", str(EPOCHS), "--train.stop_above", "1", *words)
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # other sums, other last bits
-    process = subprocess.Popen(
-        [*COMMAND, *words, "--out", out], stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    process = Started(COMMAND, *words, "--out", out, streams={1: theirs})
     os.close(theirs)
     while not (Path(out) / "record.jsonl").exists() or not epochs_of(out):
         assert process.poll() is None
         time.sleep(0.02)
     with os.fdopen(ours) as shown:
         yield process, shown
-
-
-def test_help_and_version_do_not_import_torch() -> None:
-    for word in ("--help", "--version"):
-        script = f"import sys; sys.argv[1:] = ['{word}']; import atexit; from rebased.cli import main\n"
-        script += "atexit.register(lambda: print('torch' in sys.modules, 'pydantic' in sys.modules)); main()"
-        answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        assert answer.stdout.endswith("False False\n"), answer.stdout
 
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,11 +133,12 @@ def test_what_is_not_installed_is_told_with_its_remedy(
 
 
 def test_help_and_lists_answer_without_torch() -> None:
-    for words in (["list"], ["lm"], ["data"], ["--help"], ["list", "configs"]):
+    for words in (["list"], ["lm"], ["data"], ["--help"], ["--version"], ["list", "configs"]):
         script = f"import sys; sys.argv[1:] = {words}; import atexit; from rebased.cli import main\n"
-        script += "atexit.register(lambda: print('torch' in sys.modules)); main()"
+        script += "atexit.register(lambda: print('torch' in sys.modules, 'pydantic' in sys.modules)); main()"
         answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        assert answer.stdout.endswith("False\n"), answer.stdout
+        expected = "False False\n" if words[0].startswith("--") else "False"
+        assert expected in answer.stdout.splitlines(keepends=True)[-1], answer.stdout
 
 
 def test_python_m_rebased_is_the_command() -> None:

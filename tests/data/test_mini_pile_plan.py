@@ -9,7 +9,7 @@ import pytest
 
 from rebased.paper.planned import fits, read_plan
 from rebased.runs.finished import Run
-from rebased.train.sweep import read_sweep
+from rebased.train.sweep.grid import load_sweep
 
 FOLDER = Path(__file__).parents[2] / "results" / "mini-pile"
 BEST = 1.5e-3
@@ -28,7 +28,7 @@ def record_of(settings: dict[str, Any], lr: float) -> list[dict[str, Any]]:
 @pytest.fixture
 def following(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
     """By part, the settings of the runs that then.py asks for after the two sweeps over rates."""
-    points = [point.config for name in ("sweep.yaml", "kernels.yaml") for point in read_sweep(FOLDER / name, {})]
+    points = [point.config for name in ("sweep.yaml", "kernels.yaml") for point in load_sweep(FOLDER / name, {}).points]
     assert len(points) == 24
     runs = [Run("", record_of(config.model_dump(mode="json"), config.train.lr)) for config in points]
 

@@ -4,8 +4,8 @@ import gzip
 import json
 import lzma
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from small_tokenizer import small_tokenizer_json, write_small_tokenizer
 
+from forked_python import Started
 from rebased.cli import main
 from rebased.data import Corpus, PrepareConfig, prepare
 from rebased.data import sources as sources_module
@@ -162,17 +163,26 @@ def test_the_standard_library_is_there_without_a_source(tmp_path: Path, monkeypa
     assert manifest.sources == ("the standard library",)
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> PrepareConfig:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> PrepareConfig:
     """Two files of text, encoded with a tokenizer.json as 7 shards of three splits."""
-    (tmp_path / "long.txt").write_text(story(40_000))
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "long.txt").write_text(story(40_000))
     lines = [json.dumps({"text": story(60 + seed, seed)}) for seed in range(300)]
-    (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (folder / "lines.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     return PrepareConfig(
-        sources=(str(tmp_path / "long.txt"), str(tmp_path / "lines.jsonl.gz")),
-        tokenizer=str(write_small_tokenizer(tmp_path / "small.json")),
+        sources=(str(folder / "long.txt"), str(folder / "lines.jsonl.gz")),
+        tokenizer=str(write_small_tokenizer(folder / "small.json")),
         shard_bytes=60_000,
     )
+
+
+@pytest.fixture(scope="module")
+def whole(mixed: PrepareConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`mixed`, prepared at once by one process. Nobody writes there."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    prepare(mixed, folder)
+    return folder
 
 
 def test_workers_make_no_difference(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +199,7 @@ class Stop(Exception):
     pass
 
 
-def test_ended_anywhere_and_resumed(mixed: PrepareConfig, tmp_path: Path) -> None:
-    prepare(mixed, tmp_path / "whole")
+def test_ended_anywhere_and_resumed(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
     reports: list[int] = []
     prepare(mixed, tmp_path / "counted", on_progress=lambda progress: reports.append(progress.shards))
     for after in (1, len(reports) // 2, len(reports) - 1):
@@ -209,7 +218,7 @@ def test_ended_anywhere_and_resumed(mixed: PrepareConfig, tmp_path: Path) -> Non
         with pytest.raises(ValueError, match="holds this preparation; add --resume"):
             prepare(mixed, folder)
         prepare(mixed, folder, resume=True)
-        assert contents(folder) == contents(tmp_path / "whole")
+        assert contents(folder) == contents(whole)
 
 
 SCRIPT = """
@@ -220,7 +229,7 @@ preparation.BYTES_PER_PROCESS = 1
 config = preparation.PrepareConfig.model_validate_json(sys.argv[1])
 def slow(progress):
     print(progress.shards, *(process.pid for process in multiprocessing.active_children()), flush=True)
-    time.sleep(0.02)
+    time.sleep(300 if progress.shards == 3 else 0)  # until it is killed
 preparation.prepare(config, Path(sys.argv[2]), workers=int(sys.argv[3]), on_progress=slow)
 """
 
@@ -233,14 +242,13 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see which processes run")
-def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
-    prepare(mixed, tmp_path / "whole")
-    command = [sys.executable, "-c", SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while (words := process.stdout.readline().split())[:1] != ["3"]:
-            assert process.poll() is None
-        process.kill()
+def test_kill_9_and_resume(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
+    process = Started(SCRIPT, mixed.model_dump_json(), str(tmp_path / "killed"), "2")
+    assert process.stdout is not None
+    while (words := process.stdout.readline().split())[:1] != ["3"]:
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
     workers = [int(word) for word in words[1:]]
     assert len(workers) == 2
     deadline = time.monotonic() + 300
@@ -251,7 +259,7 @@ def test_kill_9_and_resume(mixed: PrepareConfig, tmp_path: Path) -> None:
     partial.write_bytes(b"half")  # whether or not the moment of the kill left one
     before = (tmp_path / "killed" / "train-00001.bin").stat().st_mtime_ns
     prepare(mixed, tmp_path / "killed", resume=True)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "killed") == contents(whole)
     assert (tmp_path / "killed" / "train-00001.bin").stat().st_mtime_ns == before  # finished shards are kept
     assert not partial.exists()
 
@@ -269,14 +277,14 @@ def suicidal(content: bytes, name: str, end_of_text: int, field: str, stop: bool
     return SuicidalEncoder(restore_tokenizer(content, name, end_of_text), field, stop)
 
 
-def test_a_kill_before_the_first_state_is_written(mixed: PrepareConfig, tmp_path: Path) -> None:
+def test_a_kill_before_the_first_state_is_written(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
     """The half of it that is left was once taken for someone else's file."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "..prepare.json.partial").write_bytes(b"{")
-    assert prepare(mixed, tmp_path / "out", resume=True) == prepare(mixed, tmp_path / "whole")
+    assert prepare(mixed, tmp_path / "out", resume=True) == Corpus(whole).manifest
 
 
-def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker(mixed: PrepareConfig, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("rebased.data.preparation.BYTES_PER_PROCESS", 1)
         patch.setattr("rebased.data.preparation.make_encoder", suicidal)
@@ -285,8 +293,7 @@ def test_a_killed_worker(mixed: PrepareConfig, tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*-00002.bin"))
     prepare(mixed, tmp_path / "out", resume=True)
-    prepare(mixed, tmp_path / "whole")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(whole)
 
 
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))" + SCRIPT
@@ -294,18 +301,18 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_0
 
 def test_a_full_disk(mixed: PrepareConfig, tmp_path: Path) -> None:
     """A limit on the size of files simulates a full disk: writing fails in the same way."""
-    command = [sys.executable, "-c", FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "File too large; the shards finished so far are kept: make room, then run" in ended.stderr
+    process = Started(FULL, mixed.model_dump_json(), str(tmp_path / "out"), "1")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "File too large; the shards finished so far are kept: make room, then run" in err
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*.bin"))
     prepare(mixed, tmp_path / "out", resume=True)
     assert Corpus(tmp_path / "out", verify=True).splits["train"].tokens > 0
 
 
-def test_a_damaged_shard_is_found(mixed: PrepareConfig, tmp_path: Path) -> None:
-    prepare(mixed, tmp_path / "out")
+def test_a_damaged_shard_is_found(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
     shard = tmp_path / "out" / "train-00001.bin"
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
@@ -321,9 +328,9 @@ def test_a_damaged_shard_is_found(mixed: PrepareConfig, tmp_path: Path) -> None:
         Corpus(tmp_path / "out")
 
 
-def test_a_changed_manifest_is_found(mixed: PrepareConfig, tmp_path: Path) -> None:
+def test_a_changed_manifest_is_found(whole: Path, tmp_path: Path) -> None:
     """Its sizes and the end-of-text token decide what is trained and measured."""
-    prepare(mixed, tmp_path / "out")
+    shutil.copytree(whole, tmp_path / "out")
     path = tmp_path / "out" / "manifest.json"
     manifest = json.loads(path.read_text())
     shard = manifest["splits"]["train"]["shards"][0]
@@ -370,15 +377,17 @@ def test_a_damaged_shard_is_not_resumed_from(mixed: PrepareConfig, tmp_path: Pat
         prepare(mixed, tmp_path / "out", resume=True)
 
 
-def test_another_preparation_is_refused(mixed: PrepareConfig, tmp_path: Path) -> None:
-    prepare(mixed, tmp_path / "out")
+def test_another_preparation_is_refused(mixed: PrepareConfig, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "out")
     before = contents(tmp_path / "out")
     assert prepare(mixed, tmp_path / "out", resume=True) == Corpus(tmp_path / "out").manifest  # done already
     with pytest.raises(ValueError, match="holds another preparation: it differs in split and field; choose another"):
         prepare(mixed.model_copy(update={"split": ALL, "field": "body"}), tmp_path / "out", resume=True)
+    changed = os.stat(mixed.sources[0])
     os.utime(mixed.sources[0], (time.time(), 1.0))
     with pytest.raises(ValueError, match="it differs in files"):
         prepare(mixed, tmp_path / "out", resume=True)
+    os.utime(mixed.sources[0], ns=(changed.st_atime_ns, changed.st_mtime_ns))
     with pytest.raises(ValueError, match="is not empty and was not begun by this command"):
         prepare(mixed, tmp_path)
     with pytest.raises(ValueError, match="is a file; choose a folder"):

@@ -50,6 +50,11 @@ class AtStep(Sink):
             self.action()
 
 
+def known_times(tree: dict[str, Any]) -> list[float]:
+    """Stands in for the steps that a sweep times of each model: seconds per multiply-add."""
+    return [1e-9, 1e-9, 2e-9]
+
+
 # The fork server has imported torch but never computed with it, so it starts processes in milliseconds (conftest.py).
 _processes = multiprocessing.get_context("forkserver")
 

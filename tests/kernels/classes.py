@@ -121,6 +121,12 @@ def cut(call: Call, allocate: Callable[[int], Tensor]) -> list[Tensor]:
     return views
 
 
+@cache
+def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor without data. Nobody writes to one, so all of a shape and dtype are the same."""
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
 def launches(call: Call) -> list[Launched]:
     """What a call and its backward pass launch, on tensors without data."""
     dtype, (c0, c1, c2), sizes = DTYPES[call.arithmetic], call.coefficients, (call.B, call.H, call.K, call.V)
@@ -128,7 +134,7 @@ def launches(call: Call) -> list[Launched]:
     torch.set_float32_matmul_precision("high" if call.arithmetic == "tf32" else "highest")
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, device="meta", dtype=dtype)
+        return _meta(shape, dtype)
 
     def find(_: Sizes, cu_seqlens: Tensor | None, size: int) -> Documents:
         return NO_DOCUMENTS if cu_seqlens is None else Documents(*[empty(1, dtype=torch.int32)] * 3)
@@ -164,7 +170,12 @@ def launches(call: Call) -> list[Launched]:
             )  # fmt: skip
 
     try:
-        with patch.object(Sizes, "find", find), taking(call):
+        with (
+            patch.object(Sizes, "find", find),
+            patch.object(gpu, "_empty", lambda *shape, like, dtype=None: _meta(shape, dtype or like.dtype)),
+            patch.object(gpu, "_like", lambda x: _meta(x.shape, x.dtype)),
+            taking(call),
+        ):
             return planned(run)
     finally:
         torch.set_float32_matmul_precision(before)
@@ -405,11 +416,12 @@ def _syntax_of(text: str) -> str:
 def _syntax(node: Any) -> Any:
     """A syntax tree as nested tuples, without imports, docstrings, and what is empty: versions of Python differ in
     that."""
-    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+    kind = type(node)
+    if kind in (ast.Module, ast.FunctionDef, ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
         del node.body[0]
+    if kind is list:
+        return tuple([_syntax(each) for each in node if type(each) not in (ast.Import, ast.ImportFrom)])
     if isinstance(node, ast.AST):
-        fields = ((name, _syntax(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
-        return type(node).__name__, *fields
-    if isinstance(node, list):
-        return tuple(_syntax(each) for each in node if not isinstance(each, ast.Import | ast.ImportFrom))
+        fields = [(name, getattr(node, name, None)) for name in node._fields]
+        return kind.__name__, *[(name, _syntax(value)) for name, value in fields if value not in (None, [])]
     return repr(node)

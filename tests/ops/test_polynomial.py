@@ -67,7 +67,7 @@ def extend(
 @pytest.mark.parametrize("coefficients", COEFFICIENTS, ids=str)
 @pytest.mark.parametrize("T", [1, 7, 64, 65, 1000])
 def test_chunked_is_the_reference(T: int, coefficients: Coefficients) -> None:
-    shape = Shape(B=2, T=T, H=3, K=16, V=5)
+    shape = Shape(B=2, T=T, H=3, K=16, V=5) if T < 1000 else Shape(B=1, T=T, H=2, K=16, V=5)
     assert_close(
         attend(shape, "chunked", coefficients), attend(shape, "reference", coefficients), NAMES, condition=FIRST_TOKEN
     )

@@ -1,12 +1,11 @@
 """The page: whole, self-contained, and no louder than its records."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fake_records import fake_run
+from forked_python import run_code
 from page_reader import Reader
 from rebased.report.drawing import GRID, INK, SERIES
 from rebased.report.page import Page, Section, describe_origin, write_page
@@ -48,8 +47,8 @@ def test_a_page_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:
     assert path.read_text() == "my notes"
 
 
-def test_without_matplotlib_the_error_says_what_to_install() -> None:
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from rebased.cli import main; main(['demo'])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    answer = run_code(code, tmp_path)
     assert answer.returncode == 2
     assert answer.stderr == "error: figures need matplotlib, which is not installed: pip install 'rebased[lab]'\n"

@@ -32,8 +32,12 @@ def recorded(path: Path) -> list[tuple[type[Config], Run]]:
 
 
 def test_there_are_bundles_of_both_kinds() -> None:
-    classes = {cls for path in BUNDLES for cls, _ in recorded(path)}
-    assert classes == {SyntheticRunConfig, LMRunConfig}
+    found = set[type[Config]]()
+    for path in sorted(BUNDLES, key=lambda path: path.stat().st_size):
+        found |= {cls for cls, _ in recorded(path)}
+        if len(found) == 2:
+            return
+    pytest.fail(f"bundles of {found} alone")
 
 
 @pytest.mark.parametrize("path", BUNDLES, ids=lambda path: path.name)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -399,12 +400,12 @@ def main() -> int:
         world, folder = Path(scratch) / "world", Path(scratch) / "case"
         world.mkdir()
         make_world(world)
-        references = {each.name: make_reference(each, world, Path(scratch)) for each in scenarios if options.kills}
+        reference = cache(lambda scenario: make_reference(scenario, world, Path(scratch)))
         while number < options.first + options.count and time.monotonic() - began < 60 * options.minutes:
             random = Random(f"{options.seed} {number}")
             if scenarios and (not kinds or random.random() < options.kills):
                 scenario = random.choice(scenarios)
-                kind, problem = run_trial(scenario, references[scenario.name], random, world, folder)
+                kind, problem = run_trial(scenario, reference(scenario), random, world, folder)
             else:
                 shutil.copytree(world, folder)
                 kind, problem = try_input(random, kinds, folder)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import tiny_lm_run
-from rebased.cli import main
+from command_line import rebased
 from rebased.runs.record import read_record
 from rebased.train.sweep.cost import estimate
 from rebased.train.sweep.cost import time_steps as timed
@@ -25,12 +25,6 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump({"base": base, "grid": grid}))
     return path
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return int(ended.value.code or 0)
 
 
 def test_it_is_a_sweep_like_any_other(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

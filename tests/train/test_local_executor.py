@@ -85,13 +85,13 @@ class Kill(Sink):
 
 def test_a_run_whose_process_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     sink = Kill(times=2)
-    (outcome,) = train_all([Job(tiny({"train": {"epochs": 30, "stop_above": 1}}), tmp_path / "run", sink)], workers=1)
+    (outcome,) = train_all([Job(tiny({"train": {"epochs": 20, "stop_above": 1}}), tmp_path / "run", sink)], workers=1)
     assert isinstance(outcome, RunResult)
     assert outcome.status == "done"
     assert len(sink.starts) == 3
     assert 0 == sink.starts[0] < sink.starts[1] < sink.starts[2]
     epochs = [line["epoch"] for line in read_record(tmp_path / "run") if line["type"] == "epoch"]
-    assert epochs == list(range(1, 31))
+    assert epochs == list(range(1, 21))
 
 
 def test_a_process_that_dies_again_and_again_is_named(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def second_finds_no_memory(counted: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_without_gpu_memory_is_tried_again_alone(tmp_path: Path, workers: int) -> None:
     """Once, after all others; if it was alone already, it has failed."""
-    settings = {"epochs": 10, "stop_above": 1}
+    settings = {"epochs": 6, "stop_above": 1}
     jobs = [Job(tiny({"train": settings | {"seed": seed}}), tmp_path / str(seed), Sink()) for seed in range(2)]
     counted, ended = tmp_path / "counted", list[int]()
     executor = LocalExecutor(workers, prepare=partial(second_finds_no_memory, counted))
@@ -218,7 +218,7 @@ def wait_for(said: Path, word: str) -> None:
 
 def test_a_call_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    caller = multiprocessing.get_context("spawn").Process(
+    caller = multiprocessing.get_context("forkserver").Process(
         target=LocalExecutor(1).call, args=(sleep_and_say_when_it_ends, said)
     )
     caller.start()

@@ -1,7 +1,5 @@
 """The order of a sweep's work: breadth first, in stages, and within a given time."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -256,11 +254,3 @@ def test_an_axis_of_several_grids_is_replaced_where_it_is(tmp_path: Path) -> Non
     assert [(point.config.train.seed, point.config.train.lr) for point in points] == [(9, 0.01), (9, 0.25), (9, 0.125)]
     with pytest.raises(ValueError, match=r"the grid has no axis 'train\.eps'"):
         load_sweep(path, {"grid.train.eps": "[1]"})
-
-
-def test_a_sweep_needs_neither_statistics_nor_figures() -> None:
-    """A bare machine with a GPU has neither scipy nor matplotlib, and needs them for reports alone."""
-    code = "import sys\nsys.modules |= dict.fromkeys(('scipy', 'matplotlib', 'ray'))\n"
-    code += "import rebased.cli.sweep, rebased.train.lm.workload, rebased.train.synthetic.workload"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (answer.returncode, answer.stderr) == (0, "")

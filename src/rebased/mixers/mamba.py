@@ -85,8 +85,10 @@ class Mamba(nn.Module):
         self.conv1d = nn.Conv1d(E, E, d_conv, groups=E, device=device, dtype=dtype)
         self.x_proj = nn.Linear(E, self.dt_rank + 2 * d_state, bias=False, device=device, dtype=dtype)
         self.dt_proj = nn.Linear(self.dt_rank, E, device=device, dtype=dtype)
-        A = torch.arange(1, d_state + 1.0, device=device, dtype=_accumulate_dtype(dtype))
-        self.A_log = nn.Parameter(A.log().repeat(E, 1).to(self.dt_proj.weight.dtype))  # [E,N]
+        A_log = torch.empty(E, d_state, device=device, dtype=dtype)
+        if not A_log.is_meta:  # else torch would import its compiler to compute it
+            A_log.copy_(torch.arange(1, d_state + 1.0, device=device, dtype=_accumulate_dtype(dtype)).log())
+        self.A_log = nn.Parameter(A_log)
         self.D = nn.Parameter(torch.ones(E, device=device, dtype=dtype))
         self.out_proj = nn.Linear(E, d_model, bias=False, device=device, dtype=dtype)
         self.init_weights()

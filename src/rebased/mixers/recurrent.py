@@ -159,6 +159,8 @@ class RecurrentMixer(nn.Module):
 
 def draw_time_steps(bias: Tensor) -> None:
     """Fill a bias so that softplus(bias) is log-uniform from 0.001 to 0.1: memories of 10 to 1,000 tokens."""
+    if bias.is_meta:  # there is nothing to fill, and torch would import its compiler to compute it
+        return
     low, high = (math.log(bound) for bound in DT_RANGE)
     wide = torch.empty_like(bias, dtype=torch.promote_types(bias.dtype, torch.float32))
     dt = wide.uniform_(low, high).exp().clamp(min=DT_FLOOR)
@@ -184,6 +186,8 @@ class TimeStep(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Draw the rates and the first steps."""
+        if self.A_log.is_meta:
+            return
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
         self.A_log.copy_(torch.empty_like(self.A_log, dtype=wide).uniform_(*self.rates).log())
         draw_time_steps(self.dt_bias)

@@ -72,6 +72,8 @@ class RWKV(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Set decay, bonus and mixtures as RWKV-4 starts them. They differ by channel, more so in deeper layers."""
+        if self.decay.is_meta:  # there is nothing to set, and torch would import its compiler to compute it
+            return
         layer, n_layers = self.depth
         rho0, rho1 = layer / max(n_layers - 1, 1), 1 - layer / n_layers
         D = len(self.decay)

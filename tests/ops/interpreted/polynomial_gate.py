@@ -44,21 +44,30 @@ def attend(given: list[Tensor], g: Tensor, coefficients: Coefficients, **options
     return [o.detach(), *torch.autograd.grad(o, (q, k, v, g), do)]
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.02, 1.0, 50.0])
-@pytest.mark.parametrize(
-    ("shape", "coefficients", "cuts", "dtype"),
-    [
-        (Shape(B=1, T=37, H=1, K=1, V=5), BASED, (None, 16, 16), torch.float32),
-        (Shape(B=2, T=130, H=2, K=16, V=16), REBASED, (None, 64, 32), torch.float32),
-        (Shape(B=1, T=150, H=1, K=24, V=64), MIXED, (None, 128, 64), torch.float32),
-        (Shape(B=1, T=150, H=1, K=16, V=10), REBASED, (64,), torch.float16),
-        (Shape(B=2, T=140, H=1, K=5, V=16), BASED, (64,), torch.float32),
-        (Shape(B=1, T=290, H=1, K=16, V=5), REBASED, (128, 64, 32), torch.float32),
-        (Shape(B=1, T=290, H=1, K=17, V=10), EVEN, (128, 128, 64), torch.float32),
-        (Shape(B=1, T=130, H=1, K=3, V=3), (0.0, 1.0, 0.0), (64, 32, 16), torch.float32),
-    ],
-    ids=str,
-)
+CASES: list[tuple[Shape, Coefficients, tuple[int | None, ...], torch.dtype]] = [
+    (Shape(B=1, T=37, H=1, K=1, V=5), BASED, (None, 16, 16), torch.float32),
+    (Shape(B=2, T=130, H=2, K=16, V=16), REBASED, (None, 64, 32), torch.float32),
+    (Shape(B=1, T=150, H=1, K=24, V=64), MIXED, (None, 128, 64), torch.float32),
+    (Shape(B=1, T=150, H=1, K=16, V=10), REBASED, (64,), torch.float16),
+    (Shape(B=2, T=140, H=1, K=5, V=16), BASED, (64,), torch.float32),
+    (Shape(B=1, T=290, H=1, K=16, V=5), REBASED, (128, 64, 32), torch.float32),
+    (Shape(B=1, T=290, H=1, K=17, V=10), EVEN, (128, 128, 64), torch.float32),
+    (Shape(B=1, T=130, H=1, K=3, V=3), (0.0, 1.0, 0.0), (64, 32, 16), torch.float32),
+]
+STRENGTHS = (0.0, 0.02, 1.0, 50.0)
+
+
+def with_strengths() -> list[Any]:
+    """Each case with each strength. A weak one and a strong one are run always, all before a release: no code of a
+    kernel depends on a strength, and either regime meets all four."""
+    return [
+        pytest.param(*case, strength, marks=[] if row % 2 == column % 2 else pytest.mark.release)
+        for row, case in enumerate(CASES)
+        for column, strength in enumerate(STRENGTHS)
+    ]
+
+
+@pytest.mark.parametrize(("shape", "coefficients", "cuts", "dtype", "strength"), with_strengths(), ids=str)
 def test_values_and_gradients(
     cut: Cut, shape: Shape, coefficients: Coefficients, cuts: tuple[int, ...], dtype: torch.dtype, strength: float
 ) -> None:

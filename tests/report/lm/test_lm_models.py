@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from command_line import rebased
 from fake_records import fake_lm_run, fake_run
-from rebased.cli import main
 from rebased.paper.reference import NEOX_VOCABULARY, PAPER
 from rebased.paper.values import TABLE_2
 from rebased.report.lm.models import LanguageModels
@@ -186,7 +186,7 @@ def changed(**change: Any) -> list[dict[str, Any]]:
         changed()[::-1],
         changed() * 10**5,
     ],
-    ids=lambda value: repr(value)[:80],
+    ids=lambda value: repr(value[:2] if isinstance(value, list) else value)[:80],
 )
 def test_what_no_run_has_measured_by_distance_is_ignored(value: Any) -> None:
     run = by_distance("rebased", 42)
@@ -199,12 +199,6 @@ def test_what_no_run_has_measured_by_distance_is_ignored(value: Any) -> None:
 def test_a_run_with_a_perplexity_that_no_run_has_is_not_compared() -> None:
     found = [fake_lm_run("rebased", (20.0, 4.0, far), seed=seed) for far, seed in ((1e308, 42), (-1.0, 43), (60.0, 44))]
     assert [run.seed for run in compare_language_models(found).runs] == [44]
-
-
-def rebased(*words: str) -> int:
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    return int(left.value.code or 0)
 
 
 def test_the_command_reads_bundles_and_folders_of_runs(

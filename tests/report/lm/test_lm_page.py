@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rebased.cli import main
 from rebased.paper.reference import PAPER
 from rebased.report.lm.models import group_language_models
 from rebased.report.lm.tables import perplexity_table, runs_table, settings_table
+from rebased.report.page import Page
 from rebased.report.report import Report
 from rebased.runs.collect import Collection, collect
 from rebased.runs.finished import Run
@@ -28,25 +30,35 @@ def nine(**more: Any) -> list[Run]:
     ]
 
 
+@cache
+def page_of(report: Report) -> Page:
+    """The page, drawn once per report."""
+    return report.page(None, "rebased report x")
+
+
 def headings(report: Report) -> list[str]:
-    return [section.heading for section in report.page(None, "rebased report x").sections]
+    return [section.heading for section in page_of(report).sections]
 
 
 def body(report: Report, heading: str) -> str:
-    (text,) = [part.body for part in report.page(None, "x").sections if part.heading == heading]
+    (text,) = [part.body for part in page_of(report).sections if part.heading == heading]
     return text
 
 
-def test_holms_correction_is_over_what_was_tested() -> None:
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return Report(Collection(lm_runs=nine()))
+
+
+def test_holms_correction_is_over_what_was_tested(report: Report) -> None:
     compared = "Perplexity: paired comparisons"
-    assert "over the 6 comparisons of this table" in body(Report(Collection(lm_runs=nine())), compared)
+    assert "over the 6 comparisons of this table" in body(report, compared)
     runs = [run for run in nine() if not (run.model == "Attention" and run.seed > 42)]  # one seed: no test
     text = body(Report(Collection(lm_runs=runs)), compared)
     assert "over the 3 tested ones of 6 comparisons of this table" in text
 
 
-def test_the_page_is_whole() -> None:
-    report = Report(Collection(lm_runs=nine()))
+def test_the_page_is_whole(report: Report) -> None:
     assert headings(report) == [
         "Summary",
         "Perplexity",
@@ -56,7 +68,7 @@ def test_the_page_is_whole() -> None:
         "All runs of language models",
         "How to make this page again",
     ]
-    html = report.page(None, "rebased report x").to_html()
+    html = page_of(report).to_html()
     reader = assert_self_contained(html)
     assert "<h1>Perplexity of language models</h1>" in html
     assert "9 runs of language models: 3 models, 1 text, 3 seeds." in html
@@ -95,13 +107,12 @@ def test_ar_tokens_by_distance_are_a_table_and_a_figure() -> None:
         report.tables()["lm_by_distance"].to_csv().startswith("AR tokens nearest,AR tokens farthest,number,Attention,")
     )
     assert report.figures()["by-distance-1"].to_file("svg").startswith(b"<?xml")
-    assert_self_contained(report.page(None, "x").to_html())
+    assert_self_contained(page_of(report).to_html())
     one = Report(Collection(lm_runs=[fake_lm_run("rebased", distances=(2.0,))]))
     assert body(one, BY_DISTANCE).count('<svg role="img"') == 1
 
 
-def test_runs_without_distances_are_named_once_if_others_have_them() -> None:
-    report = Report(Collection(lm_runs=nine()))
+def test_runs_without_distances_are_named_once_if_others_have_them(report: Report) -> None:
     assert BY_DISTANCE not in headings(report)
     assert "by-distance-1" not in report.figures()
     assert not any("distance" in warning for warning in report.warnings)
@@ -126,8 +137,7 @@ def test_the_paper_is_never_beside_ours_without_a_word() -> None:
     assert "Pile" not in text
 
 
-def test_comparisons_are_paired_and_corrected_together() -> None:
-    report = Report(Collection(lm_runs=nine()))
+def test_comparisons_are_paired_and_corrected_together(report: Report) -> None:
     assert [line.split(":")[0] for line in report.summary] == ["Perplexity", "All tokens", "All tokens"]
     assert report.summary[0].startswith("Perplexity: ReBased 20.70, Based 21.27, Attention 25.13 (all tokens")
     assert "ReBased has lower perplexity than Attention by 4.433" in report.summary[1]
@@ -181,8 +191,8 @@ def test_runs_in_no_result_are_named() -> None:
         Report(Collection(lm_runs=[fake_lm_run("based", status="diverged")]))
 
 
-def test_curves_are_drawn_from_the_records() -> None:
-    text = body(Report(Collection(lm_runs=nine())), "Training curves")
+def test_curves_are_drawn_from_the_records(report: Report) -> None:
+    text = body(report, "Training curves")
     assert text.count('<svg role="img"') == 3  # training and validation of each model in one panel
     assert text.count("validation</li>") == 1
     short = nine()
@@ -204,7 +214,7 @@ def test_a_step_without_numbers_is_left_out() -> None:
     runs = nine()
     runs[0].lines.insert(1, {"type": "step", "step": 1, "tokens": 10, "loss": None})
     report = Report(Collection(lm_runs=runs))
-    assert report.page(None, "x").data["language_models"]["runs"][0]["training_loss"] == ([5, 10], [9.0, 4.0])  # type: ignore[index]
+    assert page_of(report).data["language_models"]["runs"][0]["training_loss"] == ([5, 10], [9.0, 4.0])  # type: ignore[index]
     assert [row[-4] for row in report.tables()["lm_runs"].rows] == ["done"] * 9
 
 
@@ -214,7 +224,7 @@ def test_a_folder_with_both_kinds_gives_one_page() -> None:
     names = headings(report)
     assert names.index("Accuracy by width") < names.index("Perplexity") < names.index("How to make this page again")
     assert len(set(names)) == len(names)
-    html = report.page(None, "x").to_html()
+    html = page_of(report).to_html()
     assert "<h1>Synthetic tasks and language models</h1>" in html
     data = json.loads(assert_self_contained(html).texts["script"][0])
     assert (len(data["runs"]), len(data["language_models"]["runs"])) == (2, 4)

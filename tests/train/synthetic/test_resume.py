@@ -24,6 +24,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a checkpoint per epoch."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    train(tiny(), folder)
+    return folder
+
+
 def test_every_epoch_is_recorded_once(whole: Path) -> None:
     types = [line["type"] for line in read_record(whole)]
     assert types == ["run", "epoch", "epoch", "epoch", "end"]
@@ -36,9 +44,8 @@ def test_same_seed_same_run_other_seed_other_run(whole: Path, tmp_path: Path) ->
     assert everything(tmp_path / "other")[1] != everything(whole)[1]
 
 
-def test_checkpoints_do_not_change_the_run(whole: Path, tmp_path: Path) -> None:
-    train(tiny(), tmp_path / "run")
-    assert everything(tmp_path / "run")[1] == everything(whole)[1]
+def test_checkpoints_do_not_change_the_run(whole: Path, plain: Path) -> None:
+    assert everything(plain)[1] == everything(whole)[1]
 
 
 def run_timed(folder: Path, to: Path) -> None:
@@ -90,7 +97,8 @@ def die_at(config: SyntheticRunConfig, folder: Path, call: str, nth: int, after:
 
 def test_killed_around_every_write(tmp_path: Path) -> None:
     """One epoch replaces 4 files (config, checkpoint, pointer, model; 2 syncs each) and adds 3 lines."""
-    config = tiny({"train": {"epochs": 1}})
+    few = {0: {"examples": 8}, 1: {"examples": 8}}
+    config = tiny({"train": {"epochs": 1}, "task": {"train": few, "test": few}})
     train(config, tmp_path / "whole")
     moments = [("fsync", nth, False) for nth in range(1, 12)]
     moments += [("replace", nth, after) for nth in range(1, 5) for after in (False, True)]
@@ -116,18 +124,20 @@ def test_torn_last_line_and_lines_after_the_checkpoint(whole: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [1, 8, 9, 24])
-def test_signals_save_and_stop(whole: Path, tmp_path: Path, number: signal.Signals, step: int) -> None:
+def test_signals_save_and_stop(plain: Path, tmp_path: Path, number: signal.Signals, step: int) -> None:
+    """Checkpoints come after an epoch alone: at any other step there is one if the signal saves."""
     folder = tmp_path / "run"
     former = signal.getsignal(number)
-    result = train(CONFIG, folder, sinks=[AtStep(step, lambda: os.kill(os.getpid(), number))])
+    result = train(tiny(), folder, sinks=[AtStep(step, lambda: os.kill(os.getpid(), number))])
     assert signal.getsignal(number) is former
     if step == 24:  # the last step: nothing is left to interrupt
         assert result.status == "done"
     else:
         assert result.status == "interrupted"
         assert result.step == step
-        train(CONFIG, folder, resume=True)
-    assert everything(folder) == everything(whole)
+        assert (folder / f"checkpoint-{step}.pt").exists()
+        train(tiny(), folder, resume=True)
+    assert everything(folder) == everything(plain)
 
 
 def test_the_second_ctrl_c_ends_at_once_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
