@@ -221,6 +221,7 @@ EVIDENCE = {
     "table3-fair": 40,
     "runs-that-begin": 100,
     "enwik8-wide-keys": 6,
+    "mini-pile": 12,
 }
 
 
@@ -230,7 +231,7 @@ def test_the_sweeps_of_the_evidence_have_as_many_runs_as_the_guide_says(name: st
     assert (len(plan.runs), plan.merged) == (EVIDENCE[name], 0)
     assert f"| `{name}` | {EVIDENCE[name]} |" in (ROOT / "docs" / "sweeps.md").read_text()
     precisions = {run.config.train.precision for run in plan.runs}
-    assert precisions == ({"bf16"} if name.startswith("enwik8") else {"tf32"})
+    assert precisions == ({"bf16"} if name.startswith(("enwik8", "mini-pile")) else {"tf32"})
 
 
 def test_every_sweep_beside_results_is_named_here() -> None:

@@ -76,7 +76,8 @@ def _lengths(T: int, K: int, W: int, F: int, *, reads_first: bool, writes_last: 
 
 
 def thread_count(device: torch.device, work: float) -> int:
-    """How many threads share the rows of a pass; 1 where torch itself uses its threads well."""
+    """How many threads share the rows of a pass; 1 where torch itself uses its threads well: MKL gives each thread
+    whole matmuls of a batch, others divide each matmul."""
     if device.type != "cpu" or work < THREADED or torch.backends.mkl.is_available():
         return 1
     return torch.get_num_threads()
