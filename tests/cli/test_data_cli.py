@@ -1,17 +1,18 @@
 """The command rebased data."""
 
-import fcntl
 import json
 import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import rebased
-from forked_python import COMMAND, Started
+from forked_python import COMMAND
 from rebased.data import Corpus
 
 
@@ -95,16 +96,18 @@ def test_in_a_terminal_there_is_a_bar(
 def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("long.txt").write_text("a line of a longer story\n" * 200_000)
     words = ["data", "prepare", "long.txt", "-o", "out", "--shard-size", "20kB"]
-    ours, theirs = os.pipe()
-    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)  # full long before the text is done: nobody reads on until the signal
-    process = Started(COMMAND, *words, streams={1: theirs})
-    os.close(theirs)
-    with os.fdopen(ours) as shown:
-        while not shown.readline().startswith("shard 2 is written"):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out = shown.read()
-    _, err = process.communicate()
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pipesize=4096,
+    )  # a pipe that is full long before the text is done: nobody reads on until the signal is sent
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("shard 2 is written"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err == ""
     last = out.splitlines()[-1]
