@@ -1,5 +1,7 @@
 """Passes over prompts that are filled up: the states of prompts are those of `extend`."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -59,6 +61,24 @@ def test_what_is_thrown_away_may_be_anything() -> None:
     for tensor in [*tensors_of(graphs._before), *tensors_of(graphs._after)]:
         tensor.fill_(torch.nan)
     check(model, graphs, [3, 70, 1], 64 * EPS)
+
+
+def test_passes_that_do_not_fit_into_memory_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(REBASED)
+    graphs, extend = PromptGraphs(model, SIZES[2], capture=False), model.extend_packed
+
+    def in_little_memory(tokens: torch.Tensor, *others: Any) -> Any:
+        if len(tokens) > SIZES[2]:
+            raise torch.OutOfMemoryError
+        return extend(tokens, *others)
+
+    monkeypatch.setattr(model, "extend_packed", in_little_memory)
+    graphs.warm_up()
+    assert (graphs.sizes, graphs.most_tokens) == (list(SIZES[:2]), SIZES[1])
+    assert "memory is too small for 2048 tokens of prompts at once; 1024 are read" in caplog.text
+    check(model, graphs, [SIZES[1]], 64 * EPS)
 
 
 def test_learned_positions_are_bounded() -> None:

@@ -4,6 +4,7 @@ A graph has fixed sizes, so a pass is filled up to DOCUMENTS documents, and to o
 What fills it up is computed and thrown away.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,6 +16,8 @@ from rebased.mixers import ExtendsDocuments, call_init_state, has_rows, map_tens
 from rebased.models.network import LMState, Network
 from rebased.models.step_graph import WARM_UP, StepGraphs
 from rebased.ops.backend import to_device
+
+_log = logging.getLogger("rebased")
 
 SIZES = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_768)  # tokens of prompts in a pass
 FILLING = 64  # tokens; no document is empty
@@ -58,12 +61,22 @@ class PromptGraphs:
         return self._graphs is None or self._graphs.captures
 
     def warm_up(self) -> None:
-        """Capture the passes of all sizes."""
+        """Capture the passes of all sizes for which there is memory."""
         first, count = self._model.init_state(1), self.most_prompts
         longest = self._model.config.length_limit or self.most_tokens
-        for size in self.sizes:
-            for _ in range(WARM_UP + 1):
-                self.read([[0] * min(size // count, longest)] * count, [first] * count)
+        for number, size in enumerate(self.sizes):
+            try:
+                for _ in range(WARM_UP + 1):
+                    self.read([[0] * min(size // count, longest)] * count, [first] * count)
+            except torch.OutOfMemoryError:
+                if not number:
+                    raise
+                self.sizes = self.sizes[:number]
+                self.most_tokens = self.sizes[-1]
+                _log.warning(
+                    "memory is too small for %d tokens of prompts at once; %d are read", size, self.most_tokens
+                )
+                break
 
     @torch.no_grad()
     def read(self, documents: Sequence[Sequence[int]], states: Sequence[LMState]) -> list[LMState]:

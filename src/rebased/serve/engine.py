@@ -7,9 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
+
+import torch
 
 from rebased.models import Decoder, GenerateOptions, LanguageModel, LMConfig, Sampling
 from rebased.models.invariant_decoder import InvariantDecoder
@@ -125,8 +128,10 @@ class Engine:
             self.decoder.capture_steps(required=False)
         on_gpu = model.embedding.weight.device.type == "cuda"
         budget = prefill_chunk or (max(GPU_CHUNK, self.decoder.prefill_chunk) if on_gpu else CPU_CHUNK)
-        in_graphs = capture and not batch_invariant and reads_in_graphs(model)
-        self.prompt_graphs = PromptGraphs(model, budget) if in_graphs else None
+        self.prompt_graphs: PromptGraphs | None = None
+        if capture and not batch_invariant and reads_in_graphs(model):
+            with suppress(torch.OutOfMemoryError):  # they are then read more slowly
+                self.prompt_graphs = PromptGraphs(model, budget)
         self.scheduler = Scheduler(
             self.decoder,
             context=context,
