@@ -164,6 +164,11 @@ class Engine:
         if self.prompt_graphs is not None:
             self.prompt_graphs.warm_up()
         limit, self.prefixes.limit = self.prefixes.limit, 0  # nothing of this is kept
+        self._read_first_prompts()
+        self.prefixes.limit = limit
+        vars(self.scheduler.stats).update(vars(Stats()))
+
+    def _read_first_prompts(self) -> None:
         on_gpu = self.model.embedding.weight.device.type == "cuda"
         for token, length in enumerate(WARM_UP_PROMPTS if on_gpu else WARM_UP_PROMPTS[-1:]):
             options = GenerateOptions(max_tokens=1, temperature=0.0)
@@ -172,8 +177,6 @@ class Engine:
                 for told in self.scheduler.step():
                     if isinstance(told, OfJob) and isinstance(told.event, Failed) and told.event.kind != "model":
                         raise ValueError(told.event.message) from told.event.error
-        self.prefixes.limit = limit
-        vars(self.scheduler.stats).update(vars(Stats()))
 
     def obey(self, command: Command) -> None:
         """Take a command, which the next turn obeys."""
