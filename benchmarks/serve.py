@@ -38,6 +38,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import torch
 
@@ -320,10 +321,26 @@ def wait_for_all(pool: ProcessPoolExecutor, workers: int) -> None:
         pass
 
 
+def count_of_engine(port: int) -> dict[str, float]:
+    """What a server's engine has counted: steps, and the seconds of the host in steps and in reading prompts."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        found = re.findall(r"^rebased_(steps|step_seconds|prefill_seconds)_total (\S+)$", answer.read().decode(), re.M)
+    return {name: float(value) for name, value in found}
+
+
 def measure(
-    pool: ProcessPoolExecutor, workers: int, port: int, load: Load, vocab_size: int, seconds_left: float
+    pool: ProcessPoolExecutor,
+    workers: int,
+    port: int,
+    load: Load,
+    vocab_size: int,
+    seconds_left: float,
+    counts: bool,
 ) -> dict[str, Any]:
-    """Let all clients ask, spread over the processes of the pool: one process could not read what a server writes."""
+    """Let all clients ask, spread over the processes of the pool: one process could not read what a server writes.
+
+    `counts`: whether the server is ours, and can tell what its engine did.
+    """
     end = time.monotonic() + seconds_left
 
     def ask_all(load: Load, first_seed: int) -> Played:
@@ -340,8 +357,10 @@ def measure(
         )
 
     ask_all(load._replace(requests=1), first_seed=10**6)  # kernels are compiled for the shapes that come
+    before = count_of_engine(port) if counts else {}
     results, failures, cut_off, begin, over = ask_all(load, first_seed=0)
     seconds, made = over - begin, sum(tokens for _, _, tokens in results)
+    after = count_of_engine(port) if counts else {}
     return {
         **load._asdict(),
         "seconds": seconds,
@@ -353,6 +372,7 @@ def measure(
         "tokens_per_second": made / seconds,
         "latency": percentiles([latency for _, latency, _ in results]),
         "first_token": percentiles([first for first, _, _ in results]),
+        "engine": {name: after[name] - before[name] for name in after},
     }
 
 
@@ -526,7 +546,7 @@ def main(words: Sequence[str] | None = None) -> None:
                         requests = args.requests or (2 if answer >= LONG_ANSWER else 4)
                         load = Load(clients, requests, prompt, args.shared, answer)
                         share = (ends - time.monotonic()) / (1 + len(left))  # no case takes the time of the next ones
-                        row = measure(pool, workers, port, load, vocab_size, share)
+                        row = measure(pool, workers, port, load, vocab_size, share, counts=model != "canned")
                         record["cases"].append({"model": model, "slots": slots} | told | row)
                         save(record, path)
                         first = row["first_token"]["p50"]
