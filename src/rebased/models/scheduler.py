@@ -295,14 +295,16 @@ class Scheduler:
 
         A prompt that begins like one that is being read waits: it then goes on from that one's state.
         """
-        while self._waiting and sum(reading.left for reading in self._reading) < budget:
-            if sum(reading.job.options.n for reading in self._reading) >= len(self._free):
-                return
+        left = sum(reading.left for reading in self._reading)
+        slots = sum(reading.job.options.n for reading in self._reading)
+        while self._waiting and left < budget and slots < len(self._free):
             job, number = self._waiting[0]
             prompt = job.prompts[number]
             if self.prefixes.limit and any(begin_alike(prompt, reading.prompt) for reading in self._reading):
                 return
-            self._begin(*self._waiting.popleft())
+            begun = self._begin(*self._waiting.popleft())
+            if begun is not None:
+                left, slots = left + begun.left, slots + job.options.n
 
     def _begin_together(self) -> None:
         """Begin with the next prompts that can be read whole in one pass. Equal ones of a job are read once."""
