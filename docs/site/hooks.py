@@ -66,6 +66,10 @@ def copied(target: str, config: MkDocsConfig, files: Files) -> str:
     address = f"repository/{target}" + ("" if target.endswith(SHOWN) else ".txt")
     if files.get_file_from_path(address) is None:
         files.append(File.generated(config, address, abs_src_path=str(ROOT / target)))
+        if target.endswith(".html"):  # with the files beside it that it offers
+            for name in re.findall(r'href="([\w-]+\.(?:csv|pdf))"', (ROOT / target).read_text(encoding="utf-8")):
+                beside = str(PurePosixPath(target).with_name(name))
+                files.append(File.generated(config, f"repository/{beside}", abs_src_path=str(ROOT / beside)))
     return address
 
 
