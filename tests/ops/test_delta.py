@@ -213,3 +213,16 @@ def test_a_state_that_is_none() -> None:
         delta_attention_extend(q, q, v, beta, torch.zeros(1, 2, 3, 2), degree=2)
     with pytest.raises(ValueError, match="degree must be 1 or 2"):
         init_delta_state(1, 2, 3, 2, degree=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_token_that_forgets_everything_begins_anew(channels: bool) -> None:
+    """As a reset by -1e9. Sums over such a number lose the digits of all decays after it."""
+    given: dict[str, Any] = {name: x for name, x in draw(100, GATES[3], channels, torch.float32).items() if x is not None}
+    given["log_decay"] = given["log_decay"].detach().clone()
+    given["log_decay"][:, 70] = -1e9
+    degree: Degree = 1 if channels else 2
+    o = delta_attention(**given, degree=degree, backend="chunked")[:, 70:]
+    after = {name: x[:, 70:].double() for name, x in given.items()}
+    want = delta_attention(**after, degree=degree, backend="reference")
+    assert (o - want).abs().max() <= 8 * 104 * torch.finfo(torch.float32).eps * want.abs().max()

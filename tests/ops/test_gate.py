@@ -188,3 +188,25 @@ def test_a_key_that_is_nan_may_bring_a_gate_that_is() -> None:
     o = poly_attention(q, k, v, coefficients=REBASED, log_decay=g)
     assert o[:, :128].isfinite().all()
     assert o[:, 150:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", ["reference", "chunked", "recurrent"])
+@pytest.mark.parametrize("least", [-1e3, -1e9, -3e38])
+def test_a_token_that_forgets_everything_begins_anew(least: float, backend: Backend, dtype: torch.dtype) -> None:
+    """As a reset by -1e9. Sums over such a number lose the digits of all decays after it."""
+    shape, at = Shape(B=1, T=100, H=2, K=4, V=5), 70
+    q, k, v, do = (x.detach().to(dtype).requires_grad_() for x in inputs(shape))
+    g = draw_decay(shape, 0.3).detach()
+    g[:, [20, at]] = least
+    after = [x[:, at:].detach().double().requires_grad_() for x in (q, k, v, g)]
+    given = (q, k, v, g.to(dtype).requires_grad_())
+    results = []
+    for (*qkv, decay), gradient, path in ((given, do[:, at:], backend), (after, do[:, at:].double(), "recurrent")):
+        o = poly_attention(*qkv, coefficients=REBASED, log_decay=decay, backend=path, eps=0.1)[:, -30:]  # type: ignore[arg-type]
+        results.append([o, *torch.autograd.grad(o, [*qkv, decay], gradient)])
+    largest = 2 * 104 + 30 if dtype == torch.float32 else 2 * 746 + 30  # of a sum of decays
+    for name, got, want in zip(NAMES, *results, strict=True):
+        error = got.double()
+        error[:, -30:] -= want  # nothing depends on what was forgotten
+        assert error.abs().max() <= 8 * largest * torch.finfo(dtype).eps * want.abs().max(), name

@@ -47,6 +47,17 @@ def test_decays_whose_inverse_overflows() -> None:
         assert relative_error(got[name], want[name]) < size * unit_roundoff(torch.float32), name
 
 
+def test_a_token_that_forgets_everything() -> None:
+    """Sums over -1e9 would lose the digits of all decays after it."""
+    given = delta_inputs(1, 64, 1, 9, 4, 2)
+    given["log_decay"][:, 20] = -1e9
+    after = {name: x[:, 20:] for name, x in given.items() if name != "state"}
+    whole = {name: x for name, x in given.items() if name != "state"}
+    got = delta_attention(**whole, degree=2, backend="triton")[:, 20:]
+    want = delta_attention(**{name: x.double() for name, x in after.items()}, degree=2, backend="reference")
+    assert relative_error(got, want) < 8 * 104 * unit_roundoff(torch.float32)
+
+
 @pytest.mark.parametrize("degree", [1, 2])
 def test_equal_keys_and_no_strength(degree: int) -> None:
     """All keys of a chunk are equal, which makes powers of A huge; and beta is 0, 1 and 2."""

@@ -27,13 +27,13 @@ STATE_NAMES = ("o", "kv", "z", "dq", "dk", "dv", "dg", "d kv", "d z")
 
 
 def draw_decay(shape: Shape, strength: float) -> tuple[Tensor, Tensor]:
-    """[B, T, H] in fp32 and the same numbers in fp64: from no decay to e^-strength per token, and single tokens of
-    e^-1000 if that is strong."""
+    """[B, T, H] in fp32 and the same numbers in fp64: from no decay to e^-strength per token, and single tokens that
+    forget everything if that is strong."""
     generator = torch.Generator().manual_seed(3)
     numbers = -strength * torch.rand(shape.B, shape.T, shape.H, generator=generator)
     if strength > 10:
         numbers[:, ::7] = 0
-        numbers[:, 3::31] = -1000.0
+        numbers[:, 3::31] = -1e9  # a sum over it loses the digits of all others
     return numbers.requires_grad_(), numbers.detach().double().requires_grad_()
 
 

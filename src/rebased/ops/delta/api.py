@@ -15,7 +15,7 @@ from rebased.ops.derivatives import in_forward_mode
 from rebased.ops.polynomial import chunked_recurrence
 from rebased.ops.polynomial.api import check_inputs, document_bounds
 from rebased.ops.polynomial.chunked_recurrence import Rule
-from rebased.ops.polynomial.gates import check_beta, check_log_decay
+from rebased.ops.polynomial.gates import bounded, check_beta, check_log_decay
 from rebased.ops.polynomial.state import Coefficients, feature_count
 
 Degree = Literal[1, 2]
@@ -106,6 +106,7 @@ def delta_attention(
             the lengths of keys are not checked.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    log_decay = None if log_decay is None else bounded(log_decay)
     if cu_seqlens is None and _path(backend, q, v, beta, log_decay, coefficients) == "triton":
         from rebased.ops.delta.gpu import operators
 
@@ -146,6 +147,7 @@ def delta_attention_extend(
         ValueError: as delta_attention, and if the state does not match the inputs.
     """
     coefficients = _check(q, k, v, beta, log_decay, degree, centred, normalise)
+    log_decay = None if log_decay is None else bounded(log_decay)
     rows = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
     wanted = [rows, q.shape[2], feature_count(q.shape[3], coefficients), v.shape[3]]
     if not isinstance(state, Tensor):

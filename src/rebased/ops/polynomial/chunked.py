@@ -9,6 +9,7 @@ from torch.nn import functional
 from rebased.ops.backend import accumulate_dtype
 from rebased.ops.polynomial.chunked_passes import NO_DOUBLE_BACKWARD, backward, forward
 from rebased.ops.polynomial.chunked_recurrence import Rule, recur
+from rebased.ops.polynomial.gates import bounded
 from rebased.ops.polynomial.similarity import Kernel
 from rebased.ops.polynomial.state import Coefficients, PolyState, init_poly_state
 
@@ -75,7 +76,7 @@ def _extend_gated(
     u = functional.pad(v.to(dtype), (0, 1), value=1.0)  # [v, 1]: numerator and denominator in one pass
     before = torch.cat([state.kv, state.z.unsqueeze(-1)], dim=-1)  # [B, H, F, V+1]
     rule = Rule(coefficients, scale, wide)
-    sums, after = recur(q.to(dtype), k.to(dtype), u, log_decay.to(dtype), None, before, rule)
+    sums, after = recur(q.to(dtype), k.to(dtype), u, bounded(log_decay.to(dtype)), None, before, rule)
     o = (sums[..., :-1] / (sums[..., -1:] + eps)).to(v.dtype)
     return o, PolyState(kv=after[..., :-1].contiguous(), z=after[..., -1].contiguous())
 

@@ -1,4 +1,4 @@
-"""Checks of the gates that attention may have: log decays, and the strengths beta of the delta rule."""
+"""The gates that attention may have, checked: log decays, and the strengths beta of the delta rule."""
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ def check_beta(beta: Tensor, k: Tensor) -> None:
     """Raises ValueError unless beta fits keys k [B, T, H, K]: [B, T, H], from 0 to 2."""
     _check_tensor("beta", beta, k, [k.shape[:3]])
     _check_values("beta", beta, k, 0.0, 2.0, "from 0 to 2: beyond, the state grows without bound")
+
+
+def bounded(log_decay: Tensor) -> Tensor:
+    """log_decay with nothing below the number whose power is 0: sums with larger ones would lose the others' digits."""
+    return log_decay.clamp(min=-746.0 if log_decay.dtype == torch.float64 else -104.0)
 
 
 def _check_tensor(name: str, gate: Tensor, k: Tensor, shapes: list[torch.Size]) -> None:

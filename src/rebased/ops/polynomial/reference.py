@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rebased.ops.backend import accumulate_dtype
+from rebased.ops.polynomial.gates import bounded
 from rebased.ops.polynomial.state import AnyCoefficients, PolyState, key_features, query_features
 
 
@@ -25,7 +26,7 @@ def similarity(
 
 def decay_between(log_decay: Tensor, positions: Tensor | None = None) -> Tensor:
     """e^(g_(j+1) + ... + g_i) for j <= i, else zero: g [B, T, H] -> [B, H, T, T]; i at positions [B, n] if given."""
-    total = log_decay.double().cumsum(1).transpose(1, 2)  # [B,H,T]; a difference of sums in fp32 would be too coarse
+    total = bounded(log_decay).double().cumsum(1).transpose(1, 2)  # [B,H,T]; differences in fp32 would be too coarse
     numbers = torch.arange(total.shape[2], device=total.device)
     at = numbers.expand(total.shape[0], -1) if positions is None else positions  # [B,n]
     ends = total.gather(2, at.unsqueeze(1).expand(-1, total.shape[1], -1)).unsqueeze(3)  # [B,H,n,1]
@@ -123,7 +124,7 @@ def extend(
     phi_k = key_features(k, coefficients)  # [B,T,H,F]
     kv, z = state
     if log_decay is not None:  # the state fades until it is read, and the keys and the state until the last token
-        since = log_decay.double().cumsum(1).unsqueeze(-1)  # [B,T,H,1]
+        since = bounded(log_decay).double().cumsum(1).unsqueeze(-1)  # [B,T,H,1]
         phi_q, phi_k = phi_q * since.exp().to(dtype), phi_k * (since[:, -1:] - since).exp().to(dtype)
         kept = since[:, -1].exp().to(dtype)  # [B,H,1]
         kv, z = kv * kept.unsqueeze(-1), z * kept
