@@ -1,9 +1,12 @@
 """Softmax attention against its formula written out, in fp64."""
 
+import copy
+
 import pytest
 import torch
 
-from rebased.mixers import KVCache, SoftmaxAttention
+from rebased.mixers import KVCache, SoftmaxAttention, extend_documents
+from rebased.mixers.attention import PACKS
 from tolerances import assert_near
 
 B, T, D = 2, 9, 12
@@ -61,3 +64,23 @@ def test_bad_arguments_are_named() -> None:
 def test_a_foreign_state_is_refused(foreign: object) -> None:
     with pytest.raises(ValueError, match="this state is of another shape"):
         SoftmaxAttention(D).extend(torch.randn(B, T, D), foreign)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rotary", [False, True])
+def test_a_gpu_reads_packed_prompts_without_a_mask(rotary: bool) -> None:
+    assert PACKS, "this torch has no attention to packed documents"
+    mixer = SoftmaxAttention(128, n_heads=2, rotary=rotary, device="cuda", dtype=torch.bfloat16).eval()
+    exact = copy.deepcopy(mixer).double()
+    lengths, before = (70, 1, 300), (5, 0, 129)
+    with torch.no_grad():
+        pasts = [torch.randn(1, n, 128, device="cuda", dtype=torch.bfloat16) for n in before]
+        pieces = [torch.randn(1, n, 128, device="cuda", dtype=torch.bfloat16) for n in lengths]
+        states = [mixer.extend(past, mixer.init_state(1))[1] for past in pasts]
+        packed, caches = extend_documents(mixer, torch.cat(pieces, dim=1), lengths, states)
+        alone = [mixer.extend(piece, state)[0] for piece, state in zip(pieces, states, strict=True)]
+        for y, cache, own, piece, past in zip(packed.split(lengths, dim=1), caches, alone, pieces, pasts, strict=True):
+            expected = exact(torch.cat([past, piece], dim=1).double())[:, past.shape[1] :]
+            assert cache.k.shape[1] == past.shape[1] + piece.shape[1]
+            assert_near(y, expected, 128, 128, 429, 128, roundings=5)  # q and k, rotated, weights, heads, y
+            assert_near(own, expected, 128, 128, 429, 128, roundings=5)

@@ -1,6 +1,8 @@
 """Softmax attention: the quadratic mixer that the others are measured against. Its state, a KV cache, grows."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +12,18 @@ from torch.nn import functional
 from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
-from rebased.mixers.documents import document_numbers
+from rebased.mixers.documents import document_numbers, start_numbers
 from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
 from rebased.mixers.slots import grown
 from rebased.ops import Norm, linear_step, rms_norm
+from rebased.ops.backend import to_device
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None  # type: ignore[assignment]
+
+PACKS = varlen_attn is not None and "window_size" in inspect.signature(varlen_attn).parameters  # torch 2.11 or later
 NORM_EPS = 1e-5  # of the norm of q and k
 
 
@@ -189,6 +198,29 @@ class SoftmaxAttention(QKVAttention):
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
+    def extend_caches(self, x: Tensor, lengths: Sequence[int], states: Sequence[KVCache]) -> tuple[Tensor, list[Any]]:
+        """Return (y [1,N,D], caches after x): `extend` of each packed document by itself, up to rounding.
+
+        x [1,N,D] are documents of these lengths, and each follows the tokens in its own cache of one row.
+        """
+        q, k, v = self._project(x)
+        before = [state.k.shape[1] for state in states]
+        totals = [past + length for past, length in zip(before, lengths, strict=True)]
+        if self.rotary:
+            places = chain.from_iterable(map(range, before, totals))
+            angles = rotary_angles(max(totals), k.shape[3], k.device)[to_device(list(places), torch.int64, k.device)]
+            q, k = rotate(q, angles), rotate(k, angles)
+        k, v = k.contiguous(), v.contiguous()  # caches that are kept hold no queries
+        caches = list(map(KVCache, k.split(list(lengths), dim=1), v.split(list(lengths), dim=1)))
+        if any(before):
+            pairs = zip(states, caches, strict=True)
+            caches = [KVCache(*(torch.cat(two, dim=1) for two in zip(*pair, strict=True))) for pair in pairs]
+            k, v = (torch.cat(each, dim=1) for each in zip(*caches, strict=True))
+        if self._packs(q):
+            return self._attend_packed(q, k, v, lengths, totals), caches
+        each = zip(q.split(list(lengths), dim=1), caches, strict=True)
+        return torch.cat([self._attend_after(some, *cache) for some, cache in each], dim=1), caches
+
     def init_slots(
         self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> "KVSlots":
@@ -210,7 +242,23 @@ class SoftmaxAttention(QKVAttention):
     def _attend_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention [B,T,D] of q [B,T,H,W], the queries of the last T of the S tokens of k, v [B,S,H,W]."""
         T, S = q.shape[1], k.shape[1]
+        if T == S:
+            return self._attend(q, k, v, mask=None)
+        if q.shape[0] == 1 and self._packs(q):
+            return self._attend_packed(q, k, v, [T], [S])
         return self._attend(q, k, v, mask=torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T))
+
+    def _packs(self, q: Tensor) -> bool:
+        return can_pack(q) and not torch.is_grad_enabled() and not (self.training and self.dropout)
+
+    def _attend_packed(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], totals: Sequence[int]) -> Tensor:
+        """Return attention [1,N,D] of packed documents: q [1,N,H,W] of the last tokens of k, v [1,S,H,W].
+
+        A document has `totals` tokens and queries of the last `lengths` of them. No mask takes memory.
+        """
+        starts = (start_numbers(each, q.device) for each in (lengths, totals))
+        o = varlen_attn(q[0], k[0], v[0], *starts, max(lengths), max(totals), window_size=(-1, 0))
+        return self.out_proj(o.flatten(-2).unsqueeze(0))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention [B,T,D], causal if there is no mask."""
@@ -225,6 +273,19 @@ class SoftmaxAttention(QKVAttention):
         return self.out_proj(o.transpose(1, 2).flatten(-2))
 
 
+def can_pack(x: Tensor) -> bool:
+    """Return True if torch's flash attention reads packed documents with heads like these, [..., W]."""
+    half, width = x.dtype in (torch.bfloat16, torch.float16), x.shape[-1]
+    return (
+        PACKS
+        and x.is_cuda
+        and half
+        and width % 8 == 0
+        and width <= 256
+        and torch.cuda.get_device_capability() >= (8, 0)
+    )
+
+
 class KVSlots:
     """KV caches of a fixed capacity for sequences of different lengths: k and v [count,H,capacity,W]."""
 
@@ -233,6 +294,7 @@ class KVSlots:
     def __init__(self, mixer: SoftmaxAttention, k: Tensor, v: Tensor) -> None:
         self._mixer, self.k, self.v = mixer, k, v
         self._rows = torch.arange(k.shape[0], device=k.device)
+        self.reads_long = can_pack(k)
 
     def put(self, slot: int, state: KVCache, length: int) -> None:
         """Copy the cache of one sequence, k and v [1,length,H,W], into a slot."""

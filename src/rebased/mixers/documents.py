@@ -41,7 +41,8 @@ def forward_documents(mixer: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor
 class ExtendsDocuments(Protocol):
     """A mixer with its own way to read several sequences of different lengths at once, each after a state.
 
-    Its state has a fixed size, with one row per sequence. Other mixers read them one by one.
+    Its state has a fixed size, with one row per sequence. A mixer whose state grows has `extend_caches` instead
+    (mixers/attention.py). Other mixers read them one by one.
     """
 
     def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -66,6 +67,9 @@ def extend_documents(
         result = own.extend_documents(x, cu_seqlens, join_rows(states))
         y, after = check_extended(own, x, result, "extend_documents")
         return y, split_rows(after, len(lengths))
+    if hasattr(mixer, "extend_caches") and len(lengths) > 1:
+        y, caches = check_extended(mixer, x, mixer.extend_caches(x, lengths, states), "extend_caches")
+        return y, caches
     outputs, found = [], []
     for document, state in zip(x.split(list(lengths), dim=1), states, strict=True):
         y, after = call_extend(mixer, document, state)

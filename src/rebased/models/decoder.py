@@ -340,10 +340,11 @@ class Decoder:
     def prefill_chunk(self) -> int:
         """How many tokens of prompts are read at once: a function of the model and the kind of its device alone.
 
-        With a cache that grows, a chunk takes memory for all pairs of its tokens and those before: it stays short.
+        A chunk stays short where it takes memory for all pairs of its tokens and those before, as some caches do.
         """
         config, weight = self.model.config, self.model.embedding.weight
-        if weight.device.type == "cpu" or self.has_caches:
+        reads_long = all(not layer.grows or getattr(layer, "reads_long", False) for layer in self.layers)
+        if weight.device.type == "cpu" or not reads_long:
             return PREFILL_CHUNK
         widest = max(4, config.mlp_ratio) * config.d_model * weight.element_size()
         return max(PREFILL_CHUNK, min(LONGEST_CHUNK, CHUNK_BYTES // widest))
