@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,10 +19,9 @@ from rebased.mixers.slots import grown
 from rebased.ops import Norm, linear_step, rms_norm
 from rebased.ops.backend import to_device
 
-try:
+varlen_attn: Any = None
+with suppress(ImportError):  # torch before 2.10
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch before 2.10
-    varlen_attn = None  # type: ignore[assignment]
 
 PACKS = varlen_attn is not None and "window_size" in inspect.signature(varlen_attn).parameters  # torch 2.11 or later
 NORM_EPS = 1e-5  # of the norm of q and k

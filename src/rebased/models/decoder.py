@@ -31,7 +31,7 @@ Fusion = Literal["auto", "none", "kernels", "compile"]
 PREFILL_CHUNK = 4096  # tokens of prompts that are read at once, on a CPU
 LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a chunk takes long; less in a wide model:
 CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
-NARROW = (1, 4, 16, 64, 96, 128, 192, 256, 384, 512, 1024)  # slots: few sizes, because each is a graph
+NARROW = (1, 4, 16, 64, 96, 128, 160, 192, 224, 256, 384, 512, 1024)  # slots: few sizes, because each is a graph
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
 
 
@@ -223,8 +223,9 @@ class Decoder:
         longest = self._advance()
         self._write()
         if self._graphs is not None or self.fusion == "compile":
-            if self.has_caches:  # one graph per power of two, not per token
-                longest = min(self.capacity, 1 << (longest - 1).bit_length())
+            if self.has_caches:  # four graphs per power of two, not one per token
+                step = max(1, 1 << (longest - 1).bit_length() >> 3)
+                longest = min(self.capacity, -(-longest // step) * step)
             else:
                 longest = self.capacity
         run = self.compute if self._graphs is None else self._graphs.run
