@@ -37,6 +37,25 @@ def delta_inputs(
     return given | {"state": torch.randn_like(state).to(device)}
 
 
+def recall_inputs(B: int, T: int, H: int, K: int, V: int, dtype: torch.dtype, device: str = "cpu") -> Inputs:
+    """What a recall task gives to the rule of degree 2, with the gradient `do` of its outputs.
+
+    Keys have a common part. In the second half every other token asks, and the tokens between are equal. Only answers
+    have a gradient, so the last one alone reads its own key: a gradient of one score, and that score is small.
+    """
+    given = delta_inputs(B, T, H, K, V, 2, decay=None)
+    given["k"] += torch.randn(H, K)
+    given["beta"] = torch.sigmoid(torch.randn(B, T, H))
+    for name in "qkv":
+        given[name][:, T // 2 + 1 :: 2] = given[name][:1, T // 2 + 1 : T // 2 + 2]
+    q, k = given["q"][:, T - 2], given["k"][:, T - 2]
+    given["k"][:, T - 2] = k - q * ((q * k).sum(-1, keepdim=True) / q.square().sum(-1, keepdim=True) - 0.01)
+    given["do"] = torch.randn(B, T, H, V)
+    given["do"][:, : T // 2], given["do"][:, T // 2 + 1 :: 2] = 0, 0
+    given["state"] = torch.zeros_like(given["state"])
+    return {name: x.to(device, torch.float32 if name == "state" else dtype) for name, x in given.items()}
+
+
 def results(given: Inputs, backend: Any, **rule: Any) -> Inputs:
     """o, the state after, and the gradients of both by all that is given."""
     leaves = {name: x.detach().requires_grad_() for name, x in given.items()}

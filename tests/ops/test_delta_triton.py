@@ -1,5 +1,6 @@
 """The kernels of the delta rule: built for GPUs that are not here, and held against fp64 on one."""
 
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 from ops.builds import BUILDS
-from ops.delta_cases import assert_matches, delta_inputs
+from ops.delta_cases import Inputs, assert_matches, delta_inputs, recall_inputs
 from rebased.kernels.machine_code import compile_launch, read_resources
 from rebased.ops import delta_attention, use_backend
+from rebased.ops.comparison import Errors, plain_torch
 from tolerances import assert_small_error
 
 pytest.importorskip("triton")
@@ -54,6 +56,82 @@ def test_what_kernels_do_not_take_is_computed_in_chunks(caplog: pytest.LogCaptur
             o = delta_attention(**given, degree=2)
     assert_small_error([o], [delta_attention(**given, degree=2, backend="chunked")], ["o"], torch.float32)
     assert "plain torch in chunks" in caplog.text
+
+
+def arguments(given: Inputs) -> tuple[Any, ...]:
+    """Of the forward kernels."""
+    from rebased.ops.delta.api import UNIT_EPS
+    from rebased.ops.delta.gpu.operators import to_kernels
+
+    state = to_kernels(given["state"], given["q"].shape[3], 2)
+    return (*(given[name] for name in ("q", "k", "v", "beta")), None, state, 2, True, UNIT_EPS)
+
+
+def differentiated(given: Inputs) -> list[Any]:
+    """The gradients in plain torch, as the backward kernels return them."""
+    from rebased.ops.delta.gpu import operators
+
+    args = arguments(given)
+    with plain_torch():
+        found = operators._differentiate(given["do"], torch.zeros_like(args[5]), *args)
+    return [given["q"].new_empty(0) if x is None else x for x in found]
+
+
+def without_last_tile(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:, :-64], torch.zeros_like(x[:, -64:])], 1)
+
+
+BREAKS: dict[str, Callable[[Inputs], list[Any]]] = {
+    "a factor 2 is missing": lambda given: [x / (2 if n == 1 else 1) for n, x in enumerate(differentiated(given))],
+    "a tile is dropped": lambda given: differentiated(given | {"do": without_last_tile(given["do"])}),
+    "a mask is shifted": lambda given: differentiated(given | {"do": given["do"].roll(1, 1)}),
+    "beta is missing": lambda given: differentiated(given | {"beta": torch.ones_like(given["beta"])}),
+}
+
+
+@pytest.mark.parametrize("kind", ["random", "recall"])
+def test_broken_gradients_are_found(kind: str) -> None:
+    """With the tolerance of TF32, on random data and on that of a recall task."""
+    from rebased.ops.delta.gpu import operators
+
+    torch.manual_seed(0)
+    given = recall_inputs(1, 256, 2, 16, 16, torch.float32)
+    if kind == "random":
+        given |= delta_inputs(1, 256, 2, 16, 16, 2, decay=None) | {"do": torch.randn_like(given["do"])}
+
+    def error(gradients: list[Any]) -> float:
+        args = arguments(given)
+        call = (given["do"], torch.zeros_like(args[5]), *args[:6], *(None,) * 5, *args[6:])
+        with plain_torch(), patch.object(operators, "choose_products", lambda q: "tf32"):
+            return max(operators._compare_backward(call, gradients).values())
+
+    assert error(differentiated(given)) < 0.1
+    assert {name: error(make(given)) > 4 for name, make in BREAKS.items()} == dict.fromkeys(BREAKS, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "highest"), ("float32", "high"), ("float32", "highest")])
+def test_a_recall_task_on_a_gpu(dtype: str, precision: str) -> None:
+    """The self-check takes right kernels for right in every row, also where one small score is all of a gradient."""
+    from rebased.ops.delta.gpu import operators
+
+    torch.manual_seed(0)
+    given = recall_inputs(16, 256, 4, 16, 16, getattr(torch, dtype), "cuda")
+    former = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        found: list[Errors] = []
+        for row in range(16):
+            one = {name: x[row : row + 1] for name, x in given.items()}
+            args = arguments(one)
+            with plain_torch():
+                o, final, *buffers = operators._forward._init_fn(*args)
+                call = (one["do"], torch.zeros_like(final), *args[:6], *buffers, *args[6:])
+                gradients = operators._backward._init_fn(*call)
+                found += operators._compare(args, (o, final)), operators._compare_backward(call, gradients)
+    finally:
+        torch.set_float32_matmul_precision(former)
+    assert max(max(errors.values()) for errors in found) < 1, found
 
 
 @pytest.mark.gpu

@@ -35,7 +35,7 @@ from rebased.files import read_json, replacing, seal, unseal
 from rebased.ops.backend import has_gpu
 from rebased.ops.comparison import FP32, Errors, compare_calls, leaves_of, plain_torch, replace_tensors, tensors_of
 
-_VERSION = 1  # of what is compared and how: another number makes old verdicts void
+_VERSION = 2  # of what is compared and how: another number makes old verdicts void
 _LARGEST_FILE = 2**16
 
 _log = logging.getLogger("rebased")
