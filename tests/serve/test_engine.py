@@ -1,6 +1,5 @@
 """The engine: requests get together what each gets alone; slots, queues, deadlines, cancellation, kept states."""
 
-import asyncio
 import threading
 import time
 from typing import Any
@@ -53,36 +52,6 @@ def test_together_each_gets_what_it_gets_alone(mixer: str) -> None:
         assert heard.reasons() == ["length"]
     assert engine.running == engine.waiting == 0
     assert sorted(engine.scheduler._free) == [0, 1, 2]
-
-
-def test_first_tokens_and_ends_do_not_wait_for_the_next_delivery(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rebased.serve.client.PAUSE_PER_CLIENT", 1000.0)
-    monkeypatch.setattr("rebased.serve.client.LONGEST_PAUSE", 1000.0)
-
-    async def serve() -> None:
-        engine = make_engine(model, slots=3)
-        engine._loop = asyncio.get_running_loop()
-        (long, long_heard), (short, short_heard), (late, late_heard) = (job_of("a", max_tokens=n) for n in (9, 3, 9))
-        for job, heard in ((long, long_heard), (short, short_heard)):
-            engine.submit(job, heard)
-
-        async def turn(count: int) -> None:
-            for _ in range(count):
-                engine.turn()
-                await asyncio.sleep(0)
-
-        await turn(2)
-        assert len(long_heard.tokens()) == len(short_heard.tokens()) == 1
-        engine.submit(late, late_heard)
-        await turn(3)
-        assert [len(each.tokens()) for each in (long_heard, short_heard, late_heard)] == [1, 3, 1]
-        assert short_heard.reasons() == ["length"]
-        await turn(9)
-        assert [len(each.tokens()) for each in (long_heard, late_heard)] == [9, 9]
-
-    asyncio.run(serve())
 
 
 def test_warming_up_leaves_nothing_behind(model: LanguageModel) -> None:

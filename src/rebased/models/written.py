@@ -38,7 +38,6 @@ class Written:
         self._jobs: dict[int, Job] = {}
         self._left: dict[int, int] = {}  # sequences that are not over, by the key of their job
         self._sequences: dict[int, _Sequence] = {}
-        self._new: dict[_Sequence, None] = {}  # those with tokens that were not returned yet
         self.waiting = 0  # sequences that have not begun
 
     def add(self, job: Job) -> None:
@@ -62,15 +61,13 @@ class Written:
         """How many sequences have begun and are not over."""
         return len(self._sequences)
 
-    def take(self, told: Iterable[Told], *, urgent: bool = False) -> list[tuple[Job, Event]]:
-        """Return what happened to jobs: at most one Made per sequence, with all its new tokens.
-
-        `urgent`: only sequences that begin or end; the others keep their tokens for the next time.
-        """
+    def take(self, told: Iterable[Told]) -> list[tuple[Job, Event]]:
+        """Return what happened to jobs: at most one Made per sequence, with all its new tokens."""
         events: list[tuple[Job, Event]] = []
+        new: dict[_Sequence, None] = {}  # sequences with news
         for each in told:
             if isinstance(each, NewTokens):
-                self._note_tokens(each)
+                self._note_tokens(each, new)
             elif (job := self._jobs.get(each.job)) is not None:
                 if isinstance(each, Began):
                     text = TextStream(self._tokenizer, job.options.stop)
@@ -80,15 +77,13 @@ class Written:
                     events.append((job, each.event))
                     if isinstance(each.event, Failed):
                         self.drop(job)
-        for sequence in [*self._new]:
-            if not urgent or sequence.count == 0 or sequence.finish_reason is not None:
-                del self._new[sequence]
-                if sequence.number in self._sequences:
-                    events.append((sequence.job, self._write(sequence)))
+        for sequence in new:
+            if sequence.number in self._sequences:
+                events.append((sequence.job, self._write(sequence)))
         return events
 
-    def _note_tokens(self, made: NewTokens) -> None:
-        known, tops, new = self._sequences, made.tops, self._new
+    def _note_tokens(self, made: NewTokens, new: dict[_Sequence, None]) -> None:
+        known, tops = self._sequences, made.tops
         for number, token, logprob in zip(made.numbers, made.tokens, made.logprobs, strict=True):
             if (sequence := known.get(number)) is not None:  # it may have ended at a stop string
                 sequence.new.append(Scored(token, *tops[number]) if number in tops else Scored(token, logprob, []))

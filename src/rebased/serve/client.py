@@ -40,8 +40,7 @@ class EngineClient:
 
     `start()` begins, `drain()` refuses new jobs and lets the others end, `close()` ends at once. All other methods are
     called in one thread, that of the event loop. Updates that wait together are delivered together: with many clients
-    there is a short pause between two deliveries, so that each client gets fewer and longer chunks. First tokens and
-    ends of answers do not wait.
+    there is a short pause between two deliveries, so that each client gets fewer and longer chunks.
     """
 
     def __init__(self, about: About, tokenizer: Tokenizer, line: EngineProcess, *, max_waiting: int = 1024) -> None:
@@ -58,8 +57,7 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._updates: list[Update] = []  # that are not delivered yet
-        self._not_before = 0.0  # when the next delivery of all may be
-        self._timer: asyncio.TimerHandle | None = None  # of that delivery
+        self._not_before = 0.0  # when the next delivery may be
         self.closing = False  # whether new jobs are refused
         self.lost = False  # whether the engine ended by itself
 
@@ -131,19 +129,22 @@ class EngineClient:
             self._loop.call_soon_threadsafe(self._deliver_in_time, self._loop)
 
     def _deliver_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer is None and self._not_before > time.monotonic():
-            self._timer = loop.call_later(self._not_before - time.monotonic(), self._deliver)
-        self._deliver(urgent=self._timer is not None)
+        pause = self._not_before - time.monotonic()
+        if pause > 0:
+            loop.call_later(pause, self._deliver)
+        else:
+            self._deliver()
 
-    def _deliver(self, *, urgent: bool = False) -> None:
-        """Deliver the updates that are there, one call per job; or what is urgent in them."""
+    def _deliver(self) -> None:
+        """Deliver the updates that are there, one call per job."""
         with self._lock:
             updates, self._updates = self._updates, []
-        if updates:
-            self.broken = updates[-1].broken
-            self.counts = next((each.counts for each in reversed(updates) if each.counts is not None), self.counts)
+        if not updates:
+            return
+        self.broken = updates[-1].broken
+        self.counts = next((each.counts for each in reversed(updates) if each.counts is not None), self.counts)
         by_job: dict[int, list[Event]] = {}
-        for job, event in self._written.take([each for update in updates for each in update.told], urgent=urgent):
+        for job, event in self._written.take([each for update in updates for each in update.told]):
             by_job.setdefault(job.key, []).append(event)
         for key, events in by_job.items():
             client = self._clients.get(key)
@@ -158,9 +159,7 @@ class EngineClient:
                 self.cancel(client.job)
                 with suppress(Exception):
                     client.deliver([Failed("job", f"the answer could not be taken: {type(error).__name__}")])
-        if not urgent:
-            self._timer = None
-            self._not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_PER_CLIENT * len(by_job))
+        self._not_before = time.monotonic() + min(LONGEST_PAUSE, PAUSE_PER_CLIENT * len(by_job))
 
     def _engine_lost(self, reason: str) -> None:
         """Tell all clients that the engine has ended by itself, from whichever thread notices."""
