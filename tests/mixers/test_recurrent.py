@@ -1,13 +1,25 @@
 """Mixers that fade and overwrite, against their equations token by token, and against published counts."""
 
+from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers import GLA, KDA, DeltaReBased, GatedBased, GatedDeltaNet, GatedReBased, Mamba2, ReBased
+from rebased.mixers import (
+    GLA,
+    KDA,
+    DeltaReBased,
+    GatedBased,
+    GatedDeltaNet,
+    GatedReBased,
+    Mamba2,
+    ReBased,
+    forward_documents,
+)
 from rebased.mixers.gated import LONG_MEMORY
 from tolerances import assert_near
 
@@ -217,3 +229,34 @@ def test_operations_between_tokens() -> None:
     one, two = (per_token("delta_rebased", n_heads=2, key_width=4, value_width=w) for w in (5, 6))
     assert two - one == 3 * (2 * 2 * 2 * D + 6 * 2 * 10)  # of v and of the output; of the memory
     assert per_token("gated_based") - per_token("based") == 3 * 2 * 12 * D
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (DeltaReBased, {"n_heads": 2, "key_width": 4}),
+        (DeltaReBased, {"n_heads": 2, "key_width": 4, "gate": True, "centred": True, "conv_width": 4}),
+        (GatedDeltaNet, {"n_heads": 2}),
+        (KDA, {"n_heads": 2}),
+        (GLA, {"n_heads": 2}),
+        (Mamba2, {"d_state": 8, "head_width": 8}),
+    ],
+)
+def test_packed_documents_are_apart(cls: type[nn.Module], options: dict[str, Any]) -> None:
+    """Also short ones, many in a chunk, and one without tokens. No document is called by itself."""
+    mixer, x = build(cls, **options), torch.randn(2, T, D, dtype=torch.float64)
+    starts = [0, 1, 2, 9, 9, 30, T, T + 33, 2 * T]
+    alone = [mixer(x.reshape(1, -1, D)[:, i:j]) for i, j in pairwise(starts) if i < j]
+    with patch.object(mixer, "forward", side_effect=AssertionError("called")):
+        y = forward_documents(mixer, x, torch.tensor(starts))
+    assert_near(y.flatten(0, 1), torch.cat(alone, dim=1)[0], T, condition=6 * 746)
+
+
+def test_packed_documents_in_fp32() -> None:
+    """32 documents begin in each chunk; without a gate all sums of decays are exact."""
+    torch.manual_seed(0)
+    x, starts = torch.randn(1, 128, D), torch.arange(0, 129, 2)
+    for gate, condition in ((False, 1.0), (True, 32 * 104)):
+        mixer = DeltaReBased(D, n_heads=2, key_width=4, gate=gate)
+        want = mixer(x.view(64, 2, D)).reshape(1, 128, D)
+        assert_near(mixer.forward_documents(x, starts), want, 64, condition=condition)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.delta import low_rank
-from rebased.mixers.recurrent import RecurrentMixer, TimeStep
+from rebased.mixers.recurrent import RecurrentMixer, TimeStep, begin_anew
 from rebased.mixers.wrapper import NORM_EPS, OutputGate
 from rebased.ops import Backend, delta_attention_extend
 
@@ -130,15 +130,15 @@ class Mamba2(RecurrentMixer):
         """Draw the decays. The model calls it after its own init."""
         self.time_step.init_weights()
 
-    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return o + D v [B,T,H,V] and the memory after x. Values are written times dt."""
+    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return o + D v [B,T,H,V] and the memory after x, as RecurrentMixer does. Values are written times dt."""
         q, k, v = qkv.split(self.widths, dim=-1)
         q, k = (each.unsqueeze(2).expand(-1, -1, self.n_heads, -1) for each in (q, k))
         v = v.unflatten(-1, (self.n_heads, self.value_width))
         dt, log_decay = self.time_step(self.proj_decay(x))
-        written = (v * dt).to(v.dtype)
+        written, log_decay = (v * dt).to(v.dtype), begin_anew(log_decay.squeeze(-1), first, q)
         o, memory = delta_attention_extend(
-            q, k, written, None, memory, log_decay.squeeze(-1), normalise=False, backend=self.backend
+            q, k, written, None, memory, log_decay, normalise=False, backend=self.backend
         )
         return o + self.skip.to(v.dtype).unsqueeze(-1) * v, memory
 

@@ -16,10 +16,12 @@ from torch.nn import functional
 
 from rebased.mixers.checks import check_input, empty_output
 from rebased.mixers.contract import FACTORY
+from rebased.mixers.documents import positions_in_documents, space_documents
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
-from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv_extend
+from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv, short_conv_extend
 
 DT_RANGE, DT_FLOOR = (1e-3, 1e-1), 1e-4
+FORGET = -1e4  # of log decays: its power is 0 in every dtype
 SPREADS_NAN = "a chunk of tokens is computed at once, and zero times NaN is NaN"
 
 
@@ -98,12 +100,12 @@ class RecurrentMixer(nn.Module):
             v.unflatten(-1, (self.n_heads, self.value_width)),
         )
 
-    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return o [B,T,H,V] and the memory after x."""
+    def attend(self, x: Tensor, qkv: Tensor, memory: Tensor, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return o [B,T,H,V] and the memory after x. Nothing is left of the memory at the tokens `first` [B,T]."""
         q, k, v = self.heads(qkv)
         beta, log_decay = self.gates(x)
         return delta_attention_extend(
-            q, k, v, beta, memory, log_decay,
+            q, k, v, beta, memory, begin_anew(log_decay, first, q),
             degree=self.degree, centred=self.centred, normalise=self.normalise, backend=self.backend,
         )  # fmt: skip
 
@@ -115,6 +117,22 @@ class RecurrentMixer(nn.Module):
         """Return the recurrence over time: x [B,T,D] -> [B,T,D], time and memory linear in T."""
         check_input(self, x, self.proj_qkv.weight)
         return self.extend(x, self.init_state(x.shape[0], device=x.device, dtype=x.dtype))[0]
+
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Return forward() of each packed document by itself: x [B,T,D], cu_seqlens [n+1] -> [B,T,D].
+
+        The first token of a document has a decay that forgets all. In a chunk in which n documents begin, other decays
+        are exact to 104 n roundoffs.
+        """
+        check_input(self, x, self.proj_qkv.weight)
+        first, qkv = positions_in_documents(cu_seqlens, x) == 0, self.proj_qkv(x)
+        if self.conv is not None:
+            spaced, places = space_documents(qkv, cu_seqlens, gap=self.conv_width - 1)
+            taps = self.conv.weight.squeeze(1)
+            spaced = short_conv(spaced, taps, self.conv.bias, activation="silu", backend=self.backend)
+            qkv = spaced.index_select(1, places).view_as(qkv)
+        memory = self.init_state(x.shape[0], device=x.device, dtype=x.dtype).memory
+        return self.finish(x, self.attend(x, qkv, memory, first)[0])
 
     def init_state(
         self, batch: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
@@ -155,6 +173,15 @@ class RecurrentMixer(nn.Module):
     def extra_repr(self) -> str:
         arguments = [name for name in inspect.signature(type(self)).parameters if name not in FACTORY]
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
+
+
+def begin_anew(log_decay: Tensor | None, first: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return the log decay of q [B,T,H,K] with all forgotten at the tokens `first` [B,T]; None: at none."""
+    if first is None:
+        return log_decay
+    if log_decay is None:
+        log_decay = torch.zeros_like(q[..., 0], dtype=torch.promote_types(q.dtype, torch.float32))
+    return log_decay.masked_fill(first.reshape(*first.shape, *(1,) * (log_decay.ndim - 2)), FORGET)
 
 
 def draw_time_steps(bias: Tensor) -> None:
