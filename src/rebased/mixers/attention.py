@@ -11,7 +11,7 @@ from rebased.mixers.attention_maps import softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
-from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
+from rebased.mixers.rotary import rotary_angles, rotate
 from rebased.mixers.slots import grown
 from rebased.ops import Norm, linear_step, rms_norm
 
@@ -68,7 +68,9 @@ class QKVAttention(nn.Module):
 
         `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
         """
-        return self.cache(*self._zeros((batch, 0, self.n_heads, self.d_model // self.n_heads), device, dtype))
+        weight, shape = self.qkv.weight, (batch, 0, self.n_heads, self.d_model // self.n_heads)
+        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        return self.cache(k, v)
 
     def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
         """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
@@ -107,14 +109,6 @@ class QKVAttention(nn.Module):
             f"out_bias={self.out_proj.bias is not None}, qk_norm={self.q_norm is not None}, rotary={self.rotary}, "
             f"dropout={self.dropout}"
         )
-
-    def _zeros(
-        self, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return two tensors of this shape; device and dtype are those of the weights unless given."""
-        weight = self.qkv.weight
-        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
-        return k, v
 
 
 @register_mixer("attention")
@@ -189,11 +183,9 @@ class SoftmaxAttention(QKVAttention):
         k, v = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
         return self._attend_after(q, k, v), KVCache(k, v)
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "KVSlots":
+    def init_slots(self, count: int, capacity: int) -> "KVSlots":
         """Return empty caches for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
-        k, v = self._zeros((count, self.n_heads, capacity, self.d_model // self.n_heads), device, dtype)
+        k, v = (grown(each.transpose(1, 2), capacity, 2) for each in self.init_state(count))
         plain = self.q_norm is None and not self.rotary
         fuses = type(self) is SoftmaxAttention and plain and is_plain(nn.Linear, self.qkv, self.out_proj)
         return (FusedKVSlots if fuses else KVSlots)(self, k, v)
@@ -253,7 +245,7 @@ class KVSlots:
         q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
         if self._mixer.rotary:
             angles = rotary_angles(longest, q.shape[3], q.device)[lengths].unsqueeze(1)  # [count,1,W/2]
-            q, k = rotate_rows(q, angles), rotate_rows(k, angles)
+            q, k = rotate(q, angles), rotate(k, angles)
         return self._mixer.out_proj(self._attend(q, k, v, lengths, longest).transpose(1, 2).flatten(-2))
 
     def reserve(self, capacity: int) -> None:

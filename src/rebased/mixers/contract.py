@@ -159,14 +159,3 @@ def find_residual_projections(module: nn.Module) -> list[nn.Module]:
                 f"it; its nn.Linear layers are {known}"
             )
     return [layers[name] for name in declared]
-
-
-def count_numbers(state: Any) -> int:
-    """Return how many numbers a state holds: a tensor, or any nesting of tuples, lists and dicts of tensors."""
-    if isinstance(state, Tensor):
-        return state.numel()
-    if isinstance(state, dict):
-        return sum(count_numbers(each) for each in state.values())
-    if isinstance(state, list | tuple):
-        return sum(count_numbers(each) for each in state)
-    return 0
