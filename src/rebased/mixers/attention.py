@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.attention_maps import softmax_map, weigh
+from rebased.mixers.attention_maps import scaled_products, softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
@@ -79,8 +79,7 @@ class QKVAttention(nn.Module):
     def attention_scores(self, x: Tensor) -> Tensor:
         """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
         q, k = self._rotated(*self._project(x)[:2])
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+        return scaled_products(q, k, q.shape[3] ** -0.5)
 
     def similarity(self, scores: Tensor) -> Tensor:
         """Return exp(s) of scores s: any shape -> the same shape."""
