@@ -131,6 +131,12 @@ def describe_mixer(mixer: nn.Module | type[nn.Module]) -> str:
     return f"mixer {mixer_name(mixer)!r} (class {cls.__qualname__} of {source})"
 
 
+def named_arguments(mixer: nn.Module) -> str:
+    """Return the arguments that a mixer was made with, for its repr: those that it keeps under their names."""
+    names = [name for name in inspect.signature(type(mixer)).parameters if name not in FACTORY]
+    return ", ".join(f"{name}={getattr(mixer, name)!r}" for name in names if hasattr(mixer, name))
+
+
 def can_extend(mixer: nn.Module) -> bool:
     """Return True if the mixer has `init_state`, `extend` and `state_size`."""
     return isinstance(mixer, Extendable)

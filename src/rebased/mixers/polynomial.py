@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rebased.mixers.attention_maps import scaled_products, weigh
 from rebased.mixers.checks import check_input, empty_output, is_plain
+from rebased.mixers.contract import named_arguments
 from rebased.mixers.positions import rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
@@ -248,10 +249,7 @@ class PolynomialAttention(nn.Module):
         return self.n_heads * features * (self.value_width + 1)
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, key_width={self.key_width}, "
-            f"value_width={self.value_width}, eps={self.eps}, backend={self.backend!r}"
-        )
+        return named_arguments(self)
 
 
 class PolynomialSlots(FixedSlots):

@@ -196,12 +196,6 @@ class ReBased(PolynomialAttention):
             q, k = self.ln_q.before_affine(q).unflatten(-1, heads), self.ln_k.before_affine(k).unflatten(-1, heads)
         return scaled_products(q, k, self.key_width**-0.5)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}, "
-            f"norm={self.norm!r}, kernel={self.kernel!r}"
-        )
-
 
 @register_mixer("based")
 class Based(PolynomialAttention):

@@ -71,4 +71,5 @@ class CompositionalMQAR(MQAR):
         pair = draw_distinct(rows, n, n, generator)  # [rows,n]: which pair stands where
         values = self.first_value + draw_distinct(rows, n, self.vocab_size - self.first_value, generator)
         triples = torch.stack([first.gather(1, pair // m), second.gather(1, pair % m), values], dim=2)
-        return Examples(*self._ask(triples, triples[:, :, :2], values, generator)[:2])
+        inputs, labels, _ = self._ask(triples, triples[:, :, :2], values, generator)
+        return Examples(inputs, labels)

@@ -128,9 +128,12 @@ class MQAR(Task):
         n = self.kv_pairs
         keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
         values = self.first_value + draw_distinct(rows, n, self.vocab_size - self.first_value, generator)
-        return Examples(*self._ask(torch.stack([keys, values], dim=2), keys.unsqueeze(2), values, generator)[:2])
+        inputs, labels, _ = self._ask(torch.stack([keys, values], dim=2), keys.unsqueeze(2), values, generator)
+        return Examples(inputs, labels)
 
-    def _ask(self, writes: Tensor, keys: Tensor, answers: Tensor, generator: Generator) -> tuple[Tensor, ...]:
+    def _ask(
+        self, writes: Tensor, keys: Tensor, answers: Tensor, generator: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs and labels [rows,T] of writes [rows,w,s], of which the last token is the value; then the keys
         [rows,n,s-1] in slots that are drawn here. Also the positions [rows,n] of the labels, which are the answers."""
         w, s = writes.shape[1:]
