@@ -143,7 +143,7 @@ def suite(
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
-    shipped = [path for path in (MODELS / f"suite-{file.stem}.jsonl.gz",) if path.exists()]
+    shipped = [path for path in (shipped_results(file),) if path.exists()]
     files = SweepFiles(known, bundle, carry_unfinished, CARRY_MIB, () if sources else shipped)
     command = SuiteCommand(
         file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit, to.json
@@ -179,6 +179,11 @@ def suite(
     say(to.console(), f"wrote {page}: open it in a browser")
     to.emit(to_json(board) | {"page": page, "complete": code == 0, "milliseconds_per_1000_tokens": speeds})
     return code
+
+
+def shipped_results(file: Path) -> Path:
+    """The bundle of shipped results of a suite."""
+    return MODELS / f"suite-{file.stem}.jsonl.gz"
 
 
 def find_mixer(suite: Suite, target: str) -> tuple[str, SuiteMixer]:
