@@ -2,8 +2,11 @@
 
 import json
 import re
+import shlex
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +100,22 @@ def test_a_page_in_a_hurry_is_written_without_timing(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr("rebased.cli.suite.time_steps")
     assert suite("small.yaml", "rebased", "--known", "known.jsonl.gz") == 130
     assert "The training steps were not timed" in Path("runs/suite-small/report.html").read_text()
+
+
+def test_a_time_too_short_for_any_run_ends_with_a_page_and_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("small.yaml", "rebased", "--workers", "1", "--json", "found.json")
+    with monkeypatch.context() as late:
+        an_hour_ago = time.monotonic() - 3600
+        late.setattr("rebased.cli.time", SimpleNamespace(monotonic=lambda: an_hour_ago))
+        assert suite(*words, "--for", "59m") == 75
+    said = re.search(r"none fits into --for 59 min: .*; go on with: rebased suite (.*)", capsys.readouterr().out)
+    assert said
+    assert not read("found.json")["complete"]
+    assert Path("runs/suite-small/report.html").exists()
+    assert suite(*shlex.split(said[1])) == 0
+    assert read("found.json")["complete"]
 
 
 def test_shipped_results_are_known_and_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

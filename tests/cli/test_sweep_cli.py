@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -533,10 +534,12 @@ def test_a_full_disk_at_the_end_is_named_and_stops_nothing_else(
 @pytest.mark.usefixtures("timed")
 def test_time_that_is_too_short_and_files_that_are_not_bundles(capsys: pytest.CaptureFixture[str]) -> None:
     write({"train.seed": [1, 2]}, epochs=100_000)
-    assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 2
-    error = capsys.readouterr().err
-    assert re.search(r"--for 30 s: none of the 2 runs that are left fits into the \d+ s that remain", error)
-    assert "--carry-unfinished FOLDER" in error
+    assert rebased(*WORDS, "--for", "30s", "--workers", "1") == 75
+    assert re.search(
+        r"0 of 2 runs done; out\ntime is up with 2 runs left, and none fits into --for 30 s: the shortest takes about "
+        r"[\d.]+ (s|min|h)\. Give more time, or --carry-unfinished FOLDER, .*; go on with: rebased sweep tiny.yaml",
+        capsys.readouterr().out,
+    )
     for words, message in (
         (["--known", "nowhere.jsonl.gz"], "--known nowhere.jsonl.gz: there is no such file or folder"),
         (["--bundle", "x.zip"], "the name of a bundle must end in .jsonl.xz or .jsonl.gz"),
@@ -582,10 +585,25 @@ def test_the_time_begins_with_the_command_not_after_its_imports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write({"train.seed": [1]}, epochs=1)
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_bundle([fake_run()], Path(name))
+    words = ["--bundle", "c.jsonl.gz", "--known", "a.jsonl.gz", "b.jsonl.gz", "--json", "found.json"]
     an_hour_ago = time.monotonic() - 3600
-    monkeypatch.setattr("rebased.cli.time", SimpleNamespace(monotonic=lambda: an_hour_ago))
-    assert rebased(*WORDS, "--for", "59m", "--workers", "1") == 2
-    assert "the run that is left does not fit into the 0 s that remain" in capsys.readouterr().err
+    with monkeypatch.context() as late:
+        late.setattr("rebased.cli.time", SimpleNamespace(monotonic=lambda: an_hour_ago))
+        assert rebased(*WORDS, "--for", "59m", "--jobs", "1", *words) == 75
+    out = capsys.readouterr().out
+    said = re.search(r"time is up with 1 run left, and none fits into --for 59 min: .*; go on with: rebased (.*)", out)
+    assert said
+    assert not json.loads(Path("found.json").read_text())["complete"]
+    assert rebased(*shlex.split(said[1])) == 0  # it works as printed, and replaces its own result
+    assert re.search(
+        r"--workers 1 --known a.jsonl.gz b.jsonl.gz --bundle c.jsonl.gz --for 36\d\ds --json found.json$", said[1]
+    )
+    assert json.loads(Path("found.json").read_text())["complete"]
+    Path("found.json").write_text("{}")  # not a result of ours
+    assert rebased(*shlex.split(said[1])) == 2
+    assert "found.json is there already" in capsys.readouterr().err
 
 
 def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
@@ -610,7 +628,8 @@ def test_a_sweep_that_runs_out_of_time_goes_on_elsewhere(
     assert "time is up: 1 run is being saved; Ctrl-C ends it at once" in out
     assert "--carry-unfinished rest.tar --carry-mib 3" in out.splitlines()[-1]
     assert "wrote rest.tar: 1 unfinished run, " in out
-    assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*--known rest.tar", out)
+    assert re.search(r"time is up with 1 run left.*; go on with: rebased sweep tiny.yaml .*-unfinished rest.tar", out)
+    assert "--known" not in out  # what is written is read
     (first,) = (epochs_of(read_record(path)) for path in Path("a").glob("*/record.jsonl"))
     Path("torn.tar").write_bytes(Path("rest.tar").read_bytes()[:-12_000])
     assert rebased("sweep", "tiny.yaml", "-o", "d", "--known", "rest.tar", "torn.tar") == 2

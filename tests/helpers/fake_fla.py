@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 Registration = Literal["global", "local", "none"]
-"""fla.ops.backends with dispatch(operation), as in 0.6.0; fla.backends with registry.dispatch, as after it; none."""
+"""fla.ops.backends with dispatch(operation), as from 0.4.2 to 0.5.1; fla.backends with registry.dispatch, as in 0.6.0;
+none, as up to 0.4.1."""
 
 
 def rounded_rebased(q: Tensor, k: Tensor, v: Tensor, eps: float = 1e-5) -> Tensor:
@@ -82,7 +83,7 @@ def dispatch(operation: str) -> Callable[..., Any]:
     return lambda function: _choose(lambda: BackendRegistry._registries.get(operation), function)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, registration: Registration = "global") -> ModuleType:
+def install(monkeypatch: pytest.MonkeyPatch, registration: Registration = "local") -> ModuleType:
     """Put the modules where `import fla` finds them; returns fla.ops.rebased."""
 
     def parallel_rebased(q: Tensor, k: Tensor, v: Tensor, eps: float = 1e-5, **_: Any) -> Tensor:

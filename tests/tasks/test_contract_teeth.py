@@ -115,7 +115,17 @@ def test_what_draw_returns_is_named(change: Any, message: str) -> None:
             inputs, labels, _ = super().draw(rows, generator, split)
             return change(inputs, labels)
 
-    assert message in failed(Wrong)["the same seed gives the same rows"]
+    found = failed(Wrong)
+    assert message in found["shapes, dtypes, device and vocabulary"]
+    assert message in found["the same seed gives the same rows"]
+
+
+def test_a_build_of_the_tasks_own_is_looked_at_too() -> None:
+    class Own(Last):
+        def build(self, n: int, seed: int, device: torch.device | str = "cpu", split: Split = "train") -> Examples:
+            return super().build(n, seed, device, split).map(lambda part: part + 1)
+
+    assert "outside of the vocabulary, 0 to 10" in failed(Own)["shapes, dtypes, device and vocabulary"]
 
 
 def test_what_draw_raises_is_the_tasks_own() -> None:
@@ -123,7 +133,7 @@ def test_what_draw_raises_is_the_tasks_own() -> None:
         def draw(self, rows: int, generator: Generator, split: Split) -> Examples:
             return super().draw(rows, generator, split) + 3  # type: ignore[operator]
 
-    message = failed(Clumsy)["shapes, dtypes and device"]
+    message = failed(Clumsy)["shapes, dtypes, device and vocabulary"]
     assert message.startswith("task 'own': draw failed: TypeError: can only concatenate tuple")
     assert "--debug shows where" in message
 

@@ -1,5 +1,6 @@
 """--json and --quiet, which every command has: where its result and its messages go."""
 
+import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -52,11 +53,12 @@ class Output:
             line = Text.assemble(("warning:", "yellow"), " ", warning)  # not markup: it may hold brackets
             Terminal(stderr=True, quiet=self.quiet).print(line, soft_wrap=True, highlight=False)
 
-    def check(self) -> None:
-        """Raise ValueError if --json cannot write its file. Called before work that takes time."""
+    def check(self, *, resumes: bool = False) -> None:
+        """Raise ValueError if --json cannot write its file. Called before work that takes time. A command that resumes
+        its work replaces the result of the last time."""
         if self.json is None or self.json == STDOUT:
             return
-        if self.json.exists():
+        if self.json.exists() and not (resumes and _is_a_result(self.json)):
             raise ValueError(f"{self.json} is there already; choose another file, or remove it")
         if not self.json.parent.is_dir():
             raise ValueError(f"there is no folder {self.json.parent}; make it first")
@@ -76,6 +78,14 @@ class Messages(Output):
 
     def emit(self, result: Any) -> None:
         """Give nothing."""
+
+
+def _is_a_result(path: Path) -> bool:
+    """True if a command that can be resumed has written the file."""
+    try:
+        return "complete" in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 TO_TERMINAL = Output()

@@ -60,11 +60,6 @@ class SuiteCommand(Command):
         return self.out or Path("runs") / f"suite-{self.file.stem}"
 
     @property
-    def shipped(self) -> Path:
-        """The bundle of shipped results, which may not be there."""
-        return shipped_results(self.file)
-
-    @property
     def device(self) -> str | None:
         """Where runs are trained; None: where the suite file says."""
         return "cuda" if GPU in self.settings else None
@@ -89,11 +84,7 @@ class SuiteCommand(Command):
         return str(self)
 
     def __str__(self) -> str:
-        words = ["rebased", "suite", str(self.file), *self.settings, *self.options(())]
-        if str(self.shipped) in words:  # it is known without being named, and lies elsewhere on other machines
-            place = words.index(str(self.shipped))
-            del words[place - 1 : place + 1]
-        return shlex.join(words)
+        return shlex.join(["rebased", "suite", str(self.file), *self.settings, *self.options(())])
 
 
 def suite(
@@ -148,14 +139,14 @@ def suite(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    to.check()
+    to.check(resumes=True)
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
     shipped = [path for path in (shipped_results(file),) if path.exists()]
-    files = SweepFiles(known if sources else (*shipped, *known), bundle, carry_unfinished, CARRY_MIB)
+    files = SweepFiles(known, bundle, carry_unfinished, CARRY_MIB, () if sources else shipped)
     command = SuiteCommand(
-        file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit
+        file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit, to.json
     )
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after

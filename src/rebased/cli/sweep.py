@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -120,9 +121,9 @@ def sweep(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers}: give 1 or more")
-    to.check()
+    to.check(resumes=True)
     files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
-    command = Command(file, settings, out, executor, workers, mps, imports, files, time_limit)
+    command = Command(file, settings, out, executor, workers, mps, imports, files, time_limit, to.json)
     return run_sweep(command, to, dry_run=dry_run, retry_failed=retry_failed)
 
 
@@ -148,7 +149,6 @@ def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bo
             )
             return 0
         queue = SweepQueue(runs, stages, command.budget(cost), plan.runs, by_task=by_task)
-        check_time(queue)
         tally = Tally(plan, cost, where.workers, stages)
         try:
             with sweep_board(console, tally, files.keep(plan)) as board:
@@ -201,21 +201,6 @@ def read_points(file: Path, imports: tuple[str, ...], overrides: dict[str, str])
     return Sweep(from_python(file, module.configs, overrides))
 
 
-def check_time(queue: SweepQueue) -> None:
-    """Raise ValueError if the time is too short for any of the runs that are left."""
-    budget = queue.budget
-    if budget is None or not queue.runs or any(budget.fits(run) for run in queue.runs):
-        return
-    shortest = min(budget.seconds(run) for run in queue.runs)
-    many = len(queue.runs)
-    which = "the run that is left does not fit" if many == 1 else f"none of the {many} runs that are left fits"
-    raise ValueError(
-        f"--for {duration(budget.total)}: {which} into the {duration(max(0.0, budget.left))} that remain of it; "
-        f"{'it' if many == 1 else 'the shortest'} needs about {duration(shortest)}. Give "
-        "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
-    )
-
-
 def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, ending: Ending, command: "Command") -> int:
     """Write what leaves this machine, print how the sweep ended and what to type next. Returns the exit code."""
     for run in tally.failed:
@@ -233,6 +218,14 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
         left = tally.expected() - tally.count("done", "diverged", "failed")
         pieces = tally.seconds_left() / max(1.0, queue.budget.total)
         more = f", about {duration(tally.seconds_left())} ({pieces:.0f} more such pieces)" if pieces >= 1.5 else ""
+        enough = queue.budget.enough_for(queue.not_begun)
+        if enough > queue.budget.total:  # the same command would train nothing
+            shortest = duration(min(map(queue.budget.seconds, queue.not_begun)))
+            more = (
+                f", and none fits into --for {duration(queue.budget.total)}: the shortest takes about {shortest}. Give "
+                "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
+            )
+            command = command._replace(time_limit=timedelta(seconds=ceil(enough)))
         say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command.again(tally.failed)}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":
@@ -258,6 +251,7 @@ class Command(NamedTuple):
     imports: tuple[str, ...]
     files: SweepFiles
     time_limit: timedelta | None
+    json: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -295,7 +289,8 @@ class Command(NamedTuple):
         words += ["--mps"] if self.mps else []
         words += [word for name in imports for word in ("--import", name)]
         words += self.files.words()
-        return words + (["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else [])
+        words += ["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else []
+        return words + (["--json", str(self.json)] if self.json else [])
 
     def __str__(self) -> str:
         return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *self.options(self.imports)])

@@ -21,9 +21,11 @@ CARRY_EVERY = 120.0  # seconds between two times that unfinished runs are writte
 
 
 class SweepFiles:
-    """The options --known, --bundle and --carry-unfinished of `rebased sweep`."""
+    """The options --known, --bundle and --carry-unfinished of `rebased sweep`. `shipped` is known, not named."""
 
-    def __init__(self, known: Sequence[Path], bundle: Path | None, carry: Path | None, mib: int) -> None:
+    def __init__(
+        self, known: Sequence[Path], bundle: Path | None, carry: Path | None, mib: int, shipped: Sequence[Path] = ()
+    ) -> None:
         if bundle:
             check_bundle_name(bundle)
         if carry and (carry.is_file() if carry.suffix != SUFFIX else carry.is_dir()):
@@ -32,7 +34,7 @@ class SweepFiles:
             raise ValueError(f"--carry-mib {mib}: give 1 or more")
         if missing := [path for path in known if not path.exists()]:
             raise ValueError(f"--known {missing[0]}: there is no such file or folder; leave it out the first time")
-        self._bundles = [path for path in known if path.suffix != SUFFIX]
+        self._bundles = [path for path in (*shipped, *known) if path.suffix != SUFFIX]
         own = [carry] if carry and carry.exists() else []
         self._archives = list(dict.fromkeys(archive for path in (*known, *own) for archive in archives(path)))
         self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
@@ -155,9 +157,8 @@ class SweepFiles:
         return f"{plural(packed.runs, 'unfinished run')}, {packed.bytes / 1e6:,.1f} MB{left}"
 
     def words(self) -> list[str]:
-        """The options that go on with what was written."""
-        known = [path for path in (*self._given, self._bundle, self._carry) if path]
-        words = [word for path in dict.fromkeys(known) for word in ("--known", str(path))]
+        """The same options again. What they write is also read, so that a sweep goes on with it."""
+        words = ["--known", *map(str, self._given)] if self._given else []
         words += ["--bundle", str(self._bundle)] if self._bundle else []
         words += ["--carry-unfinished", str(self._carry)] if self._carry else []
         return words + (["--carry-mib", str(self._limit // MIB)] if self._limit != CARRY_MIB * MIB else [])

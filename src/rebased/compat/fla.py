@@ -181,12 +181,13 @@ class ReBasedLinearAttention(nn.Module):
 def register() -> None:
     """Register our parallel_rebased as a backend of flash-linear-attention, for its layers and all who import later.
 
-    The library's own dispatcher then calls ours; the environment variable FLA_REBASED=0 turns it off. Registering twice
-    changes nothing. Call it before `from fla.ops.rebased import parallel_rebased`: a name that is already bound stays.
+    The library's own dispatcher then calls ours. The environment variable FLA_REBASED=0 turns ours off, and its own
+    FLA_DISABLE_BACKEND_DISPATCH=1 all backends. Registering twice changes nothing. Call it before `from fla.ops.rebased
+    import parallel_rebased`: a name that is already bound stays.
 
     Raises:
         ModuleNotFoundError: if the library is not installed.
-        RuntimeError: if its version has no backends, as those before `fla.ops.backends`.
+        RuntimeError: if its version has no backends: those before 0.4.2.
     """
     try:
         theirs = importlib.import_module("fla.ops.rebased")
@@ -219,7 +220,7 @@ def register() -> None:
 
 
 def _backends_module() -> ModuleType:
-    """The library's module with BaseBackend and BackendRegistry: fla.backends, or fla.ops.backends up to 0.6.0."""
+    """The library's module with BaseBackend and BackendRegistry: fla.backends, or fla.ops.backends before 0.6.0."""
     for name in ("fla.backends", "fla.ops.backends"):
         try:
             return importlib.import_module(name)

@@ -26,13 +26,12 @@ from rebased.data.overlap import shared_runs
 from rebased.data.pool import ordered_pool
 from rebased.data.recipe import Fetched, Recipe
 from rebased.data.shards import store_tokenizer, writing_shards
-from rebased.data.sources import HUB, LIBRARY, Source, find_sources
+from rebased.data.sources import HUB, LIBRARY, Source
 from rebased.data.splits import (
     DEFAULT_SPLIT,
     ByContent,
     ByShare,
     BySize,
-    BySource,
     Chunk,
     Rule,
     SplitNotFilled,
@@ -185,7 +184,7 @@ def _batches(
     shard = taken = 0
     for key, group in groups.items():
         documents = (document for source in group for document in source.documents())
-        for name, chunk in assign_splits(documents, rule or BySource(key)):
+        for name, chunk in assign_splits(documents, rule or Rule(key)):
             held.setdefault(name, []).append(chunk)
             sizes[name] = sizes.get(name, 0) + len(chunk.data)
             taken += len(chunk.data)
@@ -211,9 +210,9 @@ def _done(groups: dict[str, list[Source]]) -> int:
 
 def _by_split(config: PrepareConfig, spec: SplitSpec) -> dict[str, list[Source]]:
     """The sources by split; under "" if a rule assigns their documents to splits."""
-    names = spec.sources or {"": list(config.sources)}
+    names = spec.sources or {"": list(config.sources) or [LIBRARY]}
     return {
-        split: find_sources(given, field=config.field, document_start=config.document_start)
+        split: [Source(name, field=config.field, document_start=config.document_start) for name in given]
         for split, given in names.items()
     }
 

@@ -7,18 +7,19 @@ import lzma
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from rebased.data.encode_chunks import CHUNK_BYTES, read_chunks
 from rebased.data.pile import TokenisedFile
 from rebased.data.zstd import ZstandardReader
 
 Kind = Literal["text", "jsonl", "tokens"]
+Item = TypeVar("Item")
 COMPRESSED = (".xz", ".gz", ".zst")
 JSON_LINES = (".jsonl", ".ndjson")
 LIBRARY = "the standard library"
@@ -92,28 +93,17 @@ class Source:
         before = self.done
         with open_text(file.path) as (stream, position):
 
-            def counted(documents: Iterable[Document]) -> Iterator[Document]:
-                for document in documents:
+            def counted(items: Iterable[Item]) -> Iterator[Item]:
+                for item in items:
                     self.done = before + position()
-                    yield document
+                    yield item
 
             if file.kind == "jsonl":
                 yield from counted(_json_lines(stream, file.path))
             elif self._start is not None:
                 yield from counted(marked_documents(stream, str(file.path), self._start))
             else:
-                chunks = self._counted_chunks(read_chunks(stream), before, position)
-                yield Document("text", str(file.path), chunks, lambda: text_size(file.path))
-
-    def _counted_chunks(self, chunks: Iterable[bytes], before: int, position: Callable[[], int]) -> Iterator[bytes]:
-        for chunk in chunks:
-            self.done = before + position()
-            yield chunk
-
-
-def find_sources(names: Sequence[str], *, field: str, document_start: str | None) -> list[Source]:
-    """The sources with these names; without names, the *.py files of the standard library, which are always there."""
-    return [Source(name, field=field, document_start=document_start) for name in names or [LIBRARY]]
+                yield Document("text", str(file.path), counted(read_chunks(stream)), lambda: text_size(file.path))
 
 
 def _find(name: str) -> Iterator[SourceFile]:

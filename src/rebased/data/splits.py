@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rebased.data.encode_chunks import divide
 from rebased.data.sources import Document, Kind
@@ -35,22 +35,25 @@ class Chunk(NamedTuple):
     dtype: str  # of tokens; "" for text
 
 
-class Rule(Protocol):
-    """Which split each document goes to."""
+class Rule:
+    """Which split each document goes to: the one with this name, unless a subclass says otherwise."""
+
+    def __init__(self, split: str) -> None:
+        self._split = split
 
     def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
         """The ranges that document `number` is divided into: (split, byte offset where its range ends), in order.
 
         The last offset is inf. The split None means that the range is left out.
         """
-        ...
+        return [(self._split, math.inf)]
 
     def advance(self, size: int, complete: bool) -> bool:
         """Called after each document with the bytes that went to splits, and whether nothing was left out.
 
         Returns whether more documents are wanted.
         """
-        ...
+        return True
 
 
 def assign_splits(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[str, Chunk]]:
@@ -71,7 +74,7 @@ def assign_splits(documents: Iterable[Document], rule: Rule) -> Iterator[tuple[s
             return
 
 
-class ByShare:
+class ByShare(Rule):
     """Assign each document to a split by a hash of its number: a split gets about its share of the documents.
 
     A document larger than the smallest split would distort the shares, so it is divided: its beginning goes to the
@@ -92,12 +95,8 @@ class ByShare:
             return [*cuts, (None, math.inf)]
         return [(_drawn(self._bounds, hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()), math.inf)]
 
-    def advance(self, size: int, complete: bool) -> bool:
-        """See `Rule`."""
-        return True
 
-
-class ByContent:
+class ByContent(Rule):
     """Assign each document to a split by a hash of its content, and leave out a document that has come before.
 
     Equal documents are therefore in one split, and where a document is read does not matter.
@@ -117,10 +116,6 @@ class ByContent:
         self._seen.add(digest)
         return [(_drawn(self._bounds, digest[:8]), math.inf)]
 
-    def advance(self, size: int, complete: bool) -> bool:
-        """See `Rule`."""
-        return True
-
 
 def _drawn(bounds: Sequence[tuple[str, float]], digest: bytes) -> str | None:
     """The split that a digest of eight bytes falls into; bounds are the sums of the shares."""
@@ -128,7 +123,7 @@ def _drawn(bounds: Sequence[tuple[str, float]], digest: bytes) -> str | None:
     return next((split for split, bound in bounds if draw < bound), None)
 
 
-class BySize:
+class BySize(Rule):
     """Give the first bytes of the sources to the first split, the next to the second, and leave out the rest.
 
     A text is cut at that byte, or before the UTF-8 character that contains it. A line of JSON is not cut: it goes to
@@ -156,21 +151,6 @@ class BySize:
         wanted = self._bounds[-1][1]
         if self._done < wanted - CHARACTER:
             raise SplitNotFilled(f"--split wants {wanted:,} bytes and the sources have {self._done:,}; ask for less")
-
-
-class BySource:
-    """Give all documents to one split."""
-
-    def __init__(self, split: str) -> None:
-        self._split = split
-
-    def ranges(self, number: int, document: Document) -> list[tuple[str | None, float]]:
-        """See `Rule`."""
-        return [(self._split, math.inf)]
-
-    def advance(self, size: int, complete: bool) -> bool:
-        """See `Rule`."""
-        return True
 
 
 class SplitSpec(NamedTuple):

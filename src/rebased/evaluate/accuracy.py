@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebased.mixers import eval_mode
 from rebased.models import LanguageModel
 from rebased.ops import linear_argmax
 from rebased.tasks import IGNORE, Examples, Questions, Segment, find_questions
@@ -39,18 +40,17 @@ def evaluate(
     `by_pairs` stands there for tasks whose segments have kv_pairs, `slices` for tasks that name some.
     """
     by: dict[str, Counts] = defaultdict(Counts)
-    training = model.training
-    model.eval()
     for segment, rows in zip(segments, examples, strict=True):
         questions = find_questions(rows)
-        correct, total, slices = count_correct(predict(model, questions, batch_size), questions, rows.slices)
+        with eval_mode(model):
+            predictions = predict(model, questions, batch_size)
+        correct, total, slices = count_correct(predictions, questions, rows.slices)
         by["accuracy"].add("", correct, total)
         if "kv_pairs" in segment.settings():
             by["by_pairs"].add(segment.settings()["kv_pairs"], correct, total)
         by["by_length"].add(segment.seq_len, correct, total)
         for name, counts in slices.items():
             by["slices"].add(name, *counts)
-    model.train(training)
     if not by["accuracy"].accuracies():
         raise ValueError("these examples have no labelled token; a task must ask something in every row")
     parts = {name: {str(key): each for key, each in counts.accuracies().items()} for name, counts in by.items()}

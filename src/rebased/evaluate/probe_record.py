@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rebased.data.windows import spread_rows
 from rebased.evaluate.probe import probe_task
 from rebased.evaluate.probe_text import probe_text
 from rebased.files import read_json, replacing, sha256_file, without_nan
@@ -159,6 +160,5 @@ def _probe_text(
     if most < 1:
         raise ValueError(f"--windows {most}: give 1 or more")
     text = trained.corpus.windows(chosen, length, isolate_documents=trained.isolate_documents)
-    n = min(most, len(text))
-    rows = [i * len(text) // n for i in range(n)]  # at even distances
+    rows = spread_rows(len(text), most)
     return {"split": chosen, **probe_text(trained.model, text, rows, on_progress=on_progress)}

@@ -1,7 +1,6 @@
 """What a model's state holds of the pairs it has read: each key is put to a fork of the state, after any token."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -94,7 +93,10 @@ def read_out(model: LanguageModel, tokens: Sequence[int], pairs: Sequence[Pair],
     for moment in after:
         _, state = model.extend(text[:, read:moment], state)
         read = moment
-        fork = LMState(state.position, map_tensors(partial(_expand, rows=len(keys)), state.layers)) if alike else state
+        fork = state
+        if alike:
+            rows = map_tensors(lambda each: each.expand(len(keys), *each.shape[1:]), state.layers)
+            fork = LMState(state.position, rows)
         hidden, _ = model.extend(asked, fork)  # `state` itself is not changed
         likely = model.logits(hidden[:, 0]).float().softmax(-1)  # [n,vocab]
         last = {pair.key: pair.value for pair in pairs if pair.position < moment}
@@ -104,10 +106,6 @@ def read_out(model: LanguageModel, tokens: Sequence[int], pairs: Sequence[Pair],
         probabilities.append(torch.where(known, found[:, 0], 0.0))
         ranks.append(torch.where(known, (likely > found).sum(1), UNREAD))
     return Readout(list(after), keys, torch.stack(probabilities).cpu(), torch.stack(ranks).cpu())
-
-
-def _expand(tensor: Tensor, rows: int) -> Tensor:
-    return tensor.expand(rows, *tensor.shape[1:])
 
 
 class Recalled(NamedTuple):

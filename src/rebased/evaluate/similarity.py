@@ -41,9 +41,9 @@ def describe_similarity(mixer: Any, inputs: list[Tensor], questions: Questions) 
     first = 0
     for x in inputs:
         positions, targets = (part[first : first + len(x)] for part in questions[1:])
-        seen = visible(positions, targets != IGNORE, x.shape[1])  # [B,Q,T]
+        seen = (torch.arange(x.shape[1], device=x.device) <= positions.unsqueeze(2)) & (targets != IGNORE).unsqueeze(2)
         H = int(mixer.n_heads)
-        pick = seen.unsqueeze(1).expand(-1, H, -1, -1)
+        pick = seen.unsqueeze(1).expand(-1, H, -1, -1)  # [B,H,Q,T]
         at = positions[:, None, :, None].expand(-1, H, -1, x.shape[1])
         s = mixer.attention_scores(x).gather(2, at)[pick]
         A = attention_map(mixer, x).gather(2, at)
@@ -101,12 +101,6 @@ def learned_parabola(raw: Tensor, sim: Tensor) -> dict[str, Any]:
         "lowest_at": -b / (2 * a) if a > 0 else None,
         "lowest": c - b * b / (4 * a) if a > 0 else None,
     }
-
-
-def visible(positions: Tensor, asked: Tensor, seq_len: int) -> Tensor:
-    """[B,Q,T] bool: the keys that a question at positions [B,Q] may see; none where nothing is asked."""
-    keys = torch.arange(seq_len, device=positions.device)
-    return (keys <= positions.unsqueeze(2)) & asked.unsqueeze(2)
 
 
 def similarity_of(mixer: HasSimilarity, scores: Tensor, device: torch.device) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from rebased.config import explain
 from rebased.evaluate.checks import CheckResult, NotApplicable, require
@@ -69,40 +68,10 @@ def run_check(name: str, case: Case) -> CheckResult:
     return CheckResult(name, "passed")
 
 
-@check("shapes, dtypes and device")
-def _shapes(case: Case) -> None:
-    wanted = (ROWS, case.task.seq_len)
+@check("shapes, dtypes, device and vocabulary")
+def _rows(case: Case) -> None:
     for split in SPLITS:
-        inputs, labels, slices = case.task.build(ROWS, 0, "cpu", split)
-        for what, part in {"inputs": inputs, "labels": labels}.items():
-            require(
-                tuple(part.shape) == wanted and part.dtype == torch.int64 and part.device.type == "cpu",
-                f"{what} of the {split} split must be {list(wanted)} int64 on the device that was asked for, cpu; "
-                f"got {list(part.shape)} {part.dtype} on {part.device}",
-            )
-        for name, mask in slices.items():
-            require(
-                tuple(mask.shape) in (wanted, wanted[:1]) and mask.dtype == torch.bool,
-                f"slice {name!r} must be bool of shape {list(wanted)} or [{ROWS}]; got {mask.dtype} {list(mask.shape)}",
-            )
-
-
-@check("inputs within the vocabulary")
-def _inputs(case: Case) -> None:
-    for split in SPLITS:
-        _within(case.task.build(ROWS, 0, "cpu", split).inputs, case.task.vocab_size, f"inputs of the {split} split")
-
-
-@check("labels within the vocabulary")
-def _labels(case: Case) -> None:
-    for split in SPLITS:
-        labels = case.task.build(ROWS, 0, "cpu", split).labels
-        _within(labels[labels != IGNORE], case.task.vocab_size, f"labels of the {split} split (IGNORE apart)")
-
-
-def _within(tokens: Tensor, vocab_size: int, what: str) -> None:
-    low, high = (int(end) for end in tokens.aminmax()) if tokens.numel() else (0, 0)
-    require(low >= 0 and high < vocab_size, f"{what} must lie in 0 .. {vocab_size - 1}; got {low} .. {high}")
+        case.task.check_rows(case.task.build(ROWS, 0, "cpu", split), ROWS, torch.device("cpu"))
 
 
 @check("every row asks something")

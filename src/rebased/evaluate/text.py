@@ -1,7 +1,6 @@
 """How well a model predicts text: the loss of every token, summed for AR and other tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch.nn import functional
 from rebased.analysis.text_scores import TextScores
 from rebased.data import TextBatch, Windows
 from rebased.evaluate.ar import ARRule
-from rebased.mixers import positions_in_documents
+from rebased.mixers import eval_mode, positions_in_documents
 from rebased.models import IGNORE, LanguageModel
 
 LOGITS_AT_ONCE = 2**25
@@ -56,17 +55,6 @@ def evaluate_text(
             scores.append(TextScores.of(losses.cpu(), label_distances(batch, ar), labels != IGNORE))
             on_progress(min(first + batch_size, len(rows)), len(rows))
     return TextScores.join(scores)
-
-
-@contextmanager
-def eval_mode(model: LanguageModel) -> Iterator[None]:
-    """Put the model into eval mode (no dropout) during the block, and back into its mode afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def token_losses(

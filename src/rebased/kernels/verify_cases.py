@@ -111,7 +111,7 @@ def gpu_cases() -> Iterator[Case]:
                     yield _attention(f"poly_attention {regime}", dtype, K, V, T, within=partial(forced, regime))
     yield _attention("poly_attention Based", BF16, 16, 64, 256, BASED)
     for dtype in (BF16, FP32):
-        yield _packed(dtype, 16, 64, [0, 1, 300, 301, 1024])
+        yield _attention("poly_attention packed", dtype, 16, 64, 1024, bounds=[0, 1, 300, 301, 1024])
         yield _at(dtype, 16, 64, 256)
         yield _extend(dtype, 16, 64, 300)
         yield _decode(dtype, 16, 64)
@@ -126,7 +126,7 @@ def torch_cases() -> Iterator[Case]:
         for K, V in WIDTHS:
             for path, T in paths[: 2 if K < 32 else 1]:
                 yield _attention(f"poly_attention {path}", dtype, K, V, T, within=partial(use_backend, path))
-        yield _packed(dtype, 16, 64, [0, 1, 130, 131, 256])
+        yield _attention("poly_attention packed", dtype, 16, 64, 256, bounds=[0, 1, 130, 131, 256])
         yield _at(dtype, 16, 64, 256)
         yield _extend(dtype, 16, 64, 200)
         yield _decode(dtype, 16, 64)
@@ -155,27 +155,18 @@ def _sums(K: int, T: int, coefficients: Coefficients = REBASED) -> tuple[int, ..
 
 
 def _attention(
-    operator: str, dtype: torch.dtype, K: int, V: int, T: int, coefficients: Coefficients = REBASED, **options: Any
-) -> Case:
-    def compute(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-        return {"o": poly_attention(q, k, v, coefficients=coefficients)}
-
-    return Case(
-        operator, dtype, f"K {K} V {V}", T, lambda generator: (_draw_qkv(generator, 2, T, K, V), {}), compute,
-        _sums(K, T, coefficients), products=True, key_value_width=(K, V), **options,
-    )  # fmt: skip
-
-
-def _packed(dtype: torch.dtype, K: int, V: int, bounds: list[int]) -> Case:
-    T = bounds[-1]
+    operator: str, dtype: torch.dtype, K: int, V: int, T: int, coefficients: Coefficients = REBASED,
+    bounds: list[int] | None = None, **options: Any,
+) -> Case:  # fmt: skip
+    """Two sequences; or with `bounds` packed documents, which begin there."""
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-        cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=q.device)
-        return {"o": poly_attention(q, k, v, coefficients=REBASED, cu_seqlens=cu_seqlens)}
+        cu_seqlens = None if bounds is None else torch.tensor(bounds, dtype=torch.int32, device=q.device)
+        return {"o": poly_attention(q, k, v, coefficients=coefficients, cu_seqlens=cu_seqlens)}
 
     return Case(
-        "poly_attention packed", dtype, f"K {K} V {V}", T, lambda generator: (_draw_qkv(generator, 1, T, K, V), {}),
-        compute, _sums(K, T), products=True, key_value_width=(K, V),
+        operator, dtype, f"K {K} V {V}", T, lambda generator: (_draw_qkv(generator, 1 if bounds else 2, T, K, V), {}),
+        compute, _sums(K, T, coefficients), products=True, key_value_width=(K, V), **options,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from rebased.mixers.checks import (
     check_mixer_causality,
     check_output,
     check_state_size,
+    eval_mode,
     named_errors,
 )
 from rebased.mixers.contract import (
@@ -18,7 +19,6 @@ from rebased.mixers.contract import (
     Extendable,
     Isolating,
     can_extend,
-    count_numbers,
     describe_mixer,
     find_residual_projections,
     mixer_class,
@@ -49,7 +49,17 @@ from rebased.mixers.recurrent import RecurrentMixer, RecurrentState
 from rebased.mixers.rwkv import RWKV, RWKVState
 from rebased.mixers.short_conv import ShortConv
 from rebased.mixers.sliding_window import SlidingWindow, WindowCache
-from rebased.mixers.slots import FusedSlots, HasSlots, Slots, has_rows, init_slots, map_tensors, split_rows, tensors_of
+from rebased.mixers.slots import (
+    FusedSlots,
+    HasSlots,
+    Slots,
+    count_numbers,
+    has_rows,
+    init_slots,
+    map_tensors,
+    split_rows,
+    tensors_of,
+)
 from rebased.mixers.wrapper import WrappedMixer, WrappedState, wrap
 
 __all__ = [
@@ -103,6 +113,7 @@ __all__ = [
     "check_state_size",
     "count_numbers",
     "describe_mixer",
+    "eval_mode",
     "extend_documents",
     "find_residual_projections",
     "forward_documents",

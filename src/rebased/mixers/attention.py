@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rebased.mixers.attention_maps import softmax_map, weigh
+from rebased.mixers.attention_maps import scaled_products, softmax_map, weigh
 from rebased.mixers.checks import check_input, is_plain
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers, start_numbers
-from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
+from rebased.mixers.rotary import rotary_angles, rotate
 from rebased.mixers.slots import grown
 from rebased.ops import Norm, linear_step, rms_norm
 from rebased.ops.backend import to_device
@@ -77,7 +77,9 @@ class QKVAttention(nn.Module):
 
         `dtype` is the dtype of x. Device and dtype are those of the weights unless given.
         """
-        return self.cache(*self._zeros((batch, 0, self.n_heads, self.d_model // self.n_heads), device, dtype))
+        weight, shape = self.qkv.weight, (batch, 0, self.n_heads, self.d_model // self.n_heads)
+        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
+        return self.cache(k, v)
 
     def apply_attention(self, attention: Tensor, x: Tensor) -> Tensor:
         """Return the output [B,T,D] for x [B,T,D] if the matrix were `attention` [B,H,T,T]."""
@@ -86,8 +88,7 @@ class QKVAttention(nn.Module):
     def attention_scores(self, x: Tensor) -> Tensor:
         """Return s = q . k / sqrt(W) of every pair: x [B,T,D] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
         q, k = self._rotated(*self._project(x)[:2])
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return q.shape[3] ** -0.5 * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+        return scaled_products(q, k, q.shape[3] ** -0.5)
 
     def similarity(self, scores: Tensor) -> Tensor:
         """Return exp(s) of scores s: any shape -> the same shape."""
@@ -116,14 +117,6 @@ class QKVAttention(nn.Module):
             f"out_bias={self.out_proj.bias is not None}, qk_norm={self.q_norm is not None}, rotary={self.rotary}, "
             f"dropout={self.dropout}"
         )
-
-    def _zeros(
-        self, shape: tuple[int, ...], device: torch.device | None, dtype: torch.dtype | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return two tensors of this shape; device and dtype are those of the weights unless given."""
-        weight = self.qkv.weight
-        k, v = (torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype) for _ in range(2))
-        return k, v
 
 
 @register_mixer("attention")
@@ -221,11 +214,9 @@ class SoftmaxAttention(QKVAttention):
         each = zip(q.split(list(lengths), dim=1), caches, strict=True)
         return torch.cat([self._attend_after(some, *cache) for some, cache in each], dim=1), caches
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "KVSlots":
+    def init_slots(self, count: int, capacity: int) -> "KVSlots":
         """Return empty caches for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
-        k, v = self._zeros((count, self.n_heads, capacity, self.d_model // self.n_heads), device, dtype)
+        k, v = (grown(each.transpose(1, 2), capacity, 2) for each in self.init_state(count))
         plain = self.q_norm is None and not self.rotary
         fuses = type(self) is SoftmaxAttention and plain and is_plain(nn.Linear, self.qkv, self.out_proj)
         return (FusedKVSlots if fuses else KVSlots)(self, k, v)
@@ -315,7 +306,7 @@ class KVSlots:
         q, k, v = (each.transpose(1, 2) for each in self._mixer._project(x))  # [count,H,1,W]
         if self._mixer.rotary:
             angles = rotary_angles(longest, q.shape[3], q.device)[lengths].unsqueeze(1)  # [count,1,W/2]
-            q, k = rotate_rows(q, angles), rotate_rows(k, angles)
+            q, k = rotate(q, angles), rotate(k, angles)
         return self._mixer.out_proj(self._attend(q, k, v, lengths, longest).transpose(1, 2).flatten(-2))
 
     def reserve(self, capacity: int) -> None:

@@ -70,3 +70,9 @@ def softmax_map(scores: Tensor, mask: Tensor) -> Tensor:
 def weigh(attention: Tensor, v: Tensor) -> Tensor:
     """Return o_i = sum_j A_ij v_j: A [B,H,T,T], v [B,T,H,V] -> [B,T,H,V] in the dtype of v."""
     return torch.einsum("bhij,bjhv->bihv", attention, v.to(attention.dtype)).to(v.dtype)
+
+
+def scaled_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return scale * (q . k) of every pair: q, k [B,T,H,K] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return scale * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))

@@ -122,10 +122,9 @@ def check_mixer_causality(mixer: nn.Module, x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     other = 10 * torch.randn(x.shape, generator=generator).to(x)  # large: a softmax then shows a missing mask
     T = x.shape[1]
-    with torch.no_grad(), _eval_mode(mixer), _SameRandomNumbers(x.device) as rng:
+    with torch.no_grad(), eval_mode(mixer):
         y = _run(mixer, x)
         for cut in {T // 2, T // 2 + 1} & set(range(1, T)):  # one even and one odd position
-            rng.rewind()
             changed = _run(mixer, torch.cat([x[:, :cut], other[:, cut:]], dim=1))
             _compare(mixer, y, changed, cut)
     return y
@@ -151,10 +150,13 @@ def empty_output(mixer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _run(mixer: nn.Module, x: Tensor) -> Tensor:
-    """Return mixer(x), run on copies of its buffers. An error inside a user's own mixer is named as the mixer's."""
+    """Return mixer(x), run on copies of its buffers and of the random number streams: each call sees the same ones.
+
+    An error inside a user's own mixer is named as the mixer's.
+    """
     buffers = {name: buffer.clone() for name, buffer in mixer.named_buffers()}
-    given = x.clone()
-    with named_errors(mixer, f"at x {list(x.shape)} in {x.dtype}"):
+    given, devices = x.clone(), [x.device] if x.is_cuda else []
+    with named_errors(mixer, f"at x {list(x.shape)} in {x.dtype}"), torch.random.fork_rng(devices):
         y = torch.func.functional_call(mixer, buffers, (x,))
     if not torch.equal(x.nan_to_num(), given.nan_to_num()):
         raise ValueError(f"{describe_mixer(mixer)} changes its input x in place; write x = x + 1 instead of x += 1")
@@ -180,7 +182,8 @@ def _compare(mixer: nn.Module, y: Tensor, changed: Tensor, cut: int) -> None:
 
 
 @contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode (no dropout) during the block, and each part back into its own mode afterwards."""
     modes = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
@@ -188,26 +191,3 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for each, training in modes:
             each.training = training
-
-
-class _SameRandomNumbers:
-    """Saves the random number streams. `rewind` sets them back, and so does leaving the context.
-
-    The states are saved, since a new seed would change the streams of all other devices too.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __enter__(self) -> "_SameRandomNumbers":
-        self._cpu = torch.get_rng_state()
-        self._gpu = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        return self
-
-    def rewind(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._gpu is not None:
-            torch.cuda.set_rng_state(self._gpu, self._device)
-
-    def __exit__(self, *error: object) -> None:
-        self.rewind()

@@ -131,6 +131,12 @@ def describe_mixer(mixer: nn.Module | type[nn.Module]) -> str:
     return f"mixer {mixer_name(mixer)!r} (class {cls.__qualname__} of {source})"
 
 
+def named_arguments(mixer: nn.Module) -> str:
+    """Return the arguments that a mixer was made with, for its repr: those that it keeps under their names."""
+    names = [name for name in inspect.signature(type(mixer)).parameters if name not in FACTORY]
+    return ", ".join(f"{name}={getattr(mixer, name)!r}" for name in names if hasattr(mixer, name))
+
+
 def can_extend(mixer: nn.Module) -> bool:
     """Return True if the mixer has `init_state`, `extend` and `state_size`."""
     return isinstance(mixer, Extendable)
@@ -159,14 +165,3 @@ def find_residual_projections(module: nn.Module) -> list[nn.Module]:
                 f"it; its nn.Linear layers are {known}"
             )
     return [layers[name] for name in declared]
-
-
-def count_numbers(state: Any) -> int:
-    """Return how many numbers a state holds: a tensor, or any nesting of tuples, lists and dicts of tensors."""
-    if isinstance(state, Tensor):
-        return state.numel()
-    if isinstance(state, dict):
-        return sum(count_numbers(each) for each in state.values())
-    if isinstance(state, list | tuple):
-        return sum(count_numbers(each) for each in state)
-    return 0

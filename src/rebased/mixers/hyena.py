@@ -157,11 +157,9 @@ class Hyena(nn.Module):
         y, past = long_conv_extend(z, taps, self.skip, state.past, backend=self.backend)
         return self.out_proj(y * x2), HyenaState(conv, past)
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "HyenaSlots":
+    def init_slots(self, count: int, capacity: int) -> "HyenaSlots":
         """Return empty states for `count` sequences of at most `capacity` tokens, for decoding (mixers/slots.py)."""
-        conv, past = self.init_state(count, device=device, dtype=dtype)
+        conv, past = self.init_state(count)
         return HyenaSlots(self, conv, grown(past, min(capacity, self.filter.max_len), 1))
 
     def state_size(self, seq_len: int) -> int:

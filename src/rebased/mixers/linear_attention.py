@@ -54,6 +54,3 @@ class LinearAttention(PolynomialAttention):
 
     def project_keys(self, x: Tensor) -> Tensor:
         return functional.elu(self.proj_k(x)) + 1
-
-    def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.project_queries(x), self.project_keys(x)

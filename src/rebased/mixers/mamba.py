@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.checks import check_input, empty_output, is_plain
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import space_documents
 from rebased.mixers.recurrent import draw_time_steps
 from rebased.ops import Backend, selective_scan, selective_scan_extend, short_conv, short_conv_extend
@@ -172,10 +172,7 @@ class Mamba(nn.Module):
         return self.expand * self.d_model * (self.d_conv - 1 + self.d_state)
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, d_state={self.d_state}, d_conv={self.d_conv}, expand={self.expand}, "
-            f"dt_init={self.dt_init!r}, backend={self.backend!r}"
-        )
+        return named_arguments(self)
 
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return dt before its projection [B,T,dt_rank] and B, C [B,T,N] of each token, from u [B,T,E]."""

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebased.mixers.attention_maps import weigh
+from rebased.mixers.attention_maps import scaled_products, weigh
 from rebased.mixers.checks import check_input, empty_output, is_plain
+from rebased.mixers.contract import named_arguments
 from rebased.mixers.positions import rows_at
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import (
@@ -86,32 +87,20 @@ class PolynomialAttention(nn.Module):
         """Return the coefficients for the operator: three numbers, or a tensor [3] where they are learnt."""
         return self.coefficients
 
-    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q, k [B,T,H*K] as the kernel needs them. Here they stay as they are; ReBased overrides it."""
-        return q, k
-
-    def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each."""
-        return self.transform(self.proj_q(x), self.proj_k(x))
-
     def project_queries(self, x: Tensor) -> Tensor:
-        """Return the q of project_qk alone."""
+        """Return the q of x as the kernel needs them: [B,T,D] -> [B,T,H*K]. ReBased normalises them."""
         return self.proj_q(x)
 
     def project_keys(self, x: Tensor) -> Tensor:
-        """Return the k of project_qk alone."""
+        """Return the k of x as the kernel needs them: [B,T,D] -> [B,T,H*K]."""
         return self.proj_k(x)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the q, k [B,T,H,K] and v [B,T,H,V] that the operator is called with, from x [B,T,D]."""
         check_input(self, x, self.proj_q.weight)
-        v = self.proj_v(x)
-        q, k = self.project_qk(x)
-        return (
-            q.unflatten(-1, (self.n_heads, self.operator_width)),
-            k.unflatten(-1, (self.n_heads, self.operator_width)),
-            v.unflatten(-1, (self.n_heads, self.value_width)),
-        )
+        keys, values = (self.n_heads, self.operator_width), (self.n_heads, self.value_width)
+        v = self.proj_v(x).unflatten(-1, values)
+        return self.project_queries(x).unflatten(-1, keys), self.project_keys(x).unflatten(-1, keys), v
 
     def _kernel(self) -> dict[str, Any]:
         """Return the arguments of the operator that define the similarity."""
@@ -260,10 +249,7 @@ class PolynomialAttention(nn.Module):
         return self.n_heads * features * (self.value_width + 1)
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, key_width={self.key_width}, "
-            f"value_width={self.value_width}, eps={self.eps}, backend={self.backend!r}"
-        )
+        return named_arguments(self)
 
 
 class PolynomialSlots(FixedSlots):
@@ -301,9 +287,3 @@ class PolynomialSlots(FixedSlots):
         layers = (self._mixer.proj_q, self._mixer.proj_k, self._mixer.proj_v)
         with torch.no_grad():
             return torch.cat([layer.weight for layer in layers])
-
-
-def scaled_products(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return scale * (q . k) of every pair: q, k [B,T,H,K] -> [B,H,T,T], in fp32 (fp64 for fp64)."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return scale * torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import space_documents
 
 
@@ -67,4 +67,4 @@ class PreviousToken(nn.Module):
         return self.d_model
 
     def extra_repr(self) -> str:
-        return f"d_model={self.d_model}"
+        return named_arguments(self)

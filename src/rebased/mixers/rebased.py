@@ -5,9 +5,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from rebased.mixers.attention_maps import scaled_products
 from rebased.mixers.checks import is_plain
 from rebased.mixers.contract import register_mixer
-from rebased.mixers.polynomial import PolynomialAttention, scaled_products
+from rebased.mixers.polynomial import PolynomialAttention
 from rebased.mixers.qk_norm import AffineNorm, NormAxis, QKNorm, QKTransform
 from rebased.ops import (
     BASED,
@@ -142,24 +143,6 @@ class ReBased(PolynomialAttention):
             q, k, v, coefficients=COMPLETED, scale=1.0, eps=self.eps, cu_seqlens=cu_seqlens, backend=self.backend
         )
 
-    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self._transform_one(q, self.ln_q), self._transform_one(k, self.ln_k)
-
-    def _transform_one(self, x: Tensor, norm: AffineNorm) -> Tensor:
-        heads = (self.n_heads, self.key_width)
-        x = norm(x.unflatten(-1, heads)).flatten(-2) if self.norm_axis == "per_head" else norm(x)
-        return pair_products(x.unflatten(-1, heads)).flatten(-2) if self.kernel == "fourth" else x
-
-    def project_qk(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the q and k of x after their transform: [B,T,D] -> [B,T,H*K] each.
-
-        The paper's joint LayerNorm is computed together with its projection, unless a user has put a module of another
-        class, or one with hooks, in the place of either.
-        """
-        if not self._joins_norms():
-            return super().project_qk(x)
-        return self.project_queries(x), self.project_keys(x)
-
     def project_queries(self, x: Tensor) -> Tensor:
         return self._project_one(x, self.proj_q, self.ln_q)
 
@@ -167,14 +150,18 @@ class ReBased(PolynomialAttention):
         return self._project_one(x, self.proj_k, self.ln_k)
 
     def _project_one(self, x: Tensor, proj: nn.Linear, norm: AffineNorm) -> Tensor:
-        if self._joins_norms():
-            return linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps)
-        return self._transform_one(proj(x), norm)
+        """Return the q or k of x after their norm and kernel: [B,T,D] -> [B,T,H*K].
 
-    def _joins_norms(self) -> bool:
-        """Return True if a projection and its norm are computed together."""
+        The paper's joint LayerNorm is computed together with its projection, unless a user has put a module of another
+        class, or one with hooks, in the place of either.
+        """
         plain = is_plain(nn.Linear, self.proj_q, self.proj_k) and is_plain(AffineNorm, self.ln_q, self.ln_k)
-        return plain and self.ln_q.is_layer_norm and self.norm_axis == "joint" and self.kernel != "fourth"
+        if plain and self.ln_q.is_layer_norm and self.norm_axis == "joint" and self.kernel != "fourth":
+            return linear_layer_norm(x, proj.weight, norm.weight, norm.bias, norm.eps)
+        heads = (self.n_heads, self.key_width)
+        x = proj(x)
+        x = norm(x.unflatten(-1, heads)).flatten(-2) if self.norm_axis == "per_head" else norm(x)
+        return pair_products(x.unflatten(-1, heads)).flatten(-2) if self.kernel == "fourth" else x
 
     def fuses_steps(self) -> bool:
         """Return True if `poly_step_` computes this mixer: the square of layer- or rms-normalised q . k."""
@@ -208,12 +195,6 @@ class ReBased(PolynomialAttention):
         else:
             q, k = self.ln_q.before_affine(q).unflatten(-1, heads), self.ln_k.before_affine(k).unflatten(-1, heads)
         return scaled_products(q, k, self.key_width**-0.5)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, qk_transform={self.qk_transform!r}, norm_axis={self.norm_axis!r}, "
-            f"norm={self.norm!r}, kernel={self.kernel!r}"
-        )
 
 
 @register_mixer("based")

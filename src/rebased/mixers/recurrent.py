@@ -6,7 +6,6 @@ around one operator, `delta_attention`.
 A mixer is this class with its gates. docs/mixers.md has the equations.
 """
 
-import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rebased.mixers.checks import check_input, empty_output
-from rebased.mixers.contract import FACTORY
+from rebased.mixers.contract import named_arguments
 from rebased.mixers.documents import positions_in_documents, space_documents
 from rebased.mixers.wrapper import NORM_EPS, OutputGate, check_options, gate_heads
 from rebased.ops import Backend, Degree, delta_attention_extend, init_delta_state, short_conv, short_conv_extend
@@ -171,8 +170,7 @@ class RecurrentMixer(nn.Module):
         return state.conv.numel() + state.memory.numel()
 
     def extra_repr(self) -> str:
-        arguments = [name for name in inspect.signature(type(self)).parameters if name not in FACTORY]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
+        return named_arguments(self)
 
 
 def begin_anew(log_decay: Tensor | None, first: Tensor | None, q: Tensor) -> Tensor | None:

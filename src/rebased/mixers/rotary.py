@@ -16,14 +16,8 @@ def rotary_angles(length: int, width: int, device: torch.device) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Return x [B,T,H,W] with each pair (x_i, x_{i+W/2}) rotated by the angle of its position, angles [T,W/2]."""
-    cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
-
-
-def rotate_rows(x: Tensor, angles: Tensor) -> Tensor:
-    """Return x [B,H,S,W] with each pair rotated by the angle of its row and column, angles [B,S,W/2]."""
+    """Return x [B,T,H,W] with each pair (x_i, x_{i+W/2}) rotated by the angle of its position, angles [T,W/2]; or x
+    [B,H,S,W] by the angle of its row and column, angles [B,S,W/2]."""
     cos, sin = (f(angles).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)

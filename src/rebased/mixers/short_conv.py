@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from rebased.mixers.checks import check_input, is_plain
-from rebased.mixers.contract import register_mixer
+from rebased.mixers.contract import named_arguments, register_mixer
 from rebased.mixers.documents import follow_states, space_documents
 from rebased.mixers.slots import FixedSlots
 from rebased.ops import Norm, gated_conv_step_, short_conv, short_conv_extend
@@ -96,7 +96,7 @@ class ShortConv(nn.Module):
         return (self.width - 1) * self.d_model
 
     def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, width={self.width}"
+        return named_arguments(self)
 
     def _check(self, x: Tensor) -> None:
         check_input(self, x, self.projection.weight)

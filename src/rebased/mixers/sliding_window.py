@@ -11,7 +11,8 @@ from rebased.mixers.attention_maps import softmax_map
 from rebased.mixers.checks import check_input
 from rebased.mixers.contract import register_mixer
 from rebased.mixers.documents import document_numbers
-from rebased.mixers.rotary import rotary_angles, rotate, rotate_rows
+from rebased.mixers.rotary import rotary_angles, rotate
+from rebased.mixers.slots import grown
 
 
 class WindowCache(NamedTuple):
@@ -92,13 +93,9 @@ class SlidingWindow(QKVAttention):
         after = WindowCache(k[:, first:], v[:, first:])
         return self._attend_after(q, k, v), after
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "WindowSlots":
+    def init_slots(self, count: int, capacity: int) -> "WindowSlots":
         """Return empty caches of one window for `count` sequences of any length, for decoding (mixers/slots.py)."""
-        return WindowSlots(
-            self, *self._zeros((count, self.n_heads, self.window, self.d_model // self.n_heads), device, dtype)
-        )
+        return WindowSlots(self, *(grown(each.transpose(1, 2), self.window, 2) for each in self.init_state(count)))
 
     def attention_map(self, x: Tensor) -> Tensor:
         """Return the attention matrix without dropout, zero outside the window: x [B,T,D] -> [B,H,T,T]."""
@@ -169,7 +166,7 @@ class WindowSlots:
         keys = self.k
         if self._mixer.rotary:  # positions count from the token that is about to leave the window
             q = rotate(q.transpose(1, 2), self._angles[-1:]).transpose(1, 2)
-            keys = rotate_rows(keys, self._angles[window - 1 - distance])
+            keys = rotate(keys, self._angles[window - 1 - distance])
         seen = distance <= lengths.unsqueeze(1)
         o = functional.scaled_dot_product_attention(q, keys, self.v, attn_mask=seen[:, None, None])
         return self._mixer.out_proj(o.transpose(1, 2).flatten(-2))

@@ -69,10 +69,8 @@ class HasStepHeads(Protocol):
 class HasSlots(Protocol):
     """A mixer with its own way to keep many states, because they grow with the sequence. Others get `FixedSlots`."""
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> Slots:
-        """Return empty slots for `count` sequences of at most `capacity` tokens. Device and dtype as in init_state."""
+    def init_slots(self, count: int, capacity: int) -> Slots:
+        """Return empty slots for `count` sequences of at most `capacity` tokens, on the device of the weights."""
 
 
 def init_slots(mixer: Any, count: int, capacity: int) -> Slots:
@@ -196,11 +194,12 @@ def grown(tensor: Tensor, size: int, dim: int) -> Tensor:
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
     """The tensors of a state in order: a tensor, or any nesting of tuples, lists and dicts of tensors."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict | list | tuple):
-        for child in state.values() if isinstance(state, dict) else state:
-            yield from tensors_of(child)
+    return (leaf for leaf in _leaves(state) if isinstance(leaf, Tensor))
+
+
+def count_numbers(state: Any) -> int:
+    """Return how many numbers a state holds: a tensor, or any nesting of tuples, lists and dicts of tensors."""
+    return sum(tensor.numel() for tensor in tensors_of(state))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:

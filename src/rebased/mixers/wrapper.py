@@ -175,12 +175,9 @@ class _ExtendsDocuments(_Extends):
 class _HasSlots(_Extends):
     """Of a mixer with its own slots, or with steps that overwrite its state."""
 
-    def init_slots(
-        self, count: int, capacity: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None
-    ) -> "WrappedSlots":
+    def init_slots(self, count: int, capacity: int) -> "WrappedSlots":
         """Return empty slots for `count` sequences of at most `capacity` tokens (mixers/slots.py)."""
-        conv = self.init_state(count, device=device, dtype=dtype).conv
-        return WrappedSlots(self, conv, init_slots(self.wrapped_mixer, count, capacity))
+        return WrappedSlots(self, self.init_state(count).conv, init_slots(self.wrapped_mixer, count, capacity))
 
 
 class _ShowsAttention(WrappedMixer):

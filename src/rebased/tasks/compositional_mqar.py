@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
-from rebased.tasks.draws import draw_distinct, draw_slots
-from rebased.tasks.mqar import MQAR, blank_rows
+from rebased.tasks.draws import draw_distinct
+from rebased.tasks.mqar import MQAR
 
 
 @register_task("compositional_mqar")
@@ -71,9 +71,5 @@ class CompositionalMQAR(MQAR):
         pair = draw_distinct(rows, n, n, generator)  # [rows,n]: which pair stands where
         values = self.first_value + draw_distinct(rows, n, self.vocab_size - self.first_value, generator)
         triples = torch.stack([first.gather(1, pair // m), second.gather(1, pair % m), values], dim=2)
-        queries = 3 * n + 3 * draw_slots(rows, n, self.n_slots, self.alpha, generator)
-        inputs, labels = blank_rows(rows, self.seq_len, generator)
-        inputs[:, : 3 * n] = triples.flatten(1)
-        inputs.scatter_(1, queries, triples[:, :, 0]).scatter_(1, queries + 1, triples[:, :, 1])
-        labels.scatter_(1, queries + 1, values)
+        inputs, labels, _ = self._ask(triples, triples[:, :, :2], values, generator)
         return Examples(inputs, labels)

@@ -111,35 +111,28 @@ class Task(Config):
                 f"task {task_name(type(self))!r}: draw failed: {type(error).__name__}: {error} "
                 "(--debug shows where it comes from)"
             ) from error
-        self._check_shapes(block, generator.device)
-        self._check_values(block)
+        self.check_rows(block, BLOCK_ROWS, generator.device)
         return block
 
-    def _check_shapes(self, block: Any, device: torch.device) -> None:
-        """Say what `draw` returned where it is not what the contract asks for."""
-        if not isinstance(block, Examples):
-            found = type(block).__name__
-            raise ValueError(f"task {task_name(type(self))!r}: draw must return Examples(inputs, labels); got {found}")
-        self._check_tensor("inputs", block.inputs, torch.int64, device)
-        self._check_tensor("labels", block.labels, torch.int64, device)
-        for name, mask in block.slices.items():
-            self._check_tensor(f"slice {name!r}", mask, torch.bool, device)
-
-    def _check_tensor(self, what: str, part: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def check_rows(self, block: Any, rows: int, device: torch.device) -> None:
+        """Raise ValueError if so many rows are not what the contract asks for. Tokens outside of the vocabulary would
+        fail much later, inside of a kernel."""
         name = task_name(type(self))
-        if not isinstance(part, Tensor):
-            raise ValueError(f"task {name!r}: draw gave {type(part).__name__} for {what}; give a tensor")
-        shapes = [(BLOCK_ROWS, self.seq_len)] + ([(BLOCK_ROWS,)] if dtype == torch.bool else [])
-        if tuple(part.shape) not in shapes or part.dtype != dtype or part.device.type != device.type:
-            wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise ValueError(
-                f"task {name!r}: draw gave {what} of shape {list(part.shape)}, {part.dtype} on {part.device}; "
-                f"expected {wanted} ([rows, seq_len]), {dtype} on {device}"
-            )
-
-    def _check_values(self, block: Examples) -> None:
-        """Tokens outside of the vocabulary would fail much later, inside of a kernel."""
-        name, labels = task_name(type(self)), block.labels
+        if not isinstance(block, Examples):
+            raise ValueError(f"task {name!r}: draw must return Examples(inputs, labels); got {type(block).__name__}")
+        parts = {"inputs": (block.inputs, torch.int64), "labels": (block.labels, torch.int64)}
+        parts |= {f"slice {slice_name!r}": (mask, torch.bool) for slice_name, mask in block.slices.items()}
+        for what, (part, dtype) in parts.items():
+            if not isinstance(part, Tensor):
+                raise ValueError(f"task {name!r}: draw gave {type(part).__name__} for {what}; give a tensor")
+            shapes = [(rows, self.seq_len)] + ([(rows,)] if dtype == torch.bool else [])
+            if tuple(part.shape) not in shapes or part.dtype != dtype or part.device.type != device.type:
+                wanted = " or ".join(str(list(shape)) for shape in shapes)
+                raise ValueError(
+                    f"task {name!r}: draw gave {what} of shape {list(part.shape)}, {part.dtype} on {part.device}; "
+                    f"expected {wanted} ([rows, seq_len]), {dtype} on {device}"
+                )
+        labels = block.labels
         highest = labels.max()
         lowest = torch.where(labels == IGNORE, highest, labels).min()
         found = torch.stack([*block.inputs.aminmax(), lowest, highest]).tolist()  # waits for the device once

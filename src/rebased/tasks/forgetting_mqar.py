@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field, model_validator
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
-from rebased.tasks.draws import draw_distinct, draw_slots
-from rebased.tasks.mqar import MQAR, blank_rows
+from rebased.tasks.draws import draw_distinct
+from rebased.tasks.mqar import MQAR
 
 
 @register_task("forgetting_mqar")
@@ -66,14 +67,9 @@ class ForgettingMQAR(MQAR):
         values = self.first_value + draw_distinct(rows, n + u, self.vocab_size - self.first_value, generator)
         old, new = values[:, :n], values[:, n:]
         which = draw_distinct(rows, u, n, generator)  # [rows,u]: the keys that get a new value
-        queries = 2 * (n + u) + 2 * draw_slots(rows, n, self.n_slots, self.alpha, generator)  # positions
-        inputs, labels = blank_rows(rows, self.seq_len, generator)
-        inputs[:, 0 : 2 * n : 2] = keys
-        inputs[:, 1 : 2 * n : 2] = old
-        inputs[:, 2 * n : 2 * (n + u) : 2] = keys.gather(1, which)
-        inputs[:, 2 * n + 1 : 2 * (n + u) : 2] = new
-        inputs.scatter_(1, queries, keys)
-        labels.scatter_(1, queries, old.scatter(1, which, new))
+        writes = torch.stack([torch.cat([keys, keys.gather(1, which)], dim=1), values], dim=2)
+        answers = old.scatter(1, which, new)
+        inputs, labels, queries = self._ask(writes, keys.unsqueeze(2), answers, generator)
         nowhere = inputs.new_zeros(inputs.shape).bool()
         updated = nowhere.scatter(1, queries.gather(1, which), True)
         kept = nowhere.scatter(1, queries, True) & ~updated

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from rebased.tasks.contract import BLOCK_ROWS, IGNORE, Examples, Split, Task, register_task
 from rebased.tasks.draws import draw_distinct, draw_slots, mix_seed
@@ -127,17 +128,18 @@ class MQAR(Task):
         n = self.kv_pairs
         keys = 1 + draw_distinct(rows, n, self.first_value - 1, generator)  # [rows,n]
         values = self.first_value + draw_distinct(rows, n, self.vocab_size - self.first_value, generator)
-        queries = 2 * n + 2 * draw_slots(rows, n, self.n_slots, self.alpha, generator)  # positions
-        inputs, labels = blank_rows(rows, self.seq_len, generator)
-        inputs[:, 0 : 2 * n : 2] = keys
-        inputs[:, 1 : 2 * n : 2] = values
-        inputs.scatter_(1, queries, keys)
-        labels.scatter_(1, queries, values)
+        inputs, labels, _ = self._ask(torch.stack([keys, values], dim=2), keys.unsqueeze(2), values, generator)
         return Examples(inputs, labels)
 
-
-def blank_rows(rows: int, seq_len: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Inputs of FILLER and labels of IGNORE, both [rows,T] int64 on the generator's device."""
-    shape, device = (rows, seq_len), generator.device
-    filler = torch.full(shape, FILLER, dtype=torch.int64, device=device)
-    return filler, torch.full(shape, IGNORE, dtype=torch.int64, device=device)
+    def _ask(
+        self, writes: Tensor, keys: Tensor, answers: Tensor, generator: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs and labels [rows,T] of writes [rows,w,s], of which the last token is the value; then the keys
+        [rows,n,s-1] in slots that are drawn here. Also the positions [rows,n] of the labels, which are the answers."""
+        w, s = writes.shape[1:]
+        slots = s * (w + draw_slots(len(keys), keys.shape[1], self.n_slots, self.alpha, generator))
+        inputs = pad(writes.flatten(1), (0, self.seq_len - s * w), value=FILLER)
+        for i, tokens in enumerate(keys.unbind(2)):
+            inputs.scatter_(1, slots + i, tokens)
+        asked = slots + s - 2
+        return inputs, torch.full_like(inputs, IGNORE).scatter_(1, asked, answers), asked

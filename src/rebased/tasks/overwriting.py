@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from torch import Generator
 
 from rebased.tasks.contract import Examples, Split, register_task
-from rebased.tasks.draws import draw_distinct, draw_slots
-from rebased.tasks.mqar import MQAR, blank_rows
+from rebased.tasks.draws import draw_distinct
+from rebased.tasks.forgetting_mqar import ForgettingMQAR
 
 MOST_UPDATES = 3  # of one key
 
 
 @register_task("overwriting")
-class Overwriting(MQAR):
+class Overwriting(ForgettingMQAR):
     """A sequence writes values to keys, in random order and some keys several times. Later every key is asked for, and
     the model must say its last value. In forgetting MQAR new values come after all others, so a position tells them
     apart; here an old value of one key may come after the last value of another. Take `positions: none`.
@@ -28,9 +28,6 @@ class Overwriting(MQAR):
         inputs  3 9 3 12 5 8 3  0 0 0 5 0
         labels  . . .  . . . 12 . . . 8 .
     """
-
-    segment_fields: ClassVar[tuple[str, ...]] = ("seq_len", "kv_pairs", "updates")
-    segment_words: ClassVar[Mapping[str, str]] = {**MQAR.segment_words, "updates": "{} updates"}
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "quick": {"seq_len": 20, "kv_pairs": 3, "updates": 3, "vocab_size": 32, "train": 8_000, "test": 500},
@@ -52,10 +49,6 @@ class Overwriting(MQAR):
             )
         self._check_sizes()
         return self
-
-    @property
-    def n_slots(self) -> int:
-        return (self.seq_len - 2 * self.kv_pairs - 2 * self.updates) // 2
 
     def count(self) -> int:
         n, writes = self.kv_pairs, self.kv_pairs + self.updates
@@ -82,12 +75,8 @@ class Overwriting(MQAR):
         last = torch.zeros_like(keys).scatter_reduce_(
             1, which, torch.arange(writes, device=keys.device).expand(rows, writes), "amax", include_self=False
         )
-        queries = 2 * writes + 2 * draw_slots(rows, n, self.n_slots, self.alpha, generator)  # positions
-        inputs, labels = blank_rows(rows, self.seq_len, generator)
-        inputs[:, 0 : 2 * writes : 2] = keys.gather(1, which)
-        inputs[:, 1 : 2 * writes : 2] = values
-        inputs.scatter_(1, queries, keys)
-        labels.scatter_(1, queries, values.gather(1, last))
+        pairs, answers = torch.stack([keys.gather(1, which), values], dim=2), values.gather(1, last)
+        inputs, labels, queries = self._ask(pairs, keys.unsqueeze(2), answers, generator)
         updated = inputs.new_zeros(inputs.shape).bool().scatter(1, queries, times > 1)
         kept = inputs.new_zeros(inputs.shape).bool().scatter(1, queries, times == 1)
         return Examples(inputs, labels, {"updated": updated, "kept": kept})

@@ -7,7 +7,7 @@ import torch
 
 from rebased.config import grouped
 from rebased.evaluate.facts.episodes import Episode
-from rebased.evaluate.text import eval_mode
+from rebased.mixers import eval_mode
 from rebased.models import IGNORE, LanguageModel
 
 

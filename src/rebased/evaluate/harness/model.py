@@ -11,7 +11,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from rebased.data.tokenizer import Tokenizer
 from rebased.evaluate.facts.episodes import Asked, Episode
 from rebased.evaluate.facts.model_answers import answer_questions
-from rebased.evaluate.text import eval_mode, token_losses
+from rebased.evaluate.text import token_losses
+from rebased.mixers import eval_mode
 from rebased.models import IGNORE, LanguageModel
 
 MAX_NEW_TOKENS = 256

@@ -8,7 +8,7 @@ Each has a second form, NAME_twice, in which the context is read twice. Scores a
 greedy decoding gives, and `perplexity`, of the whole answers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, NamedTuple
@@ -67,14 +67,14 @@ def mqar_in_words(lines: int, count: int = EXAMPLES, seed: int = SEED) -> list[E
     return examples
 
 
-def facts_in_context(facts: Sequence[Fact], per_context: int, count: int = EXAMPLES, seed: int = SEED) -> list[Example]:
+def facts_in_context(facts: Sequence[Fact], per_context: int, count: int = EXAMPLES) -> list[Example]:
     """`count` contexts of facts of different groups, each with one of its facts begun again; fewer if facts run out."""
     groups = grouped(facts, lambda fact: fact.group)
     if len(groups) < per_context:
         raise ValueError(f"{per_context} facts of different texts are needed for a context; there are {len(groups)}")
     examples = []
     for number in range(min(count, len(facts))):
-        random = Random(f"{seed} {number}")
+        random = Random(f"{SEED} {number}")
         chosen = [random.choice(groups[group]) for group in random.sample(sorted(groups), per_context)]
         asked = random.choice(chosen)
         text = "".join(f"{fact.before}{fact.cue}{fact.answer}{fact.after}" for fact in chosen)
@@ -108,7 +108,7 @@ def build_task(
     rows = [{"text": times * each.context + each.question, "target": each.answer} for each in examples]
     return {
         "task": name,
-        "custom_dataset": _rows(rows),
+        "custom_dataset": lambda **_: {"test": Rows(rows)},
         "output_type": "loglikelihood",
         "test_split": "test",
         "doc_to_text": "{{text}}",
@@ -127,13 +127,6 @@ class Rows(list[dict[str, str]]):
     """Examples as the harness reads them: a sequence of rows that knows the names of its columns."""
 
     features: ClassVar[dict[str, str]] = {"text": "string", "target": "string"}
-
-
-def _rows(rows: list[dict[str, str]]) -> Callable[..., dict[str, Rows]]:
-    def dataset(**_: Any) -> dict[str, Rows]:
-        return {"test": Rows(rows)}
-
-    return dataset
 
 
 def _needed(path: Path | None, name: str, option: str) -> Path:

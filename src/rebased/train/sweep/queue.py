@@ -59,8 +59,9 @@ class TimeBudget:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total, self.may_break_off, self._cost, self._now = total, may_break_off, cost, now
-        self._end = (now() if started is None else started) + total - min(RESERVE, total / 10)
-        self._began: dict[str, float] = {}
+        self._overhead = 0.0 if started is None else now() - started
+        self._end = now() - self._overhead + total - min(RESERVE, total / 10)
+        self._began: dict[str, float] = {}  # runs in progress
         self._actual = self._expected = 0.0
 
     @property
@@ -79,8 +80,17 @@ class TimeBudget:
 
     def fits(self, run: PlannedRun) -> bool:
         """True if a run is worth starting: it will end in time, or what it does is not lost."""
-        pace = self._actual / self._expected if self._expected else 1.0
-        return self.may_break_off or run.status == "begun" or self.seconds(run) * pace <= self.left
+        return self.may_break_off or run.status == "begun" or self.seconds(run) * self._pace <= self.left
+
+    def enough_for(self, runs: Sequence[PlannedRun]) -> float:
+        """The total with which the same command would start one of these runs; 0 if any total would."""
+        if self.may_break_off or self._began or not runs or any(run.status == "begun" for run in runs):
+            return 0.0
+        return self._overhead + 1.25 * self._pace * min(map(self.seconds, runs)) + RESERVE
+
+    @property
+    def _pace(self) -> float:
+        return self._actual / self._expected if self._expected else 1.0
 
     def began(self, run: PlannedRun) -> None:
         """Note that a run has been started."""
@@ -91,8 +101,9 @@ class TimeBudget:
         work = training_of(run.config).recorded_work
         done = work(run.config, lines)[0] - work(run.config, run.lines)[0]
         planned = self._cost.work.get(run.digest, 0.0)
-        if done > 0 and planned > 0 and run.digest in self._began:
-            self._actual += self._now() - self._began[run.digest]
+        began = self._began.pop(run.digest, None)
+        if done > 0 and planned > 0 and began is not None:
+            self._actual += self._now() - began
             self._expected += self.seconds(run) * done / planned
 
 
