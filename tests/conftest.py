@@ -168,14 +168,6 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rebased.train.sweep.cost.time_steps", known_times)
 
 
-@pytest.fixture(autouse=True)
-def _mixers_and_tasks_of_a_test_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
-    for name in ("rebased.mixers.contract", "rebased.tasks.contract"):
-        if module := sys.modules.get(name):
-            monkeypatch.setattr(module, "_REGISTER", dict(module._REGISTER))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Triton caches kernels below HOME. If HOME cannot be written, it gets a temporary folder."""
@@ -186,28 +178,33 @@ def _a_home_for_compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> It
         yield
 
 
-@pytest.fixture(autouse=True)
-def _a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _a_terminal_of_80_columns() -> Iterator[None]:
     """Tables depend on the width of the terminal and on settings for colours, so tests fix both."""
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _gpu_memory_is_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What torch keeps for later is missing for other processes on the GPU: one test takes more than 100 GB."""
+def _as_before(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test the process is as it was. In one fixture: there are 6,600 tests, and each fixture takes time in all.
+
+    - Mixers and tasks that it registered are forgotten.
+    - oneDNN is on again: on CPUs without bf16 a bf16 product turns it off, which changes the bits of later tests.
+    - Memory that torch keeps of a GPU is given back: one test takes more than 100 GB, which other processes need.
+    """
+    names = ("rebased.mixers.contract", "rebased.tasks.contract")
+    registers = [(module, module._REGISTER) for name in names if (module := sys.modules.get(name))]
+    for module, register in registers:
+        module._REGISTER = dict(register)
     yield
-    if request.node.get_closest_marker("gpu"):
-        import torch
-
-        if torch.cuda.is_available() and torch.cuda.memory_reserved() > 4 * 2**30:
-            torch.cuda.empty_cache()
-
-
-@pytest.fixture(autouse=True)
-def _onednn_as_it_was() -> Iterator[None]:
-    """Turn oneDNN on again: on CPUs without bf16 a bf16 product turns it off, which changes the bits of later tests."""
-    yield
+    for module, register in registers:
+        module._REGISTER = register
     if torch := sys.modules.get("torch"):
         torch.backends.mkldnn.enabled = True
+        on_gpu = request.node.get_closest_marker("gpu") and torch.cuda.is_available()
+        if on_gpu and torch.cuda.memory_reserved() > 4 * 2**30:
+            torch.cuda.empty_cache()

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -106,10 +106,11 @@ class Config(BaseModel):
     @classmethod
     def _reject_mistakes(cls, values: Any) -> Any:
         if isinstance(values, dict):
+            fields = cls.model_fields  # once: pydantic takes microseconds to hand it out
             for key, value in values.items():
-                if key not in cls.model_fields:
-                    raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), list(cls.model_fields))}")
-                if isinstance(value, bool) and cls.model_fields[key].annotation in (int, float):
+                if key not in fields:
+                    raise ValueError(f"unknown key {key!r}; {did_you_mean(str(key), list(fields))}")
+                if isinstance(value, bool) and fields[key].annotation in (int, float):
                     raise ValueError(f"{key} should be a number; got {value}")  # pydantic would take yes for 1
                 if isinstance(value, int) and abs(value) >= INTEGERS:
                     raise ValueError(f"{key} is {short(value)}, which does not fit into 64 bits; choose a smaller one")
@@ -146,7 +147,7 @@ def _drop_added_defaults(config: Any, tree: Any) -> None:
             value = getattr(config, key)
             if key in config.added_later and value == field.get_default(call_default_factory=True):
                 del tree[key]
-            else:
+            elif isinstance(value, Config | dict | list | tuple):
                 _drop_added_defaults(value, tree[key])
     elif isinstance(config, dict):
         for value, branch in zip(config.values(), tree.values(), strict=True):
@@ -157,6 +158,22 @@ def _drop_added_defaults(config: Any, tree: Any) -> None:
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+_VALIDATED: dict[tuple[type[Config], str], Config] = {}
+_MOST_VALIDATED = 4096
+
+
+def validate_once(cls: type[AnyConfig], tree: Any) -> AnyConfig:
+    """`cls.model_validate(tree)`, remembered: the runs of a sweep share most sections, and configs are frozen."""
+    try:
+        key = (cls, json.dumps(tree))
+    except (TypeError, ValueError, RecursionError):  # no JSON: the error, if it is one, is pydantic's
+        return cls.model_validate(tree)
+    if key not in _VALIDATED:
+        if len(_VALIDATED) >= _MOST_VALIDATED:
+            _VALIDATED.clear()
+        _VALIDATED[key] = cls.model_validate(tree)
+    return cast(AnyConfig, _VALIDATED[key])
 
 
 def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:

@@ -143,6 +143,27 @@ class ShowsOneHeadOnly(Good):
         return super().attention_map(x).squeeze(1)
 
 
+class RoundsTooMuch(Good):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.5 if x.dtype == torch.bfloat16 else 1)
+
+
+class StepsDiffer(Good):
+    def extend(self, x: Tensor, state: Tensor) -> Any:
+        y, after = super().extend(x, state)
+        return (y + 1 if x.shape[0] > 1 and x.shape[1] == 1 else y), after
+
+
+class JoinsDocuments(Good):
+    def forward_documents(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+class JoinsPrompts(Good):
+    def extend_documents(self, x: Tensor, cu_seqlens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.extend(x, state[:1])[0], state
+
+
 class Raises(Good):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, x[:, :, 1:]]) if len(x) > 1 else super().forward(x)
@@ -180,6 +201,10 @@ FAULTS: list[tuple[type[Good], str, str]] = [
     (ShowsAnotherMatrix, "attention_map_is_forward[float64]", "apply_attention with attention_map against forward"),
     (ShowsTheFuture, "attention_map_is_forward[float32]", "it is not zero above the diagonal"),
     (ShowsOneHeadOnly, "attention_map_is_forward[float64]", r"attention_map must return .B, H, T, T., here .3, H, 21,"),
+    (RoundsTooMuch, "computes_in_bfloat16", "the output in torch.bfloat16 against torch.float64: the largest"),
+    (StepsDiffer, "slots_are_extend[float64]", "step 0 of sequences that begin after .4, 0, 11. tokens against"),
+    (JoinsDocuments, "documents_are_apart[float64]", "packed documents against each document alone"),
+    (JoinsPrompts, "prompts_are_apart[float64]", "packed prompts against each prompt alone"),
     (Raises, "rows_are_apart", "Sizes of tensors must match"),
 ]
 

@@ -1,4 +1,7 @@
-"""The contract of every mixer (rebased.evaluate.mixer_contract): all that the package registers, or `--mixer NAME`."""
+"""The contract of every mixer (rebased.evaluate.mixer_contract): all that the package registers, or `--mixer NAME`.
+
+A check raises if it fails; tests/evaluate/test_mixer_contract.py shows that with wrong mixers.
+"""
 
 import pytest
 

@@ -169,8 +169,8 @@ def plan_of(name: str) -> Plan:
     return make_plan(load_sweep(find_config(name, "sweep"), {}).points, Path("nothing is here"), {})
 
 
-@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("size", ["", "-small", "-cpu"])
+@pytest.mark.parametrize("name", RUNS)  # all sizes of one follow each other: they share its plan
 def test_every_shipped_sweep_is_planned(name: str, size: str) -> None:
     plan = plan_of(f"{name}{size}")
     configs = [run.config for run in plan.runs]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 try:
     import matplotlib
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator  # noqa: F401, figures take them here
 except ImportError as error:
@@ -168,7 +169,9 @@ def draw_svg(draw: Draw, size: Size, name: str, title: str, handles: dict[str, A
         axes = figure.add_subplot()
         draw_axes(axes, draw, handles)
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata=FORMATS["svg"])
+        for patch in (figure.patch, *(each.patch for each in figure.axes)):
+            patch.set(facecolor="none", edgecolor="none")
+        FigureCanvasSVG(figure).print_svg(file, metadata=FORMATS["svg"])  # savefig would draw once more, for the layout
     svg = file.getvalue()
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg[svg.index("<svg") :])  # a hundredth of a point is fine enough
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)  # the page sets the width; viewBox stays
