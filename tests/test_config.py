@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from rebased.config import Config, explain, load_config, merge, parse_yaml, plural, read_yaml, validate_once
+from rebased.config import Config, explain, load_config, merge, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, preset
 from rebased.runs.shipped import CONFIGS
 from rebased.runs.synthetic_config import SyntheticRunConfig, SyntheticTrainConfig
@@ -262,21 +262,6 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner = Inner()
-
-
-def test_an_equal_section_is_read_once_and_a_wrong_one_each_time() -> None:
-    class Other(Inner):
-        pass
-
-    first = validate_once(Inner, {"size": 1})
-    assert first == Inner.model_validate({"size": 1})
-    assert validate_once(Inner, {"size": 1}) is first
-    assert type(validate_once(Other, {"size": 1})) is Other
-    for wrong in (True, 0, 2**63, Path()):  # True equals 1
-        for _ in range(2):
-            with pytest.raises(ValidationError):
-                validate_once(Inner, {"size": wrong})
-    assert validate_once(Inner, {"size": 1, "kind": "small"}).model_fields_set != first.model_fields_set
 
 
 def test_plural() -> None:

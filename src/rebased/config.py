@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -158,22 +158,6 @@ def _drop_added_defaults(config: Any, tree: Any) -> None:
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-
-_VALIDATED: dict[tuple[type[Config], str], Config] = {}
-_MOST_VALIDATED = 4096
-
-
-def validate_once(cls: type[AnyConfig], tree: Any) -> AnyConfig:
-    """`cls.model_validate(tree)`, remembered: the runs of a sweep share most sections, and configs are frozen."""
-    try:
-        key = (cls, json.dumps(tree))
-    except (TypeError, ValueError, RecursionError):  # no JSON: the error, if it is one, is pydantic's
-        return cls.model_validate(tree)
-    if key not in _VALIDATED:
-        if len(_VALIDATED) >= _MOST_VALIDATED:
-            _VALIDATED.clear()
-        _VALIDATED[key] = cls.model_validate(tree)
-    return cast(AnyConfig, _VALIDATED[key])
 
 
 def load_config(cls: type[AnyConfig], path: Path | str, overrides: Mapping[str, str] | None = None) -> AnyConfig:

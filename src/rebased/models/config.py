@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, create_model, model_validator
 from torch import nn
 
-from rebased.config import Config, check_added_later, short, validate_once
+from rebased.config import Config, check_added_later, short
 from rebased.mixers import CONTEXT, FACTORY, mixer_class
 from rebased.mixers.wrapper import OPTIONS
 
@@ -79,7 +79,7 @@ def _parse_mixer(value: Any) -> Any:
             f"a mixer is a name, or a mapping with one ({{name: rebased, n_heads: 8}}); got {short(value)}"
         )
     cls = mixer_class(value["name"])
-    return validate_once(mixer_schema(value["name"], cls), value)  # type: ignore[arg-type]  # classes are hashable
+    return mixer_schema(value["name"], cls).model_validate(value)  # type: ignore[arg-type]  # classes are hashable
 
 
 AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_parse_mixer)]

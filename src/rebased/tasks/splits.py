@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model, model_validator
 from torch import Generator, Tensor
 
-from rebased.config import Config, check_added_later, did_you_mean, explain, merge, nearest_word, short, validate_once
+from rebased.config import Config, check_added_later, did_you_mean, explain, merge, nearest_word, short
 from rebased.ops.backend import check_memory
 from rebased.tasks.contract import BLOCK_ROWS, Examples, Split, Task, task_class
 from rebased.tasks.draws import mix_seed
@@ -175,7 +175,7 @@ def _parse_task(value: Any) -> Any:
     if "size" in value and "size" not in task_class(name).model_fields:
         changes = {key: entry for key, entry in value.items() if key != "size"}
         value = merge(sized(name, value["size"]), changes, "task")
-    return validate_once(task_data(name), value)
+    return task_data(name).model_validate(value)
 
 
 def sized(name: str, size: str) -> dict[str, Any]:
