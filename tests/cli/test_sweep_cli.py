@@ -450,7 +450,7 @@ BAD = [
         "--executor ray needs Ray, which is not installed: pip install 'rebased[sweep]'",
     ),
     (["tiny.yaml", "--retry-faild"], "unknown option '--retry-faild'; did you mean '--retry-failed'?"),
-    (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml with --train.lrr: train: unknown key 'lrr'; did you mean 'lr'?"),
+    (["tiny.yaml", "--train.lrr", "1"], "--train.lrr: unknown key 'lrr'; did you mean 'lr'?"),
     (["tiny.yaml", "--train.lr", "fast"], "error: --train.lr: should be a valid number"),
     (["tiny.yaml", "--grid.train.lr", "[0.1, -1]"], "error: --grid.train.lr: should be greater than 0; got -1"),
     (["tiny.yaml", "--grid.train.lr", "0.1"], "error: --grid.train.lr should be a list of values of that setting"),
