@@ -121,7 +121,7 @@ BAD: list[tuple[Any, str]] = [
     ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
     (
         TINY,
-        "task is at the top level, so this is the config of one run; train it with `rebased train`, or put it under base",
+        "task is at the top level, so this is the config of one run; train it with `rebased train`, or put it",
     ),
     ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
     ({"base": TINY, "grid": {"trian.lr": [1]}}, "unknown key 'trian'; did you mean 'train'? (in every run"),
