@@ -48,11 +48,11 @@ class DemoCommand(Command):
 def demo(
     *, out: Annotated[Path, OUT_OPTION] = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Output = TO_TERMINAL
 ) -> int:
-    """Show what the square of ReBased buys, what it costs on this machine and what its state holds, on one page.
+    """Train five small models on one recall task, time the operator, and write a page with what was found.
 
-    Small models are trained on MQAR: linear attention, Based, ReBased and softmax attention. Then the operator is timed
-    beside softmax attention. This takes two to three minutes on two cores. The same command resumes it; runs that are
-    done are not repeated.
+    The task is MQAR. The models are linear attention (two widths of keys), Based, ReBased and softmax attention. The
+    operator is timed beside softmax attention. This takes two to three minutes on two cores. The same command resumes
+    it; runs that are done are not repeated.
 
     Parameters
     ----------

@@ -113,9 +113,9 @@ def suite(
     """Compare mixers on the same tasks with the same bytes of state, and write a page. The same command resumes it.
 
     Every rate is tried with one seed and chosen on a validation split; fresh seeds at that rate are scored once on a
-    held-out split. Sizes of a mixer are solved from the bytes that its state may have. Shipped results of our own
-    mixers are not computed again. `rebased suite quick my.py:MyMixer` should take about ten minutes on two idle cores
-    if your mixer is as fast as ours; an estimate comes first, and what is there when you stop is a result.
+    held-out split. The width of a mixer is the largest with which its state fits into the bytes. Shipped results of our
+    own mixers are not computed again. `rebased suite quick my.py:MyMixer` should take about seven minutes on two idle
+    cores if your mixer is as fast as ours. An estimate comes first. If you stop it, the page shows what is done.
 
     The exit code is 1 if a run has failed, 75 if the time of --for was up before all runs were done, and 130 if it was
     interrupted. The page is written in each case.
