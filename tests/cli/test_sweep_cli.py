@@ -22,9 +22,9 @@ from rich.console import Console
 
 from command_line import rebased
 from fake_records import fake_run
-from rebased.cli.sweep import Command, read_time
+from rebased.cli.sweep import Command
 from rebased.cli.sweep_board import LineBoard, LiveBoard, Tally
-from rebased.cli.sweep_files import SweepFiles
+from rebased.cli.sweep_files import SweepFiles, SweepOptions, read_time
 from rebased.files import locked
 from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
@@ -572,8 +572,7 @@ def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytes
 
 def test_the_command_that_goes_on_has_a_time_that_is_read() -> None:
     for said in (timedelta(days=12), timedelta(seconds=123456789), timedelta(seconds=0.5)):
-        files = SweepFiles([], None, None, 16)
-        words = str(Command(Path("a.yaml"), (), None, "local", None, False, (), files, said)).split()
+        words = str(Command(Path("a.yaml"), (), None, SweepFiles(SweepOptions(time_limit=said)))).split()
         assert words[-2] == "--for"
         assert read_time(timedelta, [Token(value=words[-1])]) == said
 
