@@ -202,7 +202,7 @@ def test_runs_of_a_mixer_that_has_changed_are_named(capsys: pytest.CaptureFixtur
     Path("moody.py").write_text(MOODY.replace("self.out_proj(x)", "self.out_proj(2 * x)"))
     assert rebased(*words) == 0
     out = capsys.readouterr().out
-    assert "warning: mixer 'moody' has changed since 2 runs of these began, which count all the same; to train" in out
+    assert "warning: mixer 'moody' has changed since 2 runs began; they count as they are. To train all" in out
 
 
 def test_after_lost_processes_the_advice_is_the_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:

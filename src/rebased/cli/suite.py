@@ -97,6 +97,7 @@ class SuiteCommand(Command):
 
 def suite(
     file: Path,
+    /,
     *mixers: str,
     out: Annotated[Path | None, OUT_OPTION] = None,
     gpu: Annotated[bool, Parameter(negative="")] = False,

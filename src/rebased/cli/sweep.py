@@ -48,6 +48,7 @@ TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on
 
 def sweep(
     file: Path,
+    /,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     out: Annotated[Path | None, OUT_OPTION] = None,
     executor: Literal["local", "ray"] = "local",
@@ -196,7 +197,8 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
         say(console, f"interrupted, saved; continue with: {command.again(tally.failed)}")
         return INTERRUPTED
     if queue.not_begun:
-        say(console, f"{plural(len(queue.not_begun), 'run')} left, which need a choice among runs that all failed")
+        left = plural(len(queue.not_begun), "run")
+        say(console, f"{left} not begun: their value is chosen by other runs, and all of those failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {command.again(tally.failed)}")
         return SOME_FAILED
