@@ -197,8 +197,8 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
         say(console, f"interrupted, saved; continue with: {command.again(tally.failed)}")
         return INTERRUPTED
     if queue.not_begun:
-        left = plural(len(queue.not_begun), "run")
-        say(console, f"{left} not begun: their value is chosen by other runs, and all of those failed")
+        waiting = plural(len(queue.not_begun), "run")
+        say(console, f"{waiting} not begun: their value is chosen by other runs, and all of those failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {command.again(tally.failed)}")
         return SOME_FAILED
