@@ -44,7 +44,7 @@ $(DOCS): $(DEMO)
 	$(PIP) "rebased[docs]"
 	@touch $@
 
-demo: $(DEMO) ## what the square buys, costs and holds, on a page: runs/demo/report.html (2 to 3 minutes)
+demo: $(DEMO) ## five small models on one recall task, on a page: runs/demo/report.html (2 to 3 minutes)
 	$(BIN)/rebased demo
 
 # mypy takes one core, so it runs beside the tests.

@@ -121,7 +121,7 @@ def test_other_scalars_stay_what_they_are(text: str, value: Any) -> None:
 
 
 BAD = {
-    "train.lrr=1": "train: unknown key 'lrr'; did you mean 'lr'?",
+    "train.lrr=1": "--train.lrr: unknown key 'lrr'; did you mean 'lr'?",
     "trian.lr=1": "unknown key 'trian'; did you mean 'train'?",
     "train.lr=fast": "train.lr: should be a valid number, unable to parse string as a number; got 'fast'",
     "train.lr=yes": "train: lr should be a number; got True",
@@ -140,17 +140,17 @@ BAD = {
     "task.vocab_size=32": "vocab_size must exceed seq_len=32, got 32",
     "task.name=mqr": "task: unknown task 'mqr'; did you mean 'mqar'?",
     "task.kv_pairs=4": "task: kv_pairs is set for each segment: write it into train and test",
-    "task.kv_pair=4": "task: unknown key 'kv_pair'; kv_pairs is set for each segment",
+    "task.kv_pair=4": "--task.kv_pair: unknown key 'kv_pair'; kv_pairs is set for each segment",
     "task.seq_length=8": "or for all segments give --task.train.0.seq_len 8 --task.test.0.seq_len 8",
-    "task.train.0.kvpairs=4": "task.train.0: unknown key 'kvpairs'; did you mean 'kv_pairs'?",
+    "task.train.0.kvpairs=4": "--task.train.0.kvpairs: unknown key 'kvpairs'; did you mean 'kv_pairs'?",
     "task=3": "task: a task is a name, or a mapping of settings ({name: mqar, vocab_size: 64}); got 3",
     "task.train=[{seq_len: 32}]": "task.train.0.examples: is missing; give it a value",
     "task.train.1.seq_len=8": "task.train has entries 0 to 0; there is no '1'",
     "model.preset=rebasd": "model: unknown preset 'rebasd'; did you mean 'rebased'?",
-    "model.prest=rebased": "model: unknown key 'prest'; did you mean 'preset'?",
-    "model.dmodel=3": "model: unknown key 'dmodel'; did you mean 'd_model'?",
+    "model.prest=rebased": "--model.prest: unknown key 'prest'; did you mean 'preset'?",
+    "model.dmodel=3": "--model.dmodel: unknown key 'dmodel'; did you mean 'd_model'?",
     "model.d_model=wide": "model.d_model: should be a valid integer, unable to parse string as an integer; got 'wide'",
-    "model.mixers.1.nheads=4": "model.mixers.1: unknown key 'nheads'; did you mean 'n_heads'?",
+    "model.mixers.1.nheads=4": "--model.mixers.1.nheads: unknown key 'nheads'; did you mean 'n_heads'?",
     "model.mixers.1.n_heads=few": "model.mixers.1.n_heads: should be a valid integer",
     "model.mixers.2.n_heads=4": "model: mixers has entries 0 to 1; there is no '2'",
     "model.mixers.one.n_heads=4": "model: mixers has entries 0 to 1; there is no 'one'",
@@ -181,7 +181,7 @@ def test_a_mistake_says_where_its_value_came_from(tmp_path: Path) -> None:
         ({"train.seed": "1"}, f"{path}: train.lr: should be a valid number"),
         ({"train.lr": "slow"}, "--train.lr: should be a valid number"),
         ({"train": "{lr: slow}"}, "--train: train.lr: should be a valid number"),
-        ({"train.lrr": "1", "task.name": "mqar"}, f"{path} with --train.lrr: train: unknown key 'lrr'"),
+        ({"train.lrr": "1", "task.name": "mqar"}, "--train.lrr: unknown key 'lrr'"),
     ):
         with pytest.raises(ValueError) as caught:
             load_config(SyntheticRunConfig, path, overrides)

@@ -12,7 +12,7 @@ from docs.images.style import save
 
 from rebased.cli.suite import shipped_results
 from rebased.report.drawing import SERIES, draw_axes
-from rebased.report.suite import Board
+from rebased.report.suite.board import Board
 from rebased.report.suite.figures import recall_by_bytes
 from rebased.runs.collect import collect
 from rebased.runs.shipped import find_config

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rebased.cli import PANELS, build_app
+from rebased.cli import COMMANDS, PANELS, build_app
 from rebased.mixers import mixer_class, mixer_names
 from rebased.models.config import LMConfig, mixer_schema
 from rebased.models.presets import preset_names
@@ -25,7 +25,7 @@ SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def command_line() -> str:
     """Every command with its options, as `--help` describes them."""
-    text = build_app().generate_docs(output_format="markdown", heading_level=1)
+    text = build_app(COMMANDS).generate_docs(output_format="markdown", heading_level=1)
     commands = text[text.index(f"**{next(iter(PANELS))}**:") :]
     unwrapped = re.sub(r"(?<=\S)\n {4}(?=\S)", " ", commands)
     return unwrapped.replace("][", r"]\[")  # brackets of optional parts, no link

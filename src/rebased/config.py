@@ -26,8 +26,8 @@ INTEGERS = 2**63
 """Integers of a config are smaller than this: torch's and numpy's have 64 bits."""
 
 
-SYNONYMS = {"gpu": "cuda"}
-"""Words that mean a known one and look more like another."""
+SYNONYMS = {"gpu": "cuda", "learning_rate": "lr", "hidden_size": "d_model"}
+"""Words that mean a known one and do not look like it."""
 
 
 def nearest_word(word: str, known: list[str]) -> str | None:
@@ -229,7 +229,8 @@ def mistakes_by_source(error: ValueError, file: str, options: Mapping[str, str])
     found = []
     for key, what in find_mistakes(error):
         text = f"{key}: {what}" if key else what
-        if option := options.get(key):
+        unknown = re.match(r"unknown key '([^']+)'", what)  # it is below the path of the mistake
+        if option := options.get(f"{key}.{unknown[1]}".lstrip(".") if unknown else key):
             found.append((option, what))
         elif above := [option for path, option in options.items() if key.startswith(f"{path}.")]:
             found.append((above[0], text))

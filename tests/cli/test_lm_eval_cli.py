@@ -146,6 +146,9 @@ def test_a_run_knows_its_text_and_length(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / RECORD).write_text(json.dumps(line) + "\n")
     said = refusal(capsys, "eval", str(tmp_path))
     assert "was trained on elsewhere, which does not exist here; give its present place with --data" in said
+    said = refusal(capsys, "eval")
+    assert "lm/stdlib-bytes was trained on data/stdlib" in said
+    assert "or make it with: rebased data prepare -o data/stdlib" in said
 
 
 def test_recall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ BAD = [
     (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     (
         ["--config", "tiny.yaml", "--train.stepz", "1"],
-        "tiny.yaml with --train.stepz: train: unknown key 'stepz'; did you mean 'steps'?",
+        "--train.stepz: unknown key 'stepz'; did you mean 'steps'?",
     ),
     (["--config", "tiny.yaml", "--steps", "1"], "unknown option '--steps'; did you mean '--train.steps'?"),
     (

@@ -23,9 +23,9 @@ from rich.console import Console
 
 from command_line import rebased
 from fake_records import fake_run
-from rebased.cli.sweep import Command, read_time
+from rebased.cli.sweep import Command
 from rebased.cli.sweep_board import LineBoard, LiveBoard, Tally
-from rebased.cli.sweep_files import SweepFiles
+from rebased.cli.sweep_files import SweepFiles, SweepOptions, read_time
 from rebased.files import locked
 from rebased.runs.collect import write_bundle
 from rebased.runs.record import lines_so_far, read_record
@@ -203,7 +203,7 @@ def test_runs_of_a_mixer_that_has_changed_are_named(capsys: pytest.CaptureFixtur
     Path("moody.py").write_text(MOODY.replace("self.out_proj(x)", "self.out_proj(2 * x)"))
     assert rebased(*words) == 0
     out = capsys.readouterr().out
-    assert "warning: mixer 'moody' has changed since 2 runs of these began, which count all the same; to train" in out
+    assert "warning: mixer 'moody' has changed since 2 runs began; they count as they are. To train all" in out
 
 
 def test_after_lost_processes_the_advice_is_the_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -451,7 +451,7 @@ BAD = [
         "--executor ray needs Ray, which is not installed: pip install 'rebased[sweep]'",
     ),
     (["tiny.yaml", "--retry-faild"], "unknown option '--retry-faild'; did you mean '--retry-failed'?"),
-    (["tiny.yaml", "--train.lrr", "1"], "tiny.yaml with --train.lrr: train: unknown key 'lrr'; did you mean 'lr'?"),
+    (["tiny.yaml", "--train.lrr", "1"], "--train.lrr: unknown key 'lrr'; did you mean 'lr'?"),
     (["tiny.yaml", "--train.lr", "fast"], "error: --train.lr: should be a valid number"),
     (["tiny.yaml", "--grid.train.lr", "[0.1, -1]"], "error: --grid.train.lr: should be greater than 0; got -1"),
     (["tiny.yaml", "--grid.train.lr", "0.1"], "error: --grid.train.lr should be a list of values of that setting"),
@@ -575,8 +575,7 @@ def test_a_bundle_with_records_that_cannot_be_read_is_not_replaced(capsys: pytes
 
 def test_the_command_that_goes_on_has_a_time_that_is_read() -> None:
     for said in (timedelta(days=12), timedelta(seconds=123456789), timedelta(seconds=0.5)):
-        files = SweepFiles([], None, None, 16)
-        words = str(Command(Path("a.yaml"), (), None, "local", None, False, (), files, said)).split()
+        words = str(Command(Path("a.yaml"), (), None, SweepFiles(SweepOptions(time_limit=said)))).split()
         assert words[-2] == "--for"
         assert read_time(timedelta, [Token(value=words[-1])]) == said
 

@@ -122,8 +122,9 @@ BAD = [
     (["--config", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
     (
         ["--config", "tiny.yaml", "--train.lrr", "1"],
-        "tiny.yaml with --train.lrr: train: unknown key 'lrr'; did you mean 'lr'?",
+        "error: --train.lrr: unknown key 'lrr'; did you mean 'lr'?",
     ),
+    (["--config", "tiny.yaml", "--train.learning_rate", "1"], "unknown key 'learning_rate'; did you mean 'lr'?"),
     (["--config", "tiny.yaml", "--train.lr"], "--train.lr needs a value"),
     (["--config", "tiny.yaml", "--lr", "1"], "unknown option '--lr'; did you mean '--train.lr'?"),
     (["--config", "tiny.yaml", "--seq_length", "1"], "unknown option '--seq_length'; settings of the config are"),

@@ -34,6 +34,10 @@ def _two_word_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def feed(animal: str, *, grams: int = 10) -> int:
+    """Feed one animal of the zoo.
+
+    It eats at once.
+    """
     print(f"{animal} eats {grams} g")
     return 3
 
@@ -50,6 +54,15 @@ def run(*words: str) -> int:
 
 def test_every_group_has_verbs_and_every_two_word_verb_a_group() -> None:
     assert {verb.split()[0] for verb in COMMANDS if " " in verb} == set(GROUPS)
+
+
+def test_the_help_of_a_verb_is_its_whole_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("zoo", "feed", "--help") == 0
+    assert "It eats at once." in capsys.readouterr().out
+    assert run("zoo", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Feed one animal." in shown
+    assert "It eats at once." not in shown
 
 
 def test_every_verb_that_cannot_stand_alone_has_an_example() -> None:

@@ -14,7 +14,8 @@ import pytest
 from fake_records import fake_lm_run, fake_run
 from fake_suite import small_suite, suite_runs
 from rebased.report.report import Report
-from rebased.report.suite import Board, suite_page
+from rebased.report.suite.board import Board
+from rebased.report.suite.page import suite_page
 from rebased.report.tables import Table
 from rebased.runs.collect import Collection
 

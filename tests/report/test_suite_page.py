@@ -8,9 +8,9 @@ from fake_suite import fake_run_of, small_suite, suite_runs
 from page_reader import assert_self_contained
 from rebased.analysis.ranking import Contrast
 from rebased.analysis.unpaired import Effect
-from rebased.report.suite import Board, suite_page
+from rebased.report.suite.board import Board
 from rebased.report.suite.figures import recall_by_bytes
-from rebased.report.suite.page import files_of
+from rebased.report.suite.page import files_of, suite_page
 from rebased.report.suite.sentences import describe_factor, three_sentences, verdict_of
 from rebased.report.suite.tables import cell_table, effect_table, recall_table, run_table
 from rebased.runs.finished import Run

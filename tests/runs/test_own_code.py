@@ -67,9 +67,7 @@ def test_a_report_warns_of_two_versions_of_a_mixer_and_of_settings_it_cannot_che
     for run, value in zip(runs, "ab", strict=True):
         run.lines[0][KEY] = {"mixer 'own'": value}
     warnings = list(warn_about_code(runs))
-    assert warnings[-1].startswith(
-        "The file of mixer 'own' was changed between these runs, which have 2 versions of it"
-    )
+    assert warnings[-1].startswith("The file of mixer 'own' was changed between these runs: they have 2 versions of it")
     assert list(warn_about_records(Collection(runs=runs), runs)) == []
     runs[0].settings["model"]["mixers"][0]["name"] = "a_strangers"
     (warning,) = warn_about_records(Collection(runs=runs), runs)

@@ -74,7 +74,7 @@ def test_a_record_that_no_run_can_have_is_left_out_and_named(tmp_path: Path, nam
     assert report.found.other == 1
     (warning,) = [warning for warning in report.warnings if "left out" in warning]
     assert warning.startswith(
-        "1 record left out, which no run on a synthetic task or of a language model can have: bad ("
+        "1 record left out because no run on a synthetic task or of a language model has such settings: bad ("
     )
     assert re.search(reason, warning)
 

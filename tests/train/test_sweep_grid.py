@@ -119,7 +119,10 @@ BAD: list[tuple[Any, str]] = [
     ({"base": TINY, "grid": {"both": 3}}, "grid.both is not the path of a setting"),
     ({"base": TINY, "grid": {"both": [{5: 0.1}]}}, "grid.both: 5 is not the path of a setting, such as train.lr"),
     ({"base": TINY, "grid": [1]}, "grid: should be a valid dictionary; got [1]"),
-    (TINY, "task is at the top level, as in the config of a run; in a sweep file it belongs under base"),
+    (
+        TINY,
+        "task is at the top level, so this is the config of one run; train it with `rebased train`, or put it",
+    ),
     ({"base": TINY, "grid": {"train.lrr": [1, 2]}}, "train: unknown key 'lrr'; did you mean 'lr'? (in every run"),
     ({"base": TINY, "grid": {"trian.lr": [1]}}, "unknown key 'trian'; did you mean 'train'? (in every run"),
     ({"base": TINY, "grid": {"lr": [1, 2]}}, "grid.lr is not the path of a setting (such as train.lr)"),

@@ -230,7 +230,7 @@ def test_unfinished_runs_are_written_while_a_sweep_goes_on(
     tmp_path: Path, half: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_files, "CARRY_EVERY", 0.0)
-    sweep_files.SweepFiles([], None, tmp_path / "rest", 16).keep(half)()
+    sweep_files.SweepFiles(sweep_files.SweepOptions(carry_unfinished=tmp_path / "rest")).keep(half)()
     there = tmp_path / "there"
     assert unpack(tmp_path / "rest" / "unfinished-1.tar", elsewhere(half, there).runs, there).runs == 1
 

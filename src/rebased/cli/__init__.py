@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -32,7 +32,7 @@ COMMANDS = {
     "check": ("rebased.cli.check:check", "Test a mixer or a task, yours or ours, against its contract."),
     "paper": ("rebased.cli.paper:paper", "Compare our results with every table and figure of the paper."),
     "report": ("rebased.cli.report:report", "Make a page of tables, figures and statistics from runs."),
-    "suite": ("rebased.cli.suite:suite", "Compare your mixer with ours at equal bytes of state, in ten minutes."),
+    "suite": ("rebased.cli.suite:suite", "Compare your mixer with ours at equal bytes of state."),
     "probe": ("rebased.cli.probe:probe", "Show where the attention of trained models looks."),
     "explore": ("rebased.cli.explore:explore", "Compare two trained models on a page: predictions, attention, state."),
     "lm train": ("rebased.cli.lm_train:lm_train", "Train a language model on prepared text, and resume it."),
@@ -53,7 +53,7 @@ COMMANDS = {
         "rebased.cli.kernels_verify:verify",
         "Compute with every operator on this machine and compare with fp64.",
     ),
-    "demo": ("rebased.cli.demo:demo", "Show what the square buys, what it costs here and what its state holds."),
+    "demo": ("rebased.cli.demo:demo", "Compare five small models on one recall task, in two to three minutes."),
 }
 
 # First words of two-word verbs, with their line in `rebased --help`. `rebased WORD` alone lists the verbs of a group.
@@ -97,14 +97,15 @@ began = time.monotonic()
 """When the command began: `main` sets it before it imports a verb, which can take seconds."""
 
 START = (
-    '"rebased demo" compares small models in a few minutes. "rebased explore" shows trained models at work. '
-    '"rebased list" names what can be trained, and on what.'
+    "Train small models on tasks of recall, compare them, and train and serve language models. Begin with "
+    '"rebased demo"; then "rebased train --config mqar/quick".'
 )
 EPILOGUE = "Errors are one line; --debug, or REBASED_TRACEBACK=1, shows where they come from."
 
 
-def build_app() -> "App":
-    """Return the command with all its verbs. No verb's module is imported yet."""
+def build_app(described: Container[str] = ()) -> "App":
+    """Return the command with all its verbs. The help of those that are `described` is the whole docstring of their
+    functions; of the others one line, so that no module is imported for it."""
     from cyclopts import App, Group
 
     *panels, more = (Group(title, sort_key=place) for place, title in enumerate(PANELS))
@@ -119,10 +120,11 @@ def build_app() -> "App":
         app.command(group)
     for verb, (function, summary) in COMMANDS.items():
         word, _, second = verb.rpartition(" ")
+        said = {} if verb in described else {"help": summary}
         if word:
-            groups[word].command(function, name=second, help=summary)
+            groups[word].command(function, name=second, **said)
         else:
-            app.command(function, name=second, help=summary, group=panel_of.get(verb, more))
+            app.command(function, name=second, group=panel_of.get(verb, more), **said)
     app.command(
         "rebased.cli.completion:install_completion",
         name="--install-completion",
@@ -140,9 +142,10 @@ def main(tokens: Sequence[str] | None = None) -> Never:
     try:
         words = json_target([word for word in words if word != "--debug"])
         refuse_unknown_verb(words)
+        verb = verb_of(words)
         with ctrl_c_ends_at_once():
-            import_verb(words)
-        code = build_app()(words, exit_on_error=False, print_error=False, result_action="return_value")
+            import_verb(verb)
+        code = build_app([verb])(words, exit_on_error=False, print_error=False, result_action="return_value")
     except KeyboardInterrupt:
         atexit.register(signal.signal, signal.SIGINT, _leave)  # a second Ctrl-C, while Python ends, is as quiet
         sys.exit(INTERRUPTED)
@@ -178,12 +181,16 @@ def _leave(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def import_verb(words: Sequence[str]) -> None:
-    """Import the module of the verb that these words begin with, and what parses its options."""
+def verb_of(words: Sequence[str]) -> str:
+    """Return the verb that these words begin with, of one word or of two."""
+    return " ".join(words[:2] if words and words[0] in GROUPS else words[:1])
+
+
+def import_verb(verb: str) -> None:
+    """Import the module of a verb, if there is such a verb, and what parses its options."""
     import_module("cyclopts")
-    function, _ = COMMANDS.get(" ".join(words[:2]) if words and words[0] in GROUPS else "".join(words[:1]), ("", ""))
-    if function:
-        import_module(function.partition(":")[0])
+    if verb in COMMANDS:
+        import_module(COMMANDS[verb][0].partition(":")[0])
 
 
 def json_target(words: Sequence[str]) -> list[str]:

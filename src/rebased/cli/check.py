@@ -36,6 +36,7 @@ SUITES = {"mixer": Suite(mixer_names, run_mixer_contract), "task": Suite(task_na
 
 def check(
     target: str,
+    /,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     to: Output = TO_TERMINAL,
 ) -> int:

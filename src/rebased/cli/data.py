@@ -23,7 +23,7 @@ from rebased.data import PrepareConfig, Progress
 from rebased.data import prepare as run_prepare
 from rebased.data.manifest import Manifest, files_of, read_manifest, verify_file
 from rebased.data.overlap import RUN
-from rebased.data.recipe import Fetched, Recipe, fetch, find_recipe, parse_given, read_recipe
+from rebased.data.recipe import fetch, find_recipe, parse_given, read_recipe
 from rebased.data.splits import DEFAULT_SPLIT, parse_size
 from rebased.train.executors.local import usable_cores
 
@@ -99,7 +99,9 @@ def prepare(
         raise ValueError("--from belongs to a recipe, such as mini-pile; name files as SOURCES")
     try:
         if path is not None:
-            fetched = fetch_files(read_recipe(path), downloads, given, console)
+            recipe = read_recipe(path)
+            with progress_bars(console) as begin_bar:
+                fetched = fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
         with ProgressBar(console) as bar:
             manifest = run_prepare(
                 config,
@@ -119,12 +121,6 @@ def prepare(
     say(console, f"wrote {out} in {time.perf_counter() - begin:.1f} s" if bar.moved else f"{out} was done already")
     to.emit(contents(manifest, out))
     return 0
-
-
-def fetch_files(recipe: Recipe, downloads: Path, given: tuple[str, ...], console: Console) -> Fetched:
-    """The files of a recipe, found or downloaded, with their checksums compared: a bar shows how many."""
-    with progress_bars(console) as begin_bar:
-        return fetch(recipe, downloads, parse_given(given, recipe), begin_bar("files of the recipe"))
 
 
 def show(manifest: Manifest, folder: Path, to: Output, console: Console) -> None:

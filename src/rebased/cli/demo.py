@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
 from rebased.cli.sweep import Command, read_points, run_sweep
-from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
+from rebased.cli.sweep_files import SweepFiles
 from rebased.evaluate.attention_speed import time_attention
 from rebased.evaluate.readout import Readout, read_out, read_pairs
 from rebased.models.weights import load_model
@@ -48,11 +48,11 @@ class DemoCommand(Command):
 def demo(
     *, out: Annotated[Path, OUT_OPTION] = OUT, seeds: int = SEEDS, config: Path = SWEEP, to: Output = TO_TERMINAL
 ) -> int:
-    """Show what the square of ReBased buys, what it costs on this machine and what its state holds, on one page.
+    """Train five small models on one recall task, time the operator, and write a page with what was found.
 
-    Small models are trained on MQAR: linear attention, Based, ReBased and softmax attention. Then the operator is timed
-    beside softmax attention. This takes two to three minutes on two cores. The same command resumes it; runs that are
-    done are not repeated.
+    The task is MQAR. The models are linear attention (two widths of keys), Based, ReBased and softmax attention. The
+    operator is timed beside softmax attention. This takes two to three minutes on two cores. The same command resumes
+    it; runs that are done are not repeated.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ def demo(
     console, page = to.console(), out / "report.html"
     check_replaceable(page)  # before minutes of training, not after
     settings = ("--grid.train.seed", str(list(range(FIRST_SEED, FIRST_SEED + seeds))))
-    command = DemoCommand(config, settings, out, "local", None, False, (), SweepFiles((), None, None, CARRY_MIB), None)
+    command = DemoCommand(config, settings, out, SweepFiles())
     points = read_points(config, (), {settings[0].removeprefix("--"): settings[1]}).points
-    if code := run_sweep(command, Messages(to.json, to.quiet), dry_run=False, retry_failed=True):
+    if code := run_sweep(command, Messages(to.json, to.quiet), retry_failed=True):
         return code
     runs = [Run(digest, read_record(out / digest)) for digest in (point.config.digest() for point in points)]
     if diverged := [run for run in runs if run.status != "done"]:

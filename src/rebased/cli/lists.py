@@ -64,7 +64,7 @@ def models(*, to: Output = TO_TERMINAL) -> None:
     show(found, to)
 
 
-def configs(name: str | None = None, *, to: Output = TO_TERMINAL) -> None:
+def configs(name: str | None = None, /, *, to: Output = TO_TERMINAL) -> None:
     """List the configs that come with the package, or print one of them.
 
     A printed config is a start for your own: rebased list configs mqar/quick > mine.yaml

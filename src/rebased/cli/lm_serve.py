@@ -78,7 +78,9 @@ class ServeOptions:
     def check(self) -> None:
         """Raise ValueError if a number is out of range."""
         positive = ("slots", "context", "max_waiting", "max_tokens", "seconds", "grace", "max_body", "prefill_chunk")
-        check_positive(**{name: getattr(self, name) for name in positive})
+        for name in positive:
+            if (value := getattr(self, name)) is not None and not 0 < value < 2**53:
+                raise ValueError(f"--{name.replace('_', '-')} {value:g} is out of range; give a number above 0")
         if self.slots is not None and self.slots > MAX_SLOTS:
             raise ValueError(f"--slots {self.slots} is out of range; give 1 to {MAX_SLOTS}")
         if not 0 <= self.cache_mb < 2**30:
@@ -201,13 +203,6 @@ def say_who_reaches_it(console: Console, host: str, hosts: frozenset[str], *, ha
     if ANY not in hosts:
         names = ", ".join(sorted(hosts))
         say(console, f"it answers under any IP address and as {names}; --allow-host adds names")
-
-
-def check_positive(**options: float | None) -> None:
-    """Raise ValueError if a number that is given is not above 0."""
-    for option, value in options.items():
-        if value is not None and not 0 < value < 2**53:
-            raise ValueError(f"--{option.replace('_', '-')} {value:g} is out of range; give a number above 0")
 
 
 def read_key(path: Path | None) -> str | None:

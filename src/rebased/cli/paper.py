@@ -7,12 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
 from rebased.cli.report import check_page_name
+from rebased.cli.results import progress_bars
 from rebased.cli.rich_table import TerminalTable
 from rebased.models import preset
 from rebased.paper.counts import (
@@ -73,16 +73,12 @@ def paper(
     if out is not None:
         check_page_name(out)
     console, results = to.console(), to.result_console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        reading = progress.add_task("reading", total=None)
-        if records:
-            evidence = read_evidence(records, lambda done, total: progress.update(reading, completed=done, total=total))
-        else:
-            evidence = shipped_evidence()
-        progress.update(reading, description="computing", total=None)
+    with progress_bars(console) as begin_bar:
+        reading = begin_bar("reading")
+        evidence = read_evidence(records, reading) if records else shipped_evidence()
+        begin_bar("computing")
         found = PaperPage(evidence)
         if out is not None:
-            progress.update(reading, description="drawing")
             words = ["rebased", "paper", *map(str, records), "-o", str(out)]
             write_page(found.page(shlex.join(words)), out)
     for n, sentence in enumerate(found.answers, 1):

@@ -130,7 +130,11 @@ def show(report: ProbeReport, to: Output) -> None:
 def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> list[Path]:
     """The folders of the runs to probe in `path`; records in a file are added to `records` instead."""
     if path.is_file():
-        records += read_records(path)
+        if not is_probe_file(path):
+            raise ValueError(
+                f"{path} is neither a run's folder nor the record of a probe ({PROBE}, or what --json wrote)"
+            )
+        records += read_probes(path)
         return []
     if (path / RECORD).is_file():
         read_lines(path)  # a run that cannot be probed is an error if it was named
@@ -138,7 +142,8 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such folder; give a run's, or one with runs below it")
     found = {file.parent: read_record(file) for file in sorted(path.rglob(RECORD))}
-    done = {folder: Run(str(folder), lines) for folder, lines in found.items() if is_done(lines)}
+    ended = {folder: Run(str(folder), lines) for folder, lines in found.items() if lines}
+    done = {folder: run for folder, run in ended.items() if run.lines[0]["type"] == "run" and run.status == "done"}
     if not done:
         raise ValueError(f"{path} has no run that is done ({len(found)} begun); train some, then probe them")
     if len(done) < len(found):
@@ -150,15 +155,3 @@ def find_runs(path: Path, records: list[dict[str, Any]], console: Console) -> li
         cells = build_results(synthetic).cells
         chosen += [Path(run.folder) for cell in cells for run in cell.chosen.values()]
     return chosen
-
-
-def is_done(lines: Sequence[dict[str, Any]]) -> bool:
-    """True if a record ends with a trained model."""
-    return bool(lines) and lines[0]["type"] == "run" and lines[-1]["type"] == "end" and lines[-1]["status"] == "done"
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records in a file that `rebased probe --json` or a probed run has written."""
-    if not is_probe_file(path):
-        raise ValueError(f"{path} is neither a run's folder nor the record of a probe ({PROBE}, or what --json wrote)")
-    return read_probes(path)

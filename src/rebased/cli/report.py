@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.progress import Progress
 
 from rebased.cli.imports import Imports, import_all
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, say
+from rebased.cli.results import progress_bars
 from rebased.files import replacing
 from rebased.paper.reference import PAPER
 from rebased.report.drawing import FORMATS as FIGURES
@@ -78,25 +78,26 @@ def report(
         check_bundle_name(bundle)
         check_free([bundle], replace)
     console = to.console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        reading = progress.add_task("reading", total=None)
-        found = collect(runs, lambda done, total: progress.update(reading, completed=done, total=total))
-        progress.update(reading, description="computing", total=None)
+    with progress_bars(console) as begin_bar:
+        found = collect(runs, begin_bar("reading"))
+        begin_bar("computing")
         every = [*found.runs, *found.lm_runs]
         values = read_reference_values(reference_values, every) if reference_values else PAPER
         result = Report(found, reference, values)
         files = files_of(result, tables, kinds) if tables else {}
         check_free(list(files), replace)
         if out:
-            progress.update(reading, description="drawing")
             options = {"--reference": reference, "--reference-values": reference_values}
             write_page(result.page(title, typed(runs, out, options)), out)
-        for done, (path, content) in enumerate(files.items()):
-            progress.update(reading, description=f"writing {path.name}", completed=done, total=len(files))
-            write_file(path, content())
+        writing = begin_bar("writing") if files else None
+        for done, (path, content) in enumerate(files.items(), start=1):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(content())
+            if writing:
+                writing(done, len(files))
         if bundle:
-            progress.update(reading, description="compressing", total=None)
-            write_bundle(distinct([*found.runs, *found.lm_runs, *found.others]), bundle)
+            write_bundle(distinct([*every, *found.others]), bundle)
     for sentence in result.summary:
         say(to.result_console(), sentence)
     to.warn(result.warnings)
@@ -146,13 +147,6 @@ def files_of(result: Report, folder: Path, kinds: Sequence[str]) -> dict[Path, C
         for figure in (figure for figure in FIGURES if figure in kinds):
             files[folder / f"figure-{name}.{figure}"] = partial(panels.to_file, figure)
     return files
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file, and make its folder if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(data)
 
 
 def typed(runs: tuple[Path, ...], out: Path, options: Mapping[str, object]) -> str:

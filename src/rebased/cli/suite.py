@@ -4,7 +4,6 @@ import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +12,16 @@ from cyclopts import Parameter
 from rebased.cli import INTERRUPTED
 from rebased.cli.imports import import_user_code, registered_as
 from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Messages, Output, say
-from rebased.cli.sweep import Command, read_time, run_sweep
-from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
+from rebased.cli.sweep import Command, run_sweep
+from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import did_you_mean, plural
 from rebased.evaluate.mixer_contract import run_mixer_contract
 from rebased.mixers import mixer_class, mixer_names
 from rebased.ops.backend import has_gpu
 from rebased.report.page import check_replaceable, write_page
 from rebased.report.prose import warn_about_records
-from rebased.report.suite import Board, suite_page
-from rebased.report.suite.page import files_of, to_json
+from rebased.report.suite.board import Board
+from rebased.report.suite.page import files_of, suite_page, to_json
 from rebased.report.suite.sentences import three_sentences
 from rebased.runs.collect import gather
 from rebased.runs.shipped import MODELS, find_config
@@ -84,29 +83,24 @@ class SuiteCommand(Command):
         return str(self)
 
     def __str__(self) -> str:
-        return shlex.join(["rebased", "suite", str(self.file), *self.settings, *self.options(())])
+        return shlex.join(["rebased", "suite", str(self.file), *self.settings, *self.words(())])
 
 
 def suite(
     file: Path,
+    /,
     *mixers: str,
     out: Annotated[Path | None, OUT_OPTION] = None,
     gpu: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
-    mps: Annotated[bool, Parameter(negative="")] = False,
-    known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
-    bundle: Path | None = None,
-    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None,
-    carry_unfinished: Path | None = None,
+    options: SweepOptions = DEFAULT_SWEEP,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Compare mixers on the same tasks with the same bytes of state, and write a page. The same command resumes it.
 
     Every rate is tried with one seed and chosen on a validation split; fresh seeds at that rate are scored once on a
-    held-out split. Sizes of a mixer are solved from the bytes that its state may have. Shipped results of our own
-    mixers are not computed again. `rebased suite quick my.py:MyMixer` should take about ten minutes on two idle cores
-    if your mixer is as fast as ours; an estimate comes first, and what is there when you stop is a result.
+    held-out split. The width of a mixer is the largest with which its state fits into the bytes. Shipped results of our
+    own mixers are not computed again. `rebased suite quick my.py:MyMixer` should take about seven minutes on two idle
+    cores if your mixer is as fast as ours. An estimate comes first. If you stop it, the page shows what is done.
 
     The exit code is 1 if a run has failed, 75 if the time of --for was up before all runs were done, and 130 if it was
     interrupted. The page is written in each case.
@@ -122,32 +116,14 @@ def suite(
         Folder for the runs and for report.html, cells.csv and runs.csv. Default: runs/suite- and the suite's name.
     gpu
         Train on a GPU.
-    dry_run
-        Print the plan and an estimate of the time, and stop.
-    workers
-        Number of runs at once. If there are more than GPUs, several runs share a GPU.
-    mps
-        Start CUDA's MPS daemon for the time of the suite: several runs then share a GPU better.
-    known
-        Bundles, records or folders with runs from elsewhere. They are not trained again, and the page shows them.
-    bundle
-        Write one compressed file, such as mine.jsonl.gz, with the results of --known and of this command.
-    time_limit
-        Stop in time, such as 9m: no run is started that would not end by then, and running ones are saved.
-    carry_unfinished
-        Write the checkpoints of unfinished runs into this file (.tar) or folder, as `rebased sweep` does.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers {workers}: give 1 or more")
     to.check(resumes=True)
     sources = tuple(dict.fromkeys(target.rpartition(":")[0] for target in mixers if ":" in target))
     for source in sources:
         import_user_code(source, said=source)
     shipped = [path for path in (shipped_results(file),) if path.exists()]
-    files = SweepFiles(known, bundle, carry_unfinished, CARRY_MIB, () if sources else shipped)
-    command = SuiteCommand(
-        file, (*mixers, GPU) if gpu else mixers, out, "local", workers, mps, sources, files, time_limit, to.json
-    )
+    files = SweepFiles(options, () if sources else shipped)
+    command = SuiteCommand(file, (*mixers, GPU) if gpu else mixers, out, files, sources, json=to.json)
     page = command.folder / "report.html"
     check_replaceable(page)  # before minutes of training, not after
     code, chosen = 0, command.mixers()
@@ -160,16 +136,16 @@ def suite(
         for name in (name for name, mixer in chosen.items() if mixer.unsized and name not in command.content.mixers):
             say(to.console(), f"{name} has no state_size: its recall is shown, and it gets no place among the others")
         say(to.console(), f"one task after the other: {order}. Stop at any time (Ctrl-C): the page shows what is done.")
-        code = run_sweep(command, Messages(to.json, to.quiet), dry_run=dry_run, retry_failed=True)
-    if dry_run:
+        code = run_sweep(command, Messages(to.json, to.quiet), retry_failed=True)
+    if options.dry_run:
         return code
-    places = [path for path in (command.folder, *shipped, *known, *([bundle] if bundle else [])) if path.exists()]
+    places = [path for path in (command.folder, *shipped, *options.known, options.bundle) if path and path.exists()]
     asked = [] if ALL in mixers else list(chosen)
     found = gather(places)
     board = Board(command.content, [run for run in found.runs if run.settings.get("suite")], asked)
     as_planned = replace(found, repeated=0, asked=set())  # bundles repeat runs of the folder, and stages leave runs out
     to.warn(warn_about_records(as_planned, [run for cell in board.cells for run in cell.runs]))
-    in_a_hurry = time_limit is not None or code == INTERRUPTED
+    in_a_hurry = options.time_limit is not None or code == INTERRUPTED
     speeds = measure(command, board, to) if board.cells and not in_a_hurry else {}
     write_page(suite_page(board, file.stem, str(command), speeds, processor_of(command.device or "cpu")), page)
     for name, content in files_of(board).items():

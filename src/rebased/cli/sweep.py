@@ -3,13 +3,14 @@
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from cyclopts import CoercionError, Parameter, Token, convert
+from cyclopts import Parameter
 from rich.console import Console
 
 from rebased import cli
@@ -20,7 +21,7 @@ from rebased.cli.output import OUT_OPTION, TO_TERMINAL, Output, each_warning_onc
 from rebased.cli.overrides import parse_overrides
 from rebased.cli.progress import AT_ONCE
 from rebased.cli.sweep_board import Tally, describe_plan, duration, plan_table, sweep_board
-from rebased.cli.sweep_files import CARRY_MIB, SweepFiles
+from rebased.cli.sweep_files import DEFAULT_SWEEP, SweepFiles, SweepOptions
 from rebased.config import plural
 from rebased.files import NotSaved
 from rebased.runs.record import RECORD, lines_so_far, read_record
@@ -48,33 +49,15 @@ SOME_FAILED = 1
 TIME_UP = 75  # "try again later" (EX_TEMPFAIL): the same command goes on
 
 
-def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
-    """The time that --for was given. Raises ValueError, which says how to write one."""
-    typed = tokens[0].value
-    try:
-        found: timedelta = convert(timedelta, [typed])
-    except (CoercionError, OverflowError):
-        found = timedelta()
-    if found <= timedelta():
-        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed or 'nothing'}")
-    return found
-
-
 def sweep(
     file: Path,
+    /,
     *settings: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     out: Annotated[Path | None, OUT_OPTION] = None,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
     executor: Literal["local", "ray"] = "local",
-    workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None,
-    mps: Annotated[bool, Parameter(negative="")] = False,
     imports: Imports = (),
     retry_failed: Annotated[bool, Parameter(negative="")] = False,
-    known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = (),
-    bundle: Path | None = None,
-    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None,
-    carry_unfinished: Path | None = None,
-    carry_mib: int = CARRY_MIB,
+    options: SweepOptions = DEFAULT_SWEEP,
     to: Output = TO_TERMINAL,
 ) -> int:
     """Train every run of a grid. The same command resumes a stopped sweep; runs that are done are not repeated.
@@ -90,51 +73,28 @@ def sweep(
         axis of the grid, --grid.train.seed "[42]", or the stages, --select.seeds 3
     out
         Folder for the runs, one subfolder per run, named by its digest. Default: runs/ and the file's name.
-    dry_run
-        Print the plan and an estimate of the time, and stop.
     executor
         local: processes of this machine, one per GPU or one per core. ray: the Ray cluster at RAY_ADDRESS, or one
         started here; its nodes must share the file system with the folder.
-    workers
-        Number of runs at once. If there are more than GPUs, several runs share a GPU.
-    mps
-        Start CUDA's MPS daemon for the time of the sweep: several runs then share a GPU better.
     imports
         Python file or module with mixers or tasks of your own (@register_mixer, @register_task). Can be given
         several times.
     retry_failed
         Also train the runs that failed before.
-    known
-        Bundles, records or folders with runs from elsewhere, and files of --carry-unfinished. What has ended there is
-        not trained again.
-    bundle
-        Write one compressed file, such as all.jsonl.gz, with the results of --known and of this sweep. An older one of
-        that name is read first, so nothing in it is lost. It is also written while the sweep runs.
-    time_limit
-        Stop in time, such as 9m or 1h30m: no run is started that would not end by then, and running ones are saved.
-    carry_unfinished
-        Write the checkpoints of unfinished runs into this file (.tar), or into up to four files in this folder. With
-        --known a sweep elsewhere goes on with them. Then runs need not end in the time of --for. They are also written
-        while the sweep runs.
-    carry_mib
-        The largest size of such a file, in MiB.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers {workers}: give 1 or more")
     to.check(resumes=True)
-    files = SweepFiles(known, bundle, carry_unfinished, carry_mib)
-    command = Command(file, settings, out, executor, workers, mps, imports, files, time_limit, to.json)
-    return run_sweep(command, to, dry_run=dry_run, retry_failed=retry_failed)
+    command = Command(file, settings, out, SweepFiles(options), imports, executor, to.json)
+    return run_sweep(command, to, retry_failed=retry_failed)
 
 
-def run_sweep(command: "Command", to: Output, *, dry_run: bool, retry_failed: bool) -> int:
+def run_sweep(command: "Command", to: Output, *, retry_failed: bool) -> int:
     """Plan the sweep of a command, show the plan, and train it unless it is a dry run. Returns the exit code."""
-    console, folder, files = to.console(), command.folder, command.files
+    console, folder, files, dry_run = to.console(), command.folder, command.files, command.options.dry_run
     check_folder(folder)
     with each_warning_once(console):
         points, select, by_task = command.read()
     with ExitStack() as stack:
-        if command.mps and not dry_run:
+        if command.options.mps and not dry_run:
             stack.enter_context(mps_daemon())
         where = command.make_executor(uses_gpu=any(point.config.train.device != "cpu" for point in points))
         stack.callback(where.close)
@@ -225,14 +185,15 @@ def conclude(console: Console, plan: Plan, tally: Tally, queue: SweepQueue, endi
                 f", and none fits into --for {duration(queue.budget.total)}: the shortest takes about {shortest}. Give "
                 "more time, or --carry-unfinished FOLDER, with which unfinished runs go on elsewhere"
             )
-            command = command._replace(time_limit=timedelta(seconds=ceil(enough)))
+            command.files.options = replace(command.options, time_limit=timedelta(seconds=ceil(enough)))
         say(console, f"time is up with {plural(left, 'run')} left{more}; go on with: {command.again(tally.failed)}")
         return SOME_FAILED if tally.failed else TIME_UP
     if ending == "interrupted":
         say(console, f"interrupted, saved; continue with: {command.again(tally.failed)}")
         return INTERRUPTED
     if queue.not_begun:
-        say(console, f"{plural(len(queue.not_begun), 'run')} left, which need a choice among runs that all failed")
+        waiting = plural(len(queue.not_begun), "run")
+        say(console, f"{waiting} not begun: their value is chosen by other runs, and all of those failed")
     if tally.failed:
         say(console, f"try the failed runs again with: {command.again(tally.failed)}")
         return SOME_FAILED
@@ -245,13 +206,15 @@ class Command(NamedTuple):
     file: Path
     settings: tuple[str, ...]
     out: Path | None
-    executor: str
-    workers: int | None
-    mps: bool
-    imports: tuple[str, ...]
     files: SweepFiles
-    time_limit: timedelta | None
+    imports: tuple[str, ...] = ()
+    executor: str = "local"
     json: Path | None = None
+
+    @property
+    def options(self) -> SweepOptions:
+        """The options that a sweep shares with a suite."""
+        return self.files.options
 
     @property
     def folder(self) -> Path:
@@ -268,32 +231,32 @@ class Command(NamedTuple):
         names = [*self.imports, *([str(self.file)] if self.file.suffix == ".py" else [])]
         names = [str(Path(name).absolute()) if name.endswith(".py") else name for name in names]
         chosen = LocalExecutor if self.executor == "local" else RayExecutor
-        return chosen(self.workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
+        return chosen(self.options.workers, uses_gpu=uses_gpu, prepare=partial(import_all, tuple(names)))
 
     def budget(self, cost: Estimate) -> TimeBudget | None:
         """The time of --for; None if there is no limit."""
-        if self.time_limit is None:
+        if self.options.time_limit is None:
             return None
-        limit = self.time_limit.total_seconds()
+        limit = self.options.time_limit.total_seconds()
         return TimeBudget(limit, cost, may_break_off=self.files.keeps_unfinished, started=cli.began)
 
     def again(self, failed: Sequence[PlannedRun]) -> str:
         """The command that trains all that is not done. Without --retry-failed, runs that failed are left out."""
         return f"{self} --retry-failed" if failed else str(self)
 
-    def options(self, imports: Sequence[str]) -> list[str]:
+    def words(self, imports: Sequence[str]) -> list[str]:
         """The words of its options. `imports` are the values of --import."""
-        words = ["--out", str(self.out)] if self.out else []
+        words, limit = ["--out", str(self.out)] if self.out else [], self.options.time_limit
         words += ["--executor", self.executor] if self.executor != "local" else []
-        words += ["--workers", str(self.workers)] if self.workers else []
-        words += ["--mps"] if self.mps else []
+        words += ["--workers", str(self.options.workers)] if self.options.workers else []
+        words += ["--mps"] if self.options.mps else []
         words += [word for name in imports for word in ("--import", name)]
         words += self.files.words()
-        words += ["--for", f"{self.time_limit.total_seconds():.15g}s"] if self.time_limit else []
+        words += ["--for", f"{limit.total_seconds():.15g}s"] if limit else []
         return words + (["--json", str(self.json)] if self.json else [])
 
     def __str__(self) -> str:
-        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *self.options(self.imports)])
+        return shlex.join(["rebased", "sweep", str(self.file), *self.settings, *self.words(self.imports)])
 
 
 def result_of(plan: Plan, runs: Sequence[PlannedRun]) -> dict[str, Any]:

@@ -68,9 +68,8 @@ def describe_plan(
         yield f"{failed} failed before and {are} not repeated; --retry-failed tries {them} again"
     for what, count in plan.outdated().items():
         yield (
-            f"warning: {what} has changed since {plural(count, 'run')} of these began, which "
-            f"{'counts' if count == 1 else 'count'} all the same; to train all with the changed one, choose another "
-            "folder (--out) and leave out --known"
+            f"warning: {what} has changed since {plural(count, 'run')} began; they count as they are. To train all "
+            "with the changed one, choose another folder (--out) and leave out --known"
         )
     if stages:
         yield from describe_stages(stages, runs)

@@ -1,11 +1,16 @@
-"""The files that a sweep shares with other machines: bundles of results, and checkpoints of unfinished runs."""
+"""What a sweep and a suite have in common: their options, and the files that they share with other machines."""
 
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import CoercionError, Parameter, Token, convert
 
 from rebased.config import plural
 from rebased.runs.collect import Collection, check_bundle_name
@@ -20,24 +25,80 @@ EVERY = 30.0  # seconds between two bundles that are written while a sweep runs
 CARRY_EVERY = 120.0  # seconds between two times that unfinished runs are written
 
 
-class SweepFiles:
-    """The options --known, --bundle and --carry-unfinished of `rebased sweep`. `shipped` is known, not named."""
+def read_time(kind: Any, tokens: Sequence[Token]) -> timedelta:
+    """The time that --for was given. Raises ValueError, which says how to write one."""
+    typed = tokens[0].value
+    try:
+        found: timedelta = convert(timedelta, [typed])
+    except (CoercionError, OverflowError):
+        found = timedelta()
+    if found <= timedelta():
+        raise ValueError(f"give a time, such as 9m, 45s or 1h30m, not {typed or 'nothing'}")
+    return found
 
-    def __init__(
-        self, known: Sequence[Path], bundle: Path | None, carry: Path | None, mib: int, shipped: Sequence[Path] = ()
-    ) -> None:
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SweepOptions:
+    """How many runs are trained at once, for how long, and what is read and written for other machines.
+
+    Parameters
+    ----------
+    dry_run
+        Print the plan and an estimate of the time, and stop.
+    workers
+        Number of runs at once. If there are more than GPUs, several runs share a GPU.
+    mps
+        Start CUDA's MPS daemon meanwhile: several runs then share a GPU better.
+    known
+        Bundles, records or folders with runs from elsewhere, and files of --carry-unfinished. What has ended there is
+        not trained again.
+    bundle
+        Write one compressed file, such as all.jsonl.gz, with the results of --known and of this command. An older one
+        of that name is read first, so nothing in it is lost. It is also written while runs are trained.
+    time_limit
+        Stop in time, such as 9m or 1h30m: no run is started that would not end by then, and running ones are saved.
+    carry_unfinished
+        Write the checkpoints of unfinished runs into this file (.tar), or into up to four files in this folder. With
+        --known the same command goes on with them elsewhere. Then runs need not end in the time of --for. They are also
+        written while runs are trained.
+    carry_mib
+        The largest size of such a file, in MiB.
+    """
+
+    dry_run: Annotated[bool, Parameter(negative="")] = False
+    workers: Annotated[int | None, Parameter(name=["--workers", "--jobs"])] = None
+    mps: Annotated[bool, Parameter(negative="")] = False
+    known: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=True, show_default=False)] = ()
+    bundle: Path | None = None
+    time_limit: Annotated[timedelta | None, Parameter(name="--for", converter=read_time)] = None
+    carry_unfinished: Path | None = None
+    carry_mib: int = CARRY_MIB
+
+
+DEFAULT_SWEEP = SweepOptions()
+
+
+class SweepFiles:
+    """The files that the options name; `shipped` is known without being named. Raises ValueError if an option cannot be
+    followed."""
+
+    def __init__(self, options: SweepOptions = DEFAULT_SWEEP, shipped: Sequence[Path] = ()) -> None:
+        known, bundle, carry = options.known, options.bundle, options.carry_unfinished
+        if options.workers is not None and options.workers < 1:
+            raise ValueError(f"--workers {options.workers}: give 1 or more")
         if bundle:
             check_bundle_name(bundle)
         if carry and (carry.is_file() if carry.suffix != SUFFIX else carry.is_dir()):
             raise ValueError(f"--carry-unfinished {carry}: give a name that ends in {SUFFIX}, or a folder")
-        if mib < 1:
-            raise ValueError(f"--carry-mib {mib}: give 1 or more")
+        if options.carry_mib < 1:
+            raise ValueError(f"--carry-mib {options.carry_mib}: give 1 or more")
         if missing := [path for path in known if not path.exists()]:
             raise ValueError(f"--known {missing[0]}: there is no such file or folder; leave it out the first time")
         self._bundles = [path for path in (*shipped, *known) if path.suffix != SUFFIX]
         own = [carry] if carry and carry.exists() else []
         self._archives = list(dict.fromkeys(archive for path in (*known, *own) for archive in archives(path)))
-        self._given, self._bundle, self._carry, self._limit = known, bundle, carry, mib * MIB
+        self.options, self._bundle, self._carry, self._limit = options, bundle, carry, options.carry_mib * MIB
         self.known = Known(Collection(), {}, Counter(), 0)
         self._unpacked: list[tuple[Path, Moved]] = []
         self._taken: dict[str, Path] = {}  # which file each unfinished run is from
@@ -158,7 +219,7 @@ class SweepFiles:
 
     def words(self) -> list[str]:
         """The same options again. What they write is also read, so that a sweep goes on with it."""
-        words = ["--known", *map(str, self._given)] if self._given else []
+        words = ["--known", *map(str, self.options.known)] if self.options.known else []
         words += ["--bundle", str(self._bundle)] if self._bundle else []
         words += ["--carry-unfinished", str(self._carry)] if self._carry else []
-        return words + (["--carry-mib", str(self._limit // MIB)] if self._limit != CARRY_MIB * MIB else [])
+        return words + (["--carry-mib", str(self.options.carry_mib)] if self.options.carry_mib != CARRY_MIB else [])

@@ -44,6 +44,9 @@ class Probes(NamedTuple):
         return next((cell for cell in self.cells if (cell.model.kind, cell.d_model) == (model, d_model)), None)
 
 
+NO_PROBES = Probes((), (), "none", ())
+
+
 def find_attention(evidence: Evidence) -> Iterator[Finding]:
     """Table 3, Figure 2, Figure 5, Figure 8, Figure 9."""
     probes = choose(evidence)
@@ -65,16 +68,12 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
         ("Figure 8", [], mass(first), str),
         ("Figure 9", [], noisy(everything), str),
     ):
-        claims = hold_claims(contests)
-        if probes is None:
-            yield Finding(BY_NAME[name], "none", numbers, claims)
-            continue
         yield Finding(
             BY_NAME[name],
             probes.protocol,
             numbers,
-            claims,
-            departures=probes.departures,
+            hold_claims(contests),
+            probes.departures,
             draw=draw,
             headline=live_heads(probes) if name == "Table 3" else "",
             seeds=mqar.span([len(cell.records) for cell in probes.main]),
@@ -82,7 +81,7 @@ def find_attention(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def choose(evidence: Evidence) -> Probes | None:
+def choose(evidence: Evidence) -> Probes:
     """The probes that depart least from the paper's protocol, the ablations with them. Without any of the paper's task
     and models, those of another task: a stand-in."""
     groups: dict[tuple[str, ...], list[tuple[str, Probe]]] = {}
@@ -95,7 +94,7 @@ def choose(evidence: Evidence) -> Probes | None:
         cells = group_probes([probe for _, probe in others], PAPER) if others else []
         kept = [cell for cell in cells if cell.task == cells[0].task]
         files = sorted({file for file, _ in others})
-        return Probes(kept, [f"another task ({cells[0].task})"], "stand-in", files) if kept else None
+        return Probes(kept, [f"another task ({cells[0].task})"], "stand-in", files) if kept else NO_PROBES
     settings = min(own, key=lambda settings: rank(settings, own[settings]))
     found = Probes(group_probes([probe for _, probe in own[settings]], PAPER), (), "paper", ())
     departures = [words for words in settings if not (words == TF32 and evidence.precision.is_equivalent)]
@@ -146,7 +145,7 @@ def unequal(evidence: Evidence, cells: Sequence[ProbeCell]) -> Iterator[str]:
 
 
 def ahead(
-    probes: Probes | None, measure: Measure, words: str, unit: str, margin: float = 0.0
+    probes: Probes, measure: Measure, words: str, unit: str, margin: float = 0.0
 ) -> Callable[[Sequence[tuple[str, str]]], list[Contest]]:
     """A function from pairs of models to claims that the first is ahead in a measure, at each width."""
 
@@ -154,7 +153,7 @@ def ahead(
         found = []
         for d_model in widths(probes) or WIDTHS:
             for one, other in pairs:
-                cells = [probes.find(name, d_model) if probes else None for name in (one, other)]
+                cells = (probes.find(name, d_model) for name in (one, other))
                 ours, theirs = (measure(cell) if cell else None for cell in cells)
                 both = ours is not None and theirs is not None
                 paper = Effect(TABLE_3[one].iou.mean - TABLE_3[other].iou.mean, 0, 1, 1, 1) if unit == "IoU" else None
@@ -166,9 +165,9 @@ def ahead(
     return contests
 
 
-def widths(probes: Probes | None) -> list[int]:
+def widths(probes: Probes) -> list[int]:
     """The widths of the probed models."""
-    return sorted({cell.d_model for cell in probes.cells}) if probes else []
+    return sorted({cell.d_model for cell in probes.cells})
 
 
 def ignored(cell: ProbeCell) -> dict[int, float]:
@@ -177,25 +176,25 @@ def ignored(cell: ProbeCell) -> dict[int, float]:
     return {seed: part["small"][SMALL] for seed, part in found.items() if part and SMALL in part["small"]}
 
 
-def table_3(probes: Probes | None) -> list[Number]:
+def table_3(probes: Probes) -> list[Number]:
     """IoU and accuracy of the paper's three models beside ours, at each width; none of a stand-in's."""
-    own = probes if probes and probes.protocol != "stand-in" else None
+    own = probes if probes.protocol != "stand-in" else NO_PROBES
     numbers = []
     for d_model in widths(own) or WIDTHS:
         for model, row in TABLE_3.items():
-            cell, name = own.find(model, d_model) if own else None, f"{model}, D = {d_model}"
+            cell, name = own.find(model, d_model), f"{model}, D = {d_model}"
             numbers.append(hold_number(f"{name}, IoU", row.iou, cell.spread("iou") if cell else None))
             numbers.append(hold_number(f"{name}, accuracy", row.accuracy, cell.accuracy if cell else None))
     return numbers
 
 
-def minima(probes: Probes | None) -> list[Number]:
+def minima(probes: Probes) -> list[Number]:
     """The smallest similarity of Based, which is at least 0.5 by definition, and of ReBased beside its mean."""
     numbers = []
     for d_model in widths(probes) or WIDTHS:
         for model, paper in (("Based", "≥ 0.50"), ("ReBased", "0")):
             what = f"{model}, D = {d_model}, smallest similarity{'' if model == 'Based' else ' / mean'}"
-            cell = probes.find(model, d_model) if probes else None
+            cell = probes.find(model, d_model)
             parts = similarities(cell) if cell else []
             if not parts:
                 numbers.append(Number(what, paper, None, None, float("nan"), 0, "not run"))
@@ -206,10 +205,10 @@ def minima(probes: Probes | None) -> list[Number]:
     return numbers
 
 
-def heads_table(probes: Probes | None) -> str:
+def heads_table(probes: Probes) -> str:
     """IoU as a mean over all heads, over live heads, and of the best head."""
     rows = []
-    for cell in probes.main if probes else ():
+    for cell in probes.main:
         live = plus_minus(describe(list(cell.live_iou.values()))) if cell.live_iou else NONE
         row = (cell.name, plus_minus(cell.spread("iou")), live, plus_minus(cell.spread("iou", "best")))
         rows.append((*row, f"{TABLE_3[cell.model.kind].iou.mean:.3f}"))
@@ -235,17 +234,17 @@ def live_heads(probes: Probes) -> str:
     )
 
 
-def maps(probes: Probes | None) -> str:
+def maps(probes: Probes) -> str:
     """Attention matrices of one example at the narrowest width: each model's best head."""
-    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))] if probes else []
-    drawn = figures.attention_maps(cells, 0, "best") if cells else None
+    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))]
+    drawn = figures.attention_maps(cells, 0, "best")
     caption = "One example, first seed, each model's best head. Rows: questions; columns: positions of the pairs."
     return details("Show attention matrices", figure(drawn, caption)) if drawn else ""
 
 
-def similarity_picture(probes: Probes | None) -> str:
+def similarity_picture(probes: Probes) -> str:
     """Similarities over the density of scores, at the narrowest width."""
-    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))] if probes else []
-    panels = figures.similarity_panels(cells) if cells else None
+    cells = [cell for cell in probes.main if cell.d_model == min(widths(probes))]
+    panels = figures.similarity_panels(cells)
     caption = "Similarity divided by its mean, over the density of the model's own scores (grey); first seed."
     return details("Show similarities", figure(panels._replace(name="figure-2"), caption)) if panels else ""

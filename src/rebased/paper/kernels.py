@@ -1,10 +1,10 @@
 """Table 1 and Figures 3 and 4: six kernels in narrow models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from statistics import fmean
 
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding
 from rebased.paper.mqar import Group
@@ -22,29 +22,18 @@ OTHERS = [kernel for kernel in KERNEL_ORDER if kernel != "ReBased"]
 def find_kernels(evidence: Evidence) -> Iterator[Finding]:
     """Table 1, Figure 3, Figure 4."""
     groups = mqar.groups_of(evidence.runs, lambda place: place in TABLE_1, evidence.precision)
-    group = groups[0] if groups else None
-    claims = {
-        "Table 1": [mqar.over_widths(group, seq_len, "ReBased", other) for seq_len in LENGTHS for other in OTHERS],
-        "Figure 3": [*at_each_width(group), grows(group)],
-        "Figure 4": list(at_random_rates(group)),
-    }
-    for name, contests in claims.items():
-        numbers = mqar.hold_cells(TABLE_1, group) if name == "Table 1" else []
-        if group is None:
-            yield Finding(BY_NAME[name], "none", numbers, hold_claims(contests), unit="cell")
-            continue
-        yield Finding(
-            BY_NAME[name],
-            group.protocol,
-            numbers,
-            hold_claims(contests),
-            departures=group.departures,
-            draw=lambda name=name: by_width(group, "table-1") if name == "Table 1" else "",  # type: ignore[misc]
-            remarks=[*wrong_rows(group), *unused(groups)] if name == "Table 1" else [],
-            unit="cell",
-            seeds=group.seeds,
-            sources=mqar.sources(group.runs),
-        )
+    group = groups[0] if groups else mqar.NO_RUNS
+    table_1 = hold_claims(mqar.over_widths(group, seq_len, "ReBased", other) for seq_len in LENGTHS for other in OTHERS)
+    yield mqar.finding(
+        "Table 1",
+        group,
+        mqar.hold_cells(TABLE_1, group),
+        table_1,
+        draw=partial(by_width, group, "table-1"),
+        remarks=[*wrong_rows(group), *unused(groups)],
+    )
+    yield mqar.finding("Figure 3", group, (), hold_claims([*at_each_width(group), grows(group)]))
+    yield mqar.finding("Figure 4", group, (), hold_claims(at_random_rates(group)))
 
 
 def wrong_rows(group: Group) -> Iterator[str]:
@@ -70,23 +59,25 @@ def unused(groups: list[Group]) -> Iterator[str]:
 
 
 def by_width(group: Group, key: str) -> str:
-    """Accuracy by width, with the paper's values as crosses."""
+    """Accuracy by width, with the paper's values as crosses; empty if there are no runs."""
+    if not group.cells:
+        return ""
     panels = figures.accuracy_by_width(group.results)
     caption = "Mean over seeds at the chosen rate; bars: standard deviation over seeds; crosses: the paper's means."
     return figure(panels._replace(name=key), caption)
 
 
-def at_each_width(group: Group | None) -> Iterator[Contest]:
+def at_each_width(group: Group) -> Iterator[Contest]:
     """The claims that ReBased recalls more than another kernel, at each length and width."""
     for seq_len in LENGTHS:
         for d_model in TABLE_1_WIDTHS:
-            cells = {place: cell for place, cell in group.cells.items() if place.d_model == d_model} if group else {}
+            cells = {place: cell for place, cell in group.cells.items() if place.d_model == d_model}
             for other in OTHERS:
-                found = mqar.over_widths(group._replace(cells=cells) if group else None, seq_len, "ReBased", other)
+                found = mqar.over_widths(group._replace(cells=cells), seq_len, "ReBased", other)
                 yield found._replace(what=f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other}")
 
 
-def grows(group: Group | None) -> Contest:
+def grows(group: Group) -> Contest:
     """The claim that ReBased leads Based by more in long sequences than in short ones."""
     leads: list[dict[int, float] | None] = []
     for seq_len in (LENGTHS[1], LENGTHS[0]):
@@ -96,16 +87,15 @@ def grows(group: Group | None) -> Contest:
     return Contest(f"ReBased leads Based by more at T = {LENGTHS[1]:,} than at T = {LENGTHS[0]}", leads[0], leads[1])
 
 
-def at_random_rates(group: Group | None) -> Iterator[Contest]:
+def at_random_rates(group: Group) -> Iterator[Contest]:
     """Figure 4: the claims that ReBased recalls more at a learning rate drawn at random, the mean over the rates that
     both models have. With one try all estimators of expected performance are this mean."""
-    cells: Mapping[Place, Cell] = group.cells if group else {}
     for seq_len in LENGTHS:
         for d_model in TABLE_1_WIDTHS:
             for other in OTHERS:
                 place = Place("ReBased", seq_len, 32, d_model)
                 what = f"T = {seq_len:,}, D = {d_model}: ReBased recalls more than {other} at a rate drawn at random"
-                ours, theirs = cells.get(place), cells.get(place._replace(model=other))
+                ours, theirs = (group.cells.get(place._replace(model=model)) for model in ("ReBased", other))
                 rates = [rate for rate in mqar.rates_of(ours) if rate in theirs.runs] if ours and theirs else []
                 if ours is None or theirs is None or len(rates) < 2:
                     yield Contest(what, None, None)

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 from rebased.analysis.unpaired import Effect, effect_of
 from rebased.models import LMConfig
 from rebased.models.presets import preset_to_change
+from rebased.paper.contents import BY_NAME
+from rebased.paper.finding import Finding
 from rebased.paper.precision import TF32, PrecisionTest
 from rebased.paper.reference import PAPER, deviations, place_of
 from rebased.paper.values import KERNEL_ORDER, PRESETS, RATES, READINGS, SEEDS, Place
-from rebased.paper.verdict import Contest, Number, Protocol, hold_number
+from rebased.paper.verdict import Claim, Contest, Number, Protocol, hold_number
 from rebased.report.reference_values import ReferenceValue
 from rebased.report.synthetic.cells import COUNTED, Cell, Results, build_results
 from rebased.report.synthetic.comparisons import mean_by_seed
+from rebased.report.tables import NONE
 from rebased.runs.finished import Run
 
 STOP_ABOVE = 0.99
@@ -35,6 +38,8 @@ class Group(NamedTuple):
     def departures(self) -> list[str]:
         """In settings, in learning rates and in seeds."""
         cells = list(self.cells.values())
+        if not cells:
+            return []
         rates = [len(rates_of(cell)) for cell in cells]
         equal = TF32 if self.precision and self.precision.is_equivalent else ""
         found = [words for words in self.settings if words != equal]
@@ -50,7 +55,7 @@ class Group(NamedTuple):
     @property
     def protocol(self) -> Protocol:
         """Whether it is the paper's protocol."""
-        return "departs" if self.departures else "paper"
+        return "departs" if self.departures else "paper" if self.cells else "none"
 
     @property
     def seeds(self) -> str:
@@ -61,6 +66,15 @@ class Group(NamedTuple):
     def runs(self) -> list[Run]:
         """All runs, at all rates."""
         return [run for cell in self.cells.values() for run in cell.all_runs]
+
+
+NO_RUNS = Group((), Results((), 0), {})
+
+
+def finding(name: str, group: Group, numbers: Sequence[Number], claims: Sequence[Claim], **more: Any) -> Finding:
+    """What these runs show of a table or figure. `more` are other fields of the finding."""
+    about: dict[str, Any] = {"unit": "cell", "seeds": group.seeds, "sources": sources(group.runs)}
+    return Finding(BY_NAME[name], group.protocol, numbers, claims, group.departures, **about, **more)
 
 
 def groups_of(
@@ -141,25 +155,24 @@ def rates_of(cell: Cell) -> list[float]:
     return [rate for rate in RATES if rate in cell.runs]
 
 
-def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group | None) -> list[Number]:
+def hold_cells(readings: Mapping[Place, ReferenceValue], group: Group) -> list[Number]:
     """The paper's values beside ours."""
-    cells = group.cells if group else {}
     return [
         hold_number(
             f"{place.model}, T = {place.seq_len:,}, D = {place.d_model}",
             reading,
-            cells[place].test if place in cells else None,
+            group.cells[place].test if place in group.cells else None,
         )
         for place, reading in readings.items()
     ]
 
 
-def over_widths(group: Group | None, seq_len: int, one: str, other: str) -> Contest:
+def over_widths(group: Group, seq_len: int, one: str, other: str) -> Contest:
     """The claim that model `one` recalls more than `other` at one length: the mean over the widths that both have."""
     what = f"T = {seq_len:,}: {one} recalls more than {other}"
     both: dict[Place, tuple[Cell, Cell]] = {}
-    for place, cell in group.cells.items() if group else ():
-        twin = group.cells.get(place._replace(model=other)) if group else None
+    for place, cell in group.cells.items():
+        twin = group.cells.get(place._replace(model=other))
         if place.model == one and place.seq_len == seq_len and twin:
             both[place] = cell, twin
     if not both:
@@ -192,5 +205,6 @@ def sources(runs: Iterable[Run]) -> list[str]:
 
 
 def span(counts: Sequence[int]) -> str:
-    """'5', or '3 to 5'"""
-    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    """'5', or '3 to 5'; a dash if there is none."""
+    ends = sorted({min(counts), max(counts)} if counts else ())
+    return " to ".join(map(str, ends)) or NONE

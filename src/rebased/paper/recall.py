@@ -1,9 +1,9 @@
 """Figures 1 and 7: recall by length and width, with and without a first convolution."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from rebased.paper import mqar
-from rebased.paper.contents import BY_NAME
 from rebased.paper.evidence import Evidence
 from rebased.paper.finding import Finding
 from rebased.paper.kernels import by_width
@@ -35,31 +35,15 @@ def find_recall(evidence: Evidence) -> Iterator[Finding]:
     """Figure 1, Figure 7. Of the latter, one model of a pair alone is no record."""
     for name, models in (("Figure 1", FIGURE_1_MODELS), ("Figure 7", FIGURE_7_MODELS)):
         groups = mqar.groups_of(evidence.runs, set(grid(models)).__contains__, evidence.precision)
-        found, remarks = [], list(own_mamba(evidence)) if name == "Figure 1" else []
-        for group in [*groups, None]:
+        remarks = list(own_mamba(evidence)) if name == "Figure 1" else []
+        for group in [*groups, mqar.NO_RUNS]:
             numbers = mqar.hold_cells(FIGURE_1, group) if name == "Figure 1" else []
-            contests = (
+            claims = hold_claims(
                 mqar.over_widths(group, seq_len, *pair) for seq_len in FIGURE_1_PAIRS for pair in CONTESTS[name]
             )
-            found.append((group, numbers, hold_claims(contests)))
-        for group, numbers, claims in found:
-            if group is None:
-                yield Finding(BY_NAME[name], "none", numbers, claims, unit="cell", remarks=remarks)
-            elif any(claim.found for claim in claims) or any(number.ours for number in numbers):
-                yield Finding(
-                    BY_NAME[name],
-                    group.protocol,
-                    numbers,
-                    claims,
-                    departures=group.departures,
-                    draw=lambda name=name, group=group: by_width(
-                        group, "figure-1" if name == "Figure 1" else "figure-7"
-                    ),  # type: ignore[misc]
-                    remarks=remarks,
-                    unit="cell",
-                    seeds=group.seeds,
-                    sources=mqar.sources(group.runs),
-                )
+            if not group.cells or any(claim.found for claim in claims) or any(number.ours for number in numbers):
+                draw = partial(by_width, group, name.lower().replace(" ", "-"))
+                yield mqar.finding(name, group, numbers, claims, draw=draw, remarks=remarks)
                 break
 
 

@@ -31,24 +31,23 @@ BETTER = (  # (model with the lower loss in the paper, the other, part of the to
     ("ReBased", "Attention", "non_ar"),
 )
 COUNTS = {cell.model: cell.parameters for cell in TABLE_9}
+NO_MODELS = LanguageModels("test", {}, [])
 MARGIN = 0.01  # nats per token: the paper's differences are 0.010 and 0.014 over all tokens
 
 
 def find_perplexity(evidence: Evidence) -> Finding:
     """Table 2, from the first group of `rank_groups`; the others are shown below it."""
     groups = rank_groups(evidence.lm_runs)
-    chosen = groups[0] if groups else None
-    numbers, claims = hold_levels(chosen), hold_claims(contests(chosen))
-    if chosen is None:
-        return Finding(BY_NAME["Table 2"], "none", numbers, claims)
-    departures = departures_of(chosen)
+    if not groups:
+        return Finding(BY_NAME["Table 2"], "none", hold_levels(NO_MODELS), hold_claims(contests(NO_MODELS)))
+    chosen, departures = groups[0], departures_of(groups[0])
     own = all(is_papers_model(name, run) for name, runs in chosen.models.items() for run in runs.values())
     protocol: Protocol = "stand-in" if not own else "departs" if departures else "paper"
     return Finding(
         BY_NAME["Table 2"],
         protocol,
-        numbers if own else hold_levels(None),
-        claims,
+        hold_levels(chosen if own else NO_MODELS),
+        hold_claims(contests(chosen)),
         departures=departures,
         draw=partial(levels, groups),
         headline=overfitting(chosen),
@@ -147,13 +146,13 @@ def departures_of(chosen: LanguageModels) -> list[str]:
     return found
 
 
-def hold_levels(chosen: LanguageModels | None) -> list[Number]:
+def hold_levels(chosen: LanguageModels) -> list[Number]:
     """The paper's nine perplexities beside ours, which are None for a stand-in. The paper has no spread."""
     numbers = []
     for model, values in TABLE_2.items():
-        name = of_kind(chosen, model) if chosen else None
+        name = of_kind(chosen, model)
         for (part, words), value in zip(PARTS.items(), values, strict=True):
-            ours = list(chosen.values(name, part).values()) if chosen and name else []
+            ours = list(chosen.values(name, part).values()) if name else []
             mean = sum(ours) / len(ours) if ours else None
             near = mean is not None and abs(log(mean / value)) < MARGIN
             text = None if mean is None else f"{mean:.2f}"
@@ -164,20 +163,16 @@ def hold_levels(chosen: LanguageModels | None) -> list[Number]:
     return numbers
 
 
-def contests(chosen: LanguageModels | None) -> list[Contest]:
+def contests(chosen: LanguageModels) -> list[Contest]:
     """The signs of the paper's six differences in loss, for each variant of ReBased. The loss of the model that is
     worse in the paper comes first."""
     found = []
-    for variant in variants(chosen) if chosen else [""]:
+    for variant in variants(chosen) or [""]:
         for better, worse, part in BETTER:
             of_which = f" with {variant}" if variant else ""
             what = f"{PARTS[part]} tokens{of_which}: {better} has a lower loss than {worse}"
-            names = [of_kind(chosen, kind, variant) for kind in (worse, better)] if chosen else []
-            sides = [
-                {seed: log(value) for seed, value in chosen.values(name, part).items()}
-                for name in names
-                if chosen and name
-            ]
+            names = [of_kind(chosen, kind, variant) for kind in (worse, better)]
+            sides = [{seed: log(value) for seed, value in chosen.values(name, part).items()} for name in names if name]
             column = list(PARTS).index(part)
             paper = Effect(log(TABLE_2[worse][column] / TABLE_2[better][column]), 0, 1, 1, 1)
             ours, others = sides if len(sides) == 2 else (None, None)

@@ -1,11 +1,17 @@
 """Paired comparisons of two models, as the reports of both kinds of runs show them: table, sentences and JSON."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rebased.analysis.paired import Comparison, Verbs, in_words, wilcoxon_limit
+from rebased.analysis.paired import Verbs, in_words, wilcoxon_limit
 from rebased.report.page import finite
 from rebased.report.tables import number, p_text
+
+if TYPE_CHECKING:
+    from rebased.report.lm.models import Difference
+    from rebased.report.synthetic.comparisons import Contrast
+
+    AnyContrast = Contrast | Difference
 
 # Columns of a table of comparisons. p* is p after Holm's correction.
 TESTS = (
@@ -17,29 +23,7 @@ BRIEF = (*TESTS[:4], PAIRS[0])
 ACCURACY = Verbs()
 
 
-class Contrast(Protocol):
-    """A comparison of two models, whatever they are compared on."""
-
-    @property
-    def reference(self) -> str:
-        """The first model."""
-
-    @property
-    def other(self) -> str:
-        """The second model."""
-
-    @property
-    def same_code(self) -> bool:
-        """Whether all runs were made with one version of the code."""
-
-    @property
-    def found(self) -> Comparison:
-        """The comparison of the first model less the second."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
-def result_cells(contrast: Contrast, form: str = ".3f") -> tuple[str, ...]:
+def result_cells(contrast: "AnyContrast", form: str = ".3f") -> tuple[str, ...]:
     """The cells of the columns TESTS; `form` is the format of differences."""
     found, spread = contrast.found, contrast.found.difference
     return (
@@ -53,24 +37,24 @@ def result_cells(contrast: Contrast, form: str = ".3f") -> tuple[str, ...]:
     )
 
 
-def pair_cells(contrast: Contrast) -> tuple[str, ...]:
+def pair_cells(contrast: "AnyContrast") -> tuple[str, ...]:
     """The cells of the columns PAIRS."""
     counts = (contrast.found.difference.n, contrast.found.unpaired)
     return (*(number(count, "d") for count in counts), "same" if contrast.same_code else "differs")
 
 
-def sentence(contrast: Contrast, where: str, verbs: Verbs = ACCURACY) -> str:
+def sentence(contrast: "AnyContrast", where: str, verbs: Verbs = ACCURACY) -> str:
     """The result of a comparison, after where it was made."""
     code = "" if contrast.same_code else " Their runs were made with different versions of the code."
     return f"{where}: {in_words(contrast.reference, contrast.other, contrast.found, verbs)}{code}"
 
 
-def wilcoxon_limits(contrasts: Sequence[Contrast]) -> Iterator[str]:
+def wilcoxon_limits(contrasts: Sequence["AnyContrast"]) -> Iterator[str]:
     """What Wilcoxon's test cannot show with as few pairs as some of the comparisons have."""
     limits = (wilcoxon_limit(pairs) for pairs in sorted({one.found.difference.n for one in contrasts}))
     yield from (limit for limit in limits if limit)
 
 
-def as_record(contrast: Contrast) -> dict[str, Any]:
+def as_record(contrast: "AnyContrast") -> dict[str, Any]:
     """A comparison as JSON data."""
     return finite({**contrast._asdict(), **contrast.found._asdict(), **contrast.found.difference._asdict()})

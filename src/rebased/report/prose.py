@@ -44,7 +44,7 @@ def warn_about_code(runs: Sequence[Run]) -> Iterator[str]:
             own.setdefault(what, set()).add(checksum)
     for what, checksums in own.items():
         if len(checksums) > 1:
-            yield f"The file of {what} was changed between these runs, which have {len(checksums)} versions of it."
+            yield f"The file of {what} was changed between these runs: they have {len(checksums)} versions of it."
 
 
 def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]:
@@ -59,8 +59,8 @@ def warn_about_records(found: Collection, ended: Sequence[Run]) -> Iterator[str]
         yield f"{plural(found.nameless, 'record')} left out: the first line is not readable{named}."
     if found.other:
         yield (
-            f"{plural(found.other, 'record')} left out, which no run on a synthetic task or of a language model can "
-            f"have: {shortened(found.other_names)}."
+            f"{plural(found.other, 'record')} left out because no run on a synthetic task or of a language model has "
+            f"such settings: {shortened(found.other_names)}."
         )
     if found.repeated:
         repeat = f"{plural(found.repeated, 'record')} {'repeats' if found.repeated == 1 else 'repeat'}"

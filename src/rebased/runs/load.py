@@ -12,7 +12,7 @@ from rebased.models import LanguageModel
 from rebased.models.weights import WEIGHTS, load_model
 from rebased.runs.folder import CONFIG
 from rebased.runs.record import RECORD, read_record
-from rebased.runs.shipped import ABOUT, find_model, model_name
+from rebased.runs.shipped import ABOUT, TEXT_MODEL, find_model, model_name
 from rebased.runs.synthetic_config import SyntheticRunConfig
 from rebased.tasks import TaskData
 
@@ -43,8 +43,10 @@ def open_trained(path: Path, data: Path | None = None, device: torch.device | st
             f"{model_name(path)} does not say which text it was trained on; name a prepared folder with --data"
         )
     if data is None and not Path(folder).exists():
+        ours = f", or make it with: rebased data prepare -o {folder}" if model_name(path) == TEXT_MODEL else ""
         raise ValueError(
-            f"{model_name(path)} was trained on {folder}, which does not exist here; give its present place with --data"
+            f"{model_name(path)} was trained on {folder}, which does not exist here; give its present place with "
+            f"--data{ours}"
         )
     corpus = Corpus(folder)
     name, size = corpus.manifest.tokenizer.name, corpus.vocab_size

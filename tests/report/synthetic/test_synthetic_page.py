@@ -178,7 +178,7 @@ def test_every_warning() -> None:
     assert Report(found).warnings == [
         "3 damaged lines skipped, in a/record.jsonl. Their content is missing here.",
         "1 record left out: the first line is not readable.",
-        "2 records left out, which no run on a synthetic task or of a language model can have: b (its lr), "
+        "2 records left out because no run on a synthetic task or of a language model has such settings: b (its lr), "
         "c (its seed).",
         "4 records repeat a run that was found already. One record of each run counts, a whole one if there is one.",
         "The runs were made with 2 versions of the code, which may cause differences between them. "

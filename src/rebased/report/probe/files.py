@@ -162,7 +162,7 @@ def read_probes(path: Path) -> list[Probe]:
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if len(content) > JSON_BYTES:
-        raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; that is no file of probes")
+        raise ValueError(f"{path} holds more than {JSON_BYTES:,} bytes; files of probes are smaller")
     tree = parse_json(content, str(path))
     kind = tree.get("type") if isinstance(tree, dict) else None
     if kind == "probes" and "sha256" in tree:  # archives (.gz, .xz) have one of their own

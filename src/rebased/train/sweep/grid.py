@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from rebased.config import Config, did_you_mean, merge, mistakes_by_source, nest, parse_yaml, plural, read_yaml
 from rebased.models import LMConfig, check_model_fits, shape_of
-from rebased.runs.configs import parse_run
+from rebased.runs.configs import parse_run, run_kind
 from rebased.runs.run_config import KINDS, RunConfig
 from rebased.runs.run_names import flatten
 from rebased.runs.shipped import find_config
@@ -78,8 +78,8 @@ def load_sweep(path: Path, overrides: Mapping[str, str]) -> Sweep:
     tree = read_yaml(path)
     if misplaced := [key for key in (*KINDS, "model", "train") if key in tree]:
         raise ValueError(
-            f"{path}: {misplaced[0]} is at the top level, as in the config of a run; in a sweep file it "
-            "belongs under base"
+            f"{path}: {misplaced[0]} is at the top level, so this is the config of one run; train it with "
+            f"`rebased {run_kind(tree).verb}`, or put it under base and add a grid"
         )
     if isinstance(tree.get("base"), str):
         beside = path.parent / tree["base"]

@@ -86,7 +86,7 @@ def describe_known(known: Known, wanted: int) -> Iterator[str]:
         more = ", ..." if known.found.other > MAX_LISTED else ""
         yield f"left out {records} that cannot be read here: {', '.join(known.found.other_names[:MAX_LISTED])}{more}"
     if known.found.damaged_files:
-        yield f"damaged files, of which only the intact records were read: {', '.join(known.found.damaged_files)}"
+        yield f"damaged files (their intact records were read): {', '.join(known.found.damaged_files)}"
 
 
 def write_union(path: Path, known: Known, folder: Path) -> int:
