@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,11 +20,6 @@ from rebased.mixers.slots import grown
 from rebased.ops import Norm, linear_step, rms_norm
 from rebased.ops.backend import to_device
 
-varlen_attn: Any = None
-with suppress(ImportError):  # torch before 2.10
-    from torch.nn.attention.varlen import varlen_attn
-
-PACKS = varlen_attn is not None and "window_size" in inspect.signature(varlen_attn).parameters  # torch 2.11 or later
 NORM_EPS = 1e-5  # of the norm of q and k
 
 
@@ -247,8 +243,9 @@ class SoftmaxAttention(QKVAttention):
 
         A document has `totals` tokens and queries of the last `lengths` of them. No mask takes memory.
         """
-        starts = (start_numbers(each, q.device) for each in (lengths, totals))
-        o = varlen_attn(q[0], k[0], v[0], *starts, max(lengths), max(totals), window_size=(-1, 0))
+        starts, attend = (start_numbers(each, q.device) for each in (lengths, totals)), packed_attention()
+        assert attend is not None
+        o = attend(q[0], k[0], v[0], *starts, max(lengths), max(totals), window_size=(-1, 0))
         return self.out_proj(o.flatten(-2).unsqueeze(0))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -264,17 +261,22 @@ class SoftmaxAttention(QKVAttention):
         return self.out_proj(o.transpose(1, 2).flatten(-2))
 
 
+@cache
+def packed_attention() -> Callable[..., Any] | None:
+    """Return torch's attention to packed documents; None before torch 2.11. Imported late: it imports the compiler."""
+    with suppress(ImportError):
+        from torch.nn.attention.varlen import varlen_attn
+
+        if "window_size" in inspect.signature(varlen_attn).parameters:
+            return varlen_attn
+    return None
+
+
 def can_pack(x: Tensor) -> bool:
     """Return True if torch's flash attention reads packed documents with heads like these, [..., W]."""
-    half, width = x.dtype in (torch.bfloat16, torch.float16), x.shape[-1]
-    return (
-        PACKS
-        and x.is_cuda
-        and half
-        and width % 8 == 0
-        and width <= 256
-        and torch.cuda.get_device_capability() >= (8, 0)
-    )
+    if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16) or x.shape[-1] % 8 or x.shape[-1] > 256:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 0) and packed_attention() is not None
 
 
 class KVSlots:
