@@ -19,14 +19,11 @@ from rebased.runs.shipped import find_config
 from rebased.runs.suite import load_suite
 
 SUITE = Path("quick")
-BUNDLES = (shipped_results(SUITE), Path(__file__).parents[2] / "results/suites/quick/suite-quick.jsonl.gz")
-"""Results in the order of preference: the second is what there is before all runs are done."""
 
 
 def read() -> Board:
     """What the shipped results show."""
-    bundle = next(path for path in BUNDLES if path.exists())
-    return Board(load_suite(find_config(SUITE, "suite")), list(collect([bundle]).runs))
+    return Board(load_suite(find_config(SUITE, "suite")), list(collect([shipped_results(SUITE)]).runs))
 
 
 def draw(pyplot: Any, colours: dict[str, str]) -> Any:
