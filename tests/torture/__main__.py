@@ -31,6 +31,7 @@ from tests.torture.kills import SCENARIOS, make_reference, run_trial, write_conf
 from tests.torture.outcome import Limits, judge, run_forked
 
 from rebased.runs.provenance import describe_code, describe_machine
+from rebased.runs.shipped import find_config
 
 RUN: dict[str, Any] = {
     "task": {
@@ -114,7 +115,7 @@ ARGUMENTS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ("--examples", "--split", "--windows", "--seq-len", "-o", "--json"),
     ),
     "paper": (["paper", "bundle.jsonl.gz"], ("-o", "--json", "--quiet")),
-    "suite": (["suite", "quick", "--known", "bundle.jsonl.gz"], ("-o", "--json", "--for", "--workers")),
+    "suite": (["suite", "suite.yaml", "--known", "bundle.jsonl.gz"], ("-o", "--json", "--for", "--workers")),
     "configs": (["list", "configs", "mqar/quick"], ("--name",)),
     "params": (["paper", "--params"], ("--json", "-o")),
 }
@@ -130,6 +131,8 @@ def make_world(folder: Path) -> None:
     write(folder / "run.yaml", json.dumps(RUN))
     write(folder / "lm.yaml", json.dumps(TEXT_RUN))
     write(folder / "sweep.yaml", json.dumps(SWEEP))
+    # A name of its own: the shipped results of `quick` would take most of a trial's time.
+    write(folder / "suite.yaml", find_config(Path("quick"), "suite").read_text())
     write_configs(folder)
     for command in (
         ["data", "prepare", "text.txt", "-o", "text", "--tokenizer", "bytes"],
@@ -253,7 +256,7 @@ def bundle(random: Random, folder: Path) -> list[str]:
     changed = [mutate_json(random, line) if n == at else json.dumps(line).encode() for n, line in enumerate(lines)]
     packed = gzip.compress(b"\n".join(changed) + b"\n")
     write(folder / "x.jsonl.gz", packed[: random.randrange(len(packed))] if random.random() < 0.1 else packed)
-    verb = random.choice((["report"], ["paper"], ["suite", "quick", "--known"]))
+    verb = random.choice((["report"], ["paper"], ["suite", "suite.yaml", "--known"]))
     return [*verb, "x.jsonl.gz", "-o", "out" if "suite" in verb else "out.html"]
 
 

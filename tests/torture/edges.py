@@ -67,7 +67,7 @@ def names(random: Random, folder: Path) -> Case:
     lines[-1].pop("sha256", None)
     write(path, "".join(json.dumps(line) + "\n" for line in (first, *lines)))
     options = random.choice((["-o", "out.html"], ["--tables", "out", "--formats", "md,tex,csv,svg"]))
-    return Case(random.choice((["report", "done", *options], ["suite", "quick", "--known", "done", "-o", "out"])))
+    return Case(random.choice((["report", "done", *options], ["suite", "suite.yaml", "--known", "done", "-o", "out"])))
 
 
 def pipes(random: Random, folder: Path) -> Case:
