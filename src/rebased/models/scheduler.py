@@ -72,7 +72,6 @@ class _Launched(NamedTuple):
     lengths: np.ndarray  # tokens before this one
     ends: np.ndarray  # the end-of-text tokens; -1: none
     is_last: np.ndarray  # whether a sequence gets no token after this one
-    failed: dict[int, Exception]  # by slot
     tops: Tops  # by the numbers of sequences
     follows: float | None  # when the pass over prompts began that came just before it
 
@@ -197,10 +196,9 @@ class Scheduler:
         slots = np.fromiter(self._running, dtype=np.int64, count=len(self._running))
         lengths = self._length[slots]
         is_last = lengths + 1 >= self._limit[slots]
-        numbers, ends, failed = self._number[slots], self._end_token[slots], dict(self.decoder.failed)
-        fetch = Fetch(made)
+        numbers, ends = self._number[slots], self._end_token[slots]
         follows, self._pass_began = self._pass_began, None
-        self._launched.append(_Launched(fetch, slots, numbers, lengths, ends, is_last, failed, self._tops(), follows))
+        self._launched.append(_Launched(Fetch(made), slots, numbers, lengths, ends, is_last, self._tops(), follows))
         self._length[slots] += 1
         for slot in slots[is_last].tolist():
             sequence = self._running[slot]
@@ -220,8 +218,12 @@ class Scheduler:
             self._pass_ended, took = now, now - step.follows
             self._shortest_pass = took if self._shortest_pass is None else min(self._shortest_pass, took)
         tokens, logprobs = tokens[step.slots], logprobs[step.slots]
-        if step.failed or not np.isfinite(logprobs).all():
-            self._fail_some(step, logprobs)
+        for row in (~np.isfinite(logprobs)).nonzero()[0]:
+            if (sequence := self._open.get(int(step.numbers[row]))) is not None:
+                length = len(sequence.prompt) + step.lengths[row]
+                message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or "
+                message += "its precision is too low"
+                self._fail(sequence.job, Failed("model", message, ValueError(message)))
         if self._has_ended:
             self._drop_ended()
         numbers, is_last, is_end = step.numbers.tolist(), step.is_last, tokens == step.ends
@@ -243,21 +245,6 @@ class Scheduler:
             sequence = self._open[number]
             useful = len(sequence.prompt) + len(sequence.tokens) - (reason == "stop")  # nothing follows an end of text
             self._close(sequence, useful)
-
-    def _fail_some(self, step: _Launched, logprobs: np.ndarray) -> None:
-        """End the jobs of sequences that got no token in a step, or none that counts."""
-        for row, (number, slot) in enumerate(zip(step.numbers.tolist(), step.slots.tolist(), strict=True)):
-            sequence = self._open.get(number)
-            if sequence is None:
-                continue
-            if slot in step.failed:
-                with self._failing_alone(sequence.job, "the next token could not be taken"):
-                    raise step.failed[slot]
-            elif not math.isfinite(logprobs[row]):
-                length = len(sequence.prompt) + step.lengths[row]
-                message = f"the model's logits are not finite after {length} tokens: it has diverged in training, or "
-                message += "its precision is too low"
-                self._fail(sequence.job, Failed("model", message, ValueError(message)))
 
     def _may_read(self) -> bool:
         """Whether prompts are read before the next step, or gather."""
