@@ -61,6 +61,12 @@ class LocalEngine(EngineClient):
         """Whether jobs are under way or wait, or are to be dropped."""
         return super().busy or bool(self.engine._inbox or self.engine._jobs)
 
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        if self._loop is None:
+            function()
+        else:
+            super()._in_loop(function)
+
     def turn(self) -> None:
         """Let the engine make a step."""
         self.engine.turn()

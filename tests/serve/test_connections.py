@@ -255,4 +255,4 @@ def test_requests_that_outlast_the_grace_get_an_error(tmp_path: Path, signals: l
     last = content.strip().splitlines()[-1].removeprefix("data: ")
     assert (status, json.loads(last)["error"]["code"]) == (200, "shutting_down")
     (line,) = log.read_text().splitlines()
-    assert line == "stopped while 3 requests were under way"
+    assert line == "stopped with 3 requests under way"

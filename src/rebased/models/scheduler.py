@@ -16,7 +16,6 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from rebased.models.decoder import Decoder
 from rebased.models.invariant_decoder import InvariantDecoder
@@ -111,9 +110,7 @@ class Scheduler:
         self.batch_invariant = isinstance(decoder, InvariantDecoder)
         self.prefixes = PrefixStates(0) if prefixes is None else prefixes
         self.stats = Stats()
-        self._reader = PromptReader(
-            decoder.model, self.prefixes, batch_invariant=self.batch_invariant, graphs=prompt_graphs
-        )
+        self._reader = PromptReader(decoder.model, self.prefixes, self.batch_invariant, prompt_graphs)
         self._waiting: deque[tuple[Job, int]] = deque()  # prompts by their numbers
         self._reading: list[Reading] = []  # prompts that are read together, in the order in which they came
         self._ready: deque[tuple[Reading, int]] = deque()  # sequences whose prompts are read, without slots
@@ -133,11 +130,6 @@ class Scheduler:
         self._pass_began: float | None = None  # of a pass over prompts, until the first step after it is over
         self._pass_ended = 0.0
         self._shortest_pass: float | None = None  # seconds: about what a pass takes whatever it reads
-
-    @property
-    def running(self) -> int:
-        """How many sequences are in slots."""
-        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -163,8 +155,7 @@ class Scheduler:
 
     def stop(self, number: int, length: int) -> None:
         """End a sequence, which is worth `length` tokens. Nothing of it is told any more."""
-        sequence = self._open.get(number)
-        if sequence is not None and not sequence.job.over:
+        if (sequence := self._open.get(number)) is not None and not sequence.job.over:
             self._close(sequence, useful=len(sequence.prompt) + length)
 
     def step(self, on_prefill: Callable[[int, int], None] = lambda done, total: None) -> list[Told]:
@@ -405,25 +396,24 @@ class Scheduler:
 
     def _tops(self) -> Tops:
         """Return the log-probability and the most probable tokens of the sequences that asked for them, by number."""
-        wanted = {slot: each.job.top for slot, each in self._running.items() if each.job.top}
-        if not wanted:
-            return {}
-        found: Tops = {}  # by slot
-        logits, tokens = self.decoder.logits, self.decoder.tokens
-
-        def score(slots: list[int]) -> None:
-            index = torch.tensor(slots, device=logits.device)
-            rows = score_rows(logits[index], tokens[index].tolist(), max(wanted[slot] for slot in slots))
-            for slot, row in zip(slots, rows, strict=True):
-                found[slot] = (row.logprob or 0.0, row.top[: wanted[slot]])
-
-        if not self.batch_invariant:
+        slots = [slot for slot, each in self._running.items() if each.job.top]
+        if slots and not self.batch_invariant:
             with suppress(Exception):  # which of them it was shows when each is scored by itself
-                score(list(wanted))
-        for slot in [slot for slot in wanted if slot not in found]:
+                return self._score(slots)
+        found: Tops = {}
+        for slot in slots:
             with self._failing_alone(self._running[slot].job, "the next token could not be scored"):
-                score([slot])
-        return {self._running[slot].number: scored for slot, scored in found.items()}
+                found |= self._score([slot])
+        return found
+
+    def _score(self, slots: list[int]) -> Tops:
+        sequences = [self._running[slot] for slot in slots]
+        logits, tokens = self.decoder.logits[slots], self.decoder.tokens[slots].tolist()
+        rows = score_rows(logits, tokens, max(each.job.top or 0 for each in sequences))
+        return {
+            each.number: (row.logprob or 0.0, row.top[: each.job.top])
+            for each, row in zip(sequences, rows, strict=True)
+        }
 
     @contextmanager
     def _failing_alone(self, job: Job, what: str) -> Iterator[None]:

@@ -108,9 +108,7 @@ class EngineProcess:
             return "its process hangs"
         if code >= 0:
             return f"its process returned {code}; its messages are above"
-        with suppress(ValueError):
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process was killed by signal {-code}"
+        return f"its process was killed by {signal.Signals(-code).name}"
 
 
 def _receive(pipe: Connection) -> Any:

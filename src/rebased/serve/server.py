@@ -22,16 +22,12 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rebased.config import plural
 from rebased.serve.errors import error_body
 from rebased.serve.log_rate import limited_log
 from rebased.serve.process import SWITCH_SECONDS
-
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
-except ImportError:  # httptools is not installed; this one takes longer per chunk
-    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
-
 
 HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
 MAX_CONNECTIONS = 4096
@@ -56,7 +52,7 @@ class Connections:
         self.idle: dict[Connection, None] = {}
 
 
-class Connection(Protocol):
+class Connection(HttpToolsProtocol):
     """One connection. It is idle from its beginning, or from the end of an answer, until it has the next headers.
 
     It ends when it was idle for HEADER_SECONDS. If there are too many connections, a new one takes the place of the
@@ -225,9 +221,7 @@ class Server(uvicorn.Server):
             await asyncio.wait_for(self._hurry.wait(), self._grace)
         left = list(self.server_state.tasks)
         if left:
-            _log.warning(
-                "stopped while %s under way", "1 request was" if len(left) == 1 else f"{len(left)} requests were"
-            )
+            _log.warning("stopped with %s under way", plural(len(left), "request"))
         for task in left:
             task.cancel()
         await asyncio.sleep(LAST_SECONDS)
