@@ -20,20 +20,19 @@ SCORED_AT_ONCE = 256  # tokens of a prompt whose logits are held at once
 
 @dataclass(eq=False)
 class Reading:
-    """A prompt of a job that is being read."""
+    """A prompt of a job that is being read, for all the prompts of the job that are equal to it."""
 
     job: Job
-    number: int  # of the prompt
+    numbers: list[int]  # of these prompts
     state: LMState
     marks: deque[int]  # numbers of tokens after which the state is kept, rising
     cached: int  # tokens that a kept state had read
     scores: list[Scored]
-    same: "Reading | None" = None  # an equal prompt, whose state this one takes
 
     @property
     def prompt(self) -> list[int]:
         """The tokens."""
-        return self.job.prompts[self.number]
+        return self.job.prompts[self.numbers[0]]
 
     @property
     def left(self) -> int:
@@ -68,7 +67,7 @@ class PromptReader:
             state, shared = found.state or state, found.shared
         marks = {mark // self._grid * self._grid for mark in (*given, shared)} | {len(prompt) - 1}
         rising = deque(sorted(mark for mark in marks if state.position < mark < len(prompt)))
-        return Reading(job, number, state, rising, state.position, scores)
+        return Reading(job, [number], state, rising, state.position, scores)
 
     @torch.no_grad()
     def read(self, readings: Sequence[Reading], budget: float) -> int:
@@ -82,7 +81,7 @@ class PromptReader:
         if self._graphs is not None:
             budget, most_prompts = min(budget, self._graphs.most_tokens), self._graphs.most_prompts
         for reading in readings:
-            start, left = reading.state.position, 0 if reading.same else reading.left
+            start, left = reading.state.position, reading.left
             if len(pieces) == most_prompts:
                 break
             if self._by_itself:
@@ -107,9 +106,6 @@ class PromptReader:
                 reading.marks.popleft()
                 marked.append((reading.prompt[:stop], state))
         self._prefixes.keep(marked)
-        for reading in readings:
-            if reading.same is not None:
-                reading.state = reading.same.state
         return count
 
     def _extend(self, pieces: Sequence[tuple[Reading, int, int]]) -> tuple[Sequence[Tensor | None], list[LMState]]:

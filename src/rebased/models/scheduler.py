@@ -9,9 +9,9 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -285,20 +285,27 @@ class Scheduler:
                 left, slots = left + begun.left, slots + job.options.n
 
     def _begin_together(self) -> None:
-        """Begin with the next prompts that can be read whole in one pass. Equal ones of a job are read once."""
+        """Begin with the next prompts that can be read whole in one pass. Equal ones of a job are read once.
+
+        At most as many different ones as there are slots, of `prefill_chunk` tokens together; a longer one alone.
+        """
         if self._reading:
             return
         chunk = 0 if self.batch_invariant else self.decoder.prefill_chunk
-        count = count_together((job.prompts[number] for job, number in self._waiting), self.decoder.slots, chunk)
-        first: dict[tuple[int, ...], Reading] = {}
-        for _ in range(count):
-            job, number = self._waiting.popleft()
+        tokens, first = 0, dict[tuple[int, ...], Reading | None]()
+        while self._waiting:
+            job, number = self._waiting[0]
             prompt = tuple(job.prompts[number])
+            if prompt not in first:
+                if first and (len(first) == self.decoder.slots or tokens + len(prompt) > chunk):
+                    return
+                tokens += len(prompt)
+            self._waiting.popleft()
             same = first.get(prompt)
             if same is not None and same.job is job and not job.score_prompts:
-                self._reading.append(replace(same, number=number, same=same))
-            elif (reading := self._begin(job, number)) is not None:
-                first[prompt] = reading
+                same.numbers.append(number)
+            else:
+                first[prompt] = self._begin(job, number)
 
     def _begin(self, job: Job, number: int) -> Reading | None:
         if not job.over:
@@ -326,20 +333,18 @@ class Scheduler:
         if count and self._pass_began is None:  # not where all was known before
             self._pass_began = started
         on_prefill(sum(each.state.position for each in self._reading), sum(len(each.prompt) for each in self._reading))
-        unread = []
-        for reading in self._reading:
-            if reading.left:
-                unread.append(reading)
-            elif not reading.job.over:
-                self._end_reading(reading)
-        self._reading = [reading for reading in unread if not reading.job.over]
+        read = [(each, number) for each in self._reading if not each.left for number in each.numbers]
+        for reading, number in sorted(read, key=lambda each: (each[0].job.key, each[1])):  # as they came
+            if not reading.job.over:
+                self._end_reading(reading, number)
+        self._reading = [reading for reading in self._reading if reading.left and not reading.job.over]
         return max(1, count)
 
-    def _end_reading(self, reading: Reading) -> None:
+    def _end_reading(self, reading: Reading, prompt: int) -> None:
         """Let the sequences of a prompt that is read wait for slots."""
         job, n = reading.job, reading.job.options.n
-        self._tell(job, PromptRead(reading.number, reading.cached, reading.scores))
-        for number in range(reading.number * n, (reading.number + 1) * n):
+        self._told.append(OfJob(job.key, PromptRead(prompt, reading.cached, reading.scores)))
+        for number in range(prompt * n, (prompt + 1) * n):
             if job.only_read:
                 sequence = self._begin_sequence(job, number, None)
                 self._told.append(NewTokens([], [], [], {}, {sequence.number: "length"}))
@@ -434,7 +439,7 @@ class Scheduler:
     def _fail(self, job: Job, why: Failed) -> None:
         if not job.over:
             self.stats.failures += 1
-            self._tell(job, why)
+            self._told.append(OfJob(job.key, why))
             self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -449,29 +454,7 @@ class Scheduler:
             del self._open[sequence.number]
             self._keeping.discard(sequence.number)
             if sequence.slot is not None:
-                with suppress(Exception):  # of a device that is gone; the next step will tell
-                    self._leave_slot(sequence)
+                self._leave_slot(sequence)
         self._ready = deque(each for each in self._ready if not each[0].job.over)
         self._reading = [reading for reading in self._reading if not reading.job.over]
         self._waiting = deque(each for each in self._waiting if not each[0].over)
-
-    def _tell(self, job: Job, event: PromptRead | Failed) -> None:
-        if not job.over:
-            self._told.append(OfJob(job.key, event))
-
-
-def count_together(prompts: Iterable[list[int]], slots: int, chunk: int) -> int:
-    """Return how many of the first prompts are read in one pass.
-
-    They have at most `slots` different prompts of `chunk` tokens together; a longer prompt is read alone.
-    """
-    different, tokens, count = set[tuple[int, ...]](), 0, 0
-    for each in prompts:
-        prompt = tuple(each)
-        if prompt not in different:
-            if different and (len(different) == slots or tokens + len(prompt) > chunk):
-                break
-            different.add(prompt)
-            tokens += len(prompt)
-        count += 1
-    return count

@@ -33,11 +33,10 @@ class RateLimit(logging.Filter):
 def limited_log(*names: str) -> Iterator[None]:
     """Limit the rate of these logs inside the block."""
     limit = RateLimit()
-    loggers = [logging.getLogger(name) for name in names]
-    for logger in loggers:
-        logger.addFilter(limit)
+    for name in names:
+        logging.getLogger(name).addFilter(limit)
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeFilter(limit)
+        for name in names:
+            logging.getLogger(name).removeFilter(limit)

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -10,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -41,7 +39,7 @@ class EngineProcess:
         self._threads: list[threading.Thread] = []
         self._closing = False
         try:
-            answer = _receive(self._pipe)
+            answer = self._pipe.recv()
         except (EOFError, OSError):
             answer = None
         except BaseException:  # Ctrl-C while it loads
@@ -64,7 +62,7 @@ class EngineProcess:
         def read() -> None:
             with suppress(EOFError, OSError):
                 while True:
-                    arrived(_receive(self._pipe))
+                    arrived(self._pipe.recv())
             if not self._closing:
                 self._process.join(END_SECONDS)
                 lost(f"the engine ended by itself; {self._how_it_ended()}")
@@ -74,7 +72,7 @@ class EngineProcess:
                 while True:
                     self._has_commands.acquire()
                     command = self._outbox.popleft()
-                    self._pipe.send_bytes(pickle.dumps(command, protocol=5))
+                    self._pipe.send(command)
                     if isinstance(command, Close):
                         return
 
@@ -111,10 +109,6 @@ class EngineProcess:
         return f"its process was killed by {signal.Signals(-code).name}"
 
 
-def _receive(pipe: Connection) -> Any:
-    return pickle.loads(pipe.recv_bytes())  # from our own process
-
-
 def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
     """The engine's process: build the engine, and serve until the pipe is closed or says so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches both processes; the front end decides
@@ -123,16 +117,16 @@ def _serve(pipe: Connection, build: Callable[[], Engine]) -> None:
     try:
         engine = build()
     except (ValueError, OSError, ImportError) as error:  # whoever started it shows the message
-        pipe.send_bytes(pickle.dumps(str(error)))
+        pipe.send(str(error))
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    engine.post = lambda update: pipe.send_bytes(pickle.dumps(update, protocol=5))
-    pipe.send_bytes(pickle.dumps(engine.about()))
+    engine.post = pipe.send
+    pipe.send(engine.about())
 
     def read() -> None:
         with suppress(EOFError, OSError):
             while True:
-                engine.obey(_receive(pipe))
+                engine.obey(pipe.recv())
         engine.obey(Close())
 
     sys.setswitchinterval(SWITCH_SECONDS)  # a job that arrives is not kept waiting
