@@ -44,7 +44,12 @@ def read_authors_checkpoint(path: Path | str, n_heads: int | None = None) -> Lan
 
     Raises ValueError that names every missing and unexpected weight, and every one of another shape.
     """
-    path = _find(Path(path))
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"{path} holds none of {', '.join(FILES)}; give the file itself")
+        path = found
     tensors = _read(path)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then overwritten
         model = LanguageModel(_config_of(tensors, path, n_heads))
@@ -82,15 +87,6 @@ def authors_layout(model: LanguageModel) -> dict[str, Tensor]:
         for name, weight in model.named_parameters()
     }
     return named | {TIED: named[_WORDS]}
-
-
-def _find(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    found = next((path / name for name in FILES if (path / name).is_file()), None)
-    if found is None:
-        raise ValueError(f"{path} holds none of {', '.join(FILES)}; give the file itself")
-    return found
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -171,15 +167,16 @@ def _width(tensors: Mapping[str, Tensor], part: str, path: Path) -> int:
 
 def _check_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise ValueError that lists what is missing, unexpected and of another shape or kind."""
-    missing = sorted(own.keys() - tensors.keys() - {TIED})
-    unexpected = sorted(tensors.keys() - own.keys())
     both = sorted(own.keys() & tensors.keys())
-    shapes = [
-        f"{name} ({list(tensors[name].shape)} instead of {list(own[name].shape)})"
-        for name in both
-        if tensors[name].shape != own[name].shape
-    ]
-    kinds = [f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()]
-    told = [("missing", missing), ("unexpected", unexpected), ("of another shape", shapes), ("not floating", kinds)]
-    if wrong := [f"{len(names)} {what}: {', '.join(names)}" for what, names in told if names]:
+    told = {
+        "missing": sorted(own.keys() - tensors.keys() - {TIED}),
+        "unexpected": sorted(tensors.keys() - own.keys()),
+        "of another shape": [
+            f"{name} ({list(tensors[name].shape)} instead of {list(own[name].shape)})"
+            for name in both
+            if tensors[name].shape != own[name].shape
+        ],
+        "not floating": [f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()],
+    }
+    if wrong := [f"{len(names)} {what}: {', '.join(names)}" for what, names in told.items() if names]:
         raise ValueError(f"{path} does not fit the authors' layout: {'; '.join(wrong)}")

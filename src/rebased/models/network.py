@@ -193,22 +193,18 @@ class Network(nn.Module):
             )
         tokens = to_device([token for document in documents for token in document], torch.int64, weight.device)
         x = embed(tokens.unsqueeze(0), weight)  # [1,N,D]
+        ends = [state.position + length for state, length in zip(states, lengths, strict=True)]
         if self.positions is not None:
-            starts = [state.position for state in states]
-            end = max(start + length for start, length in zip(starts, lengths, strict=True))
-            self.check_positions(end)
-            places = [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-            x = x + self.positions(to_device([p for each in places for p in each], torch.int64, weight.device))
+            self.check_positions(max(ends))
+            places = [place for end, length in zip(ends, lengths, strict=True) for place in range(end - length, end)]
+            x = x + self.positions(to_device(places, torch.int64, weight.device))
         x = self.dropout(x)
         layers: list[Sequence[Any]] = []
         cu_seqlens = start_numbers(lengths, weight.device)
         for number, block in enumerate(self.blocks):
             x, after = block.extend_documents(x, lengths, [state.layers[number] for state in states], cu_seqlens)
             layers.append(after)
-        found = [
-            LMState(state.position + length, tuple(layer[n] for layer in layers))
-            for n, (state, length) in enumerate(zip(states, lengths, strict=True))
-        ]
+        found = [LMState(end, of_layers) for end, of_layers in zip(ends, zip(*layers, strict=True), strict=True)]
         return list(self.norm(x)[0].split(lengths)), found
 
     def extend_packed(self, tokens: Tensor, places: Tensor, cu_seqlens: Tensor, states: Sequence[Any]) -> list[Any]:
