@@ -65,7 +65,7 @@ def drip(sock: socket.socket, piece: bytes) -> float:
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(server, "connection_limit", lambda: 10)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
     with live_server(small_model()) as live:
         yield live
 

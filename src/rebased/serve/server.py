@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -34,22 +33,16 @@ MAX_CONNECTIONS = 4096
 DESCRIPTORS = 64  # of the process that connections do not take
 
 
-def connection_limit() -> int:
-    """Return how many connections a server holds: fewer than MAX_CONNECTIONS if it may open few files."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return MAX_CONNECTIONS
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft < 0 else max(1, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
-
-
 class Connections:
     """What the connections of a server share: their limit, and those without a request, the oldest first."""
 
     def __init__(self) -> None:
-        self.limit = connection_limit()
-        self.idle: dict[Connection, None] = {}
+        self.limit, self.idle = MAX_CONNECTIONS, dict[Connection, None]()
+        with suppress(ImportError):  # on Windows there is no such limit
+            import resource
+
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self.limit = MAX_CONNECTIONS if files < 0 else max(1, min(MAX_CONNECTIONS, files - DESCRIPTORS))
 
 
 class Connection(HttpToolsProtocol):
@@ -74,7 +67,7 @@ class Connection(HttpToolsProtocol):
         self._note_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget the timer."""
         super().connection_lost(exc)
         self._stop_timer()
 
@@ -249,10 +242,8 @@ def serve(
     server = Server(app, grace_seconds=grace_seconds, on_ready=on_ready, on_signal=on_signal)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        # at the end uvicorn raises the signal again, for the handlers that it found; an orderly end is no failure
-        before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+    # at the end uvicorn raises the signal again, for the handlers that it found; an orderly end is no failure
+    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         server.run(sockets=[sock])
     finally:

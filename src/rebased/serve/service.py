@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from fastapi import Request
@@ -133,7 +133,7 @@ class Service:
             raise ApiError(400, f"token {wrong} is none of the model's, 0 to {size - 1}", param="tokens")
         return JSON({"prompt": await asyncio.to_thread(self.tokenizer.decode, body.tokens)})
 
-    def tokenizer_info(self) -> dict[str, Any]:
+    async def tokenizer_info(self) -> dict[str, Any]:
         """Answer a request to /tokenizer_info."""
         end = None if self.tokenizer.end_of_text is None else END
         known = {"tokenizer_class": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
@@ -288,22 +288,15 @@ STOP = "\n\nUser:"
 """Models of plain text go on with the next question; the answer ends there."""
 
 
-class Chat(NamedTuple):
-    """A chat as the model reads it."""
+def render(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return a chat as tokens, and the numbers of tokens after which a message ends.
 
-    tokens: list[int]
-    marks: list[int]  # numbers of tokens after which a message ends
-
-
-def render(messages: Sequence[Message], tokenizer: Tokenizer) -> Chat:
-    """Return a chat as tokens: "User: Hello\\n\\nAssistant:", one paragraph per message.
-
-    Each message is encoded by itself, so a chat that goes on begins with the tokens that it had before.
+    The text is "User: Hello\\n\\nAssistant:", one paragraph per message. Each message is encoded by itself, so a chat
+    that goes on begins with the tokens that it had before.
     """
-    tokens: list[int] = []
-    marks: list[int] = []
+    tokens, marks = list[int](), list[int]()
     for message in messages:
         tokens += tokenizer.encode(f"{NAMES[message.role]}: {message.text.strip()}\n\n")
         marks.append(len(tokens))
     tokens += tokenizer.encode("Assistant:")
-    return Chat(tokens, marks)
+    return tokens, marks
