@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 
 import torch
 
@@ -34,8 +34,7 @@ class EngineProcess:
         self._process = context.Process(target=_serve, args=(theirs, build), name="rebased-engine", daemon=True)
         self._process.start()
         theirs.close()
-        self._outbox: deque[Command] = deque()
-        self._has_commands = threading.Semaphore(0)
+        self._outbox: SimpleQueue[Command] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closing = False
         try:
@@ -70,8 +69,7 @@ class EngineProcess:
         def write() -> None:
             with suppress(OSError):
                 while True:
-                    self._has_commands.acquire()
-                    command = self._outbox.popleft()
+                    command = self._outbox.get()
                     self._pipe.send(command)
                     if isinstance(command, Close):
                         return
@@ -83,8 +81,7 @@ class EngineProcess:
     def send(self, command: Command) -> None:
         """Send a command. A thread writes it: a pipe may be full while the engine computes."""
         self._closing = self._closing or isinstance(command, Close)
-        self._outbox.append(command)
-        self._has_commands.release()
+        self._outbox.put(command)
 
     def close(self) -> None:
         """End the process."""
