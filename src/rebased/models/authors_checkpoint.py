@@ -104,8 +104,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             "it was executed"
         ) from error
     for wrapper in ("state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
-            state = state[wrapper]
+        state = state[wrapper] if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(weight, Tensor) for weight in state.values()):
         raise ValueError(f"{path} holds no state dict, names with their tensors; it is a {type(state).__name__}")
     return dict(state)
@@ -123,7 +122,7 @@ def _config_of(tensors: Mapping[str, Tensor], path: Path, n_heads: int | None) -
     words, positions = _shape(tensors, _WORDS, path), _shape(tensors, _POSITIONS, path)
     hidden = next((w.shape[0] for name, w in tensors.items() if name.endswith("state_mixer.fc1.weight")), 0)
     heads = {}
-    if any(kind != "short_conv" for kind in kinds):
+    if set(kinds) != {"short_conv"}:
         keys, values = _width(tensors, "proj_q", path), _width(tensors, "proj_v", path)
         n_heads = n_heads or HEADS.get(keys)
         if n_heads is None or keys % n_heads or values % n_heads:

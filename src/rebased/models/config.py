@@ -63,11 +63,6 @@ def mixer_schema(name: str, cls: type[nn.Module]) -> type[MixerConfig]:
     return schema
 
 
-@cache
-def _has_max_len(cls: type[nn.Module]) -> bool:
-    return "max_len" in inspect.signature(cls).parameters
-
-
 def _parse_mixer(value: Any) -> Any:
     """Return the config of a mixer given as a name, a mapping with a name, or a config already."""
     if isinstance(value, str):
@@ -166,8 +161,9 @@ class LMConfig(Config):
 
         Learned positions bound it, and so do mixers that are built for a length, such as Hyena.
         """
-        classes: list[Any] = [mixer_class(mixer.name) for mixer in self.mixers]
-        return self.max_len if self.positions == "learned" or any(map(_has_max_len, classes)) else None
+        signatures = (inspect.signature(mixer_class(name)) for name in {mixer.name for mixer in self.mixers})
+        is_bounded = self.positions == "learned" or any("max_len" in each.parameters for each in signatures)
+        return self.max_len if is_bounded else None
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """Return the config of this layer's mixer (from 0): `mixers` is repeated over the layers."""

@@ -6,11 +6,11 @@ sequence gets does not depend on the others in its batch.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +22,7 @@ UNIT = 2.0**40  # weights are drawn as whole numbers: their sums are exact, in a
 
 Mode = Literal["greedy", "draw", "filter"]
 """What the rows of a batch need at most: no draw, a draw, or a draw from the tokens that filters leave."""
+MODES: tuple[Mode, ...] = ("greedy", "draw", "filter")
 
 
 FLOAT = (int, float)
@@ -80,9 +81,6 @@ class Sampling:
         return "filter" if self.top_k > 0 or self.top_p < 1 or self.min_p > 0 else "draw"
 
 
-GREEDY = Sampling(temperature=0.0)
-
-
 class SlotSampling:
     """The sampling of sequence number `sequence` of a seed, whose tokens so far, the prompt's too, are `tokens`."""
 
@@ -97,8 +95,7 @@ class SamplingSlots:
     """The sampling of S sequences as tensors on a device: settings, random streams, and which tokens have been seen."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
-        self._settings = [GREEDY] * count
-        self._count: Counter[Mode] = Counter({"greedy": count})  # of the slots that need each
+        self._modes = np.zeros(count, dtype=np.int8)  # what each slot needs, as its place in MODES
         self.temperature = torch.zeros(count, device=device)
         self.top_k = torch.full((count,), vocab_size, device=device)
         self.top_p = torch.ones(count, device=device)
@@ -111,14 +108,12 @@ class SamplingSlots:
 
     def put(self, slots: Sequence[int], given: Sequence["SlotSampling"]) -> None:
         """Set some slots. The host does not wait for the device."""
-        for slot, each in zip(slots, given, strict=True):
-            self._set(slot, each.sampling)
+        self._modes[slots] = [MODES.index(each.sampling.mode) for each in given]
         vocab_size, device = self.seen.shape[1], self.seen.device
         index = to_device(slots, torch.int64, device)
         numbers = to_device([each.numbers for each in given], torch.float32, device)
-        for mine, column in zip(
-            (self.temperature, self.top_p, self.min_p, self.penalty), numbers.unbind(1), strict=True
-        ):
+        fractions = (self.temperature, self.top_p, self.min_p, self.penalty)
+        for mine, column in zip(fractions, numbers.unbind(1), strict=True):
             mine.index_copy_(0, index, column)
         ranks = [min(each.sampling.top_k or vocab_size, vocab_size) for each in given]
         whole = to_device([(rank, each.key) for rank, each in zip(ranks, given, strict=True)], torch.int64, device)
@@ -132,17 +127,12 @@ class SamplingSlots:
 
     def clear(self, slot: int) -> None:
         """Say that nobody uses a slot: it then needs no draw."""
-        self._set(slot, GREEDY)
-
-    def _set(self, slot: int, sampling: Sampling) -> None:
-        self._count[self._settings[slot].mode] -= 1
-        self._count[sampling.mode] += 1
-        self._settings[slot] = sampling
+        self._modes[slot] = 0
 
     @property
     def mode(self) -> Mode:
         """What the slots need at most."""
-        return "filter" if self._count["filter"] else "draw" if self._count["draw"] else "greedy"
+        return MODES[self._modes.max()]
 
     def choose(self, logits: Tensor, mode: Mode) -> Tensor:
         """Return the next token of each slot, [S] int64, from logits [S,V]; `mode` is at least that of the slots."""

@@ -75,10 +75,6 @@ def build_app(service: Service, hosts: frozenset[str] | None = None) -> FastAPI:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     page = (files("rebased.serve") / "page.html").read_text(encoding="utf-8")
-
-    @app.get("/")
-    async def index() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": SECURITY})
-
+    app.add_route("/", HTMLResponse(page, headers={"Content-Security-Policy": SECURITY}), methods=["GET"])
     add_error_handlers(app)
     return app

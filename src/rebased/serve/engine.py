@@ -100,9 +100,9 @@ class Engine:
         capture: whether steps are replayed as CUDA graphs, on a GPU; a model for which that is impossible goes without.
         batch_invariant: whether an answer has the same bits whatever other requests there are, and whatever is cached.
             Prompts are then read by themselves, in chunks that begin at multiples of 128 tokens.
-        post: gets an Update after each step.
 
-    `obey(command)` may be called from any thread. `run()` serves until it is told to close.
+    `obey(command)` may be called from any thread. `run()` serves until it is told to close, and calls `post` with an
+    Update after each step.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Engine:
         cache_bytes: int = 0,
         capture: bool = False,
         batch_invariant: bool = False,
-        post: Callable[[Update], object] = lambda update: None,
     ) -> None:
-        self.model, self.post = model, post
+        self.model = model
+        self.post: Callable[[Update], object] = lambda update: None
         self.slots, self.context, self.captures = slots, context, capture
         self.prefixes = PrefixStates(cache_bytes)
         make: Any = InvariantDecoder if batch_invariant else partial(Decoder, narrow=True)

@@ -210,9 +210,8 @@ class Service:
 
     async def _whole(self, request: Request, job: Job, answer: Answer, events: asyncio.Queue[list[Event]]) -> Response:
         async def gather() -> None:
-            while not answer.done:
-                for event in await events.get():
-                    self._note(answer, event)
+            async for _ in self._news(answer, events):
+                pass
 
         gathering = asyncio.ensure_future(gather())
         leaving = asyncio.ensure_future(client_leaves(request.receive))
@@ -238,8 +237,8 @@ class Service:
         try:
             for chunk in answer.first_chunks():
                 yield sent(chunk)
-            while not answer.done:
-                for number, (text, scored) in self._news(answer, await _all_of(events)).items():
+            async for news in self._news(answer, events):
+                for number, (text, scored) in news.items():
                     finish = answer.choices[number].finish_reason
                     if text or finish or (answer.with_logprobs and scored):
                         yield sent(answer.chunk(number, text, scored, finish))
@@ -252,14 +251,23 @@ class Service:
             _log.exception("a stream failed")
             yield orjson.dumps(OUR_ERROR)
 
-    def _news(self, answer: Answer, events: list[Event]) -> dict[int, tuple[str, list[Scored]]]:
-        """Add events to an answer. Returns the new text and tokens by choice: one chunk each, whatever their number."""
-        news: dict[int, tuple[str, list[Scored]]] = {}
-        for event in events:
-            for number, text, scored in self._note(answer, event):
-                before = news.get(number, ("", []))
-                news[number] = (before[0] + text, before[1] + scored)
-        return news
+    async def _news(
+        self, answer: Answer, events: asyncio.Queue[list[Event]]
+    ) -> AsyncIterator[dict[int, tuple[str, list[Scored]]]]:
+        """Add events to an answer until it is done. Yields the new text and tokens by choice.
+
+        All events that are there come together: a client that is slow gets fewer and longer chunks.
+        """
+        while not answer.done:
+            some = list(await events.get())
+            while not events.empty():
+                some += events.get_nowait()
+            news: dict[int, tuple[str, list[Scored]]] = {}
+            for event in some:
+                for number, text, scored in self._note(answer, event):
+                    before = news.get(number, ("", []))
+                    news[number] = (before[0] + text, before[1] + scored)
+            yield news
 
     def _note(self, answer: Answer, event: Event) -> list[tuple[int, str, list[Scored]]]:
         """Add an event to an answer. Returns what is new in it, and raises ApiError if the job failed."""
@@ -273,14 +281,6 @@ class Service:
         if event.kind == "stopped":
             raise ApiError(503, event.message, kind="server_error", code="shutting_down")
         raise ApiError(500, event.message, kind="server_error", code="model_failed")
-
-
-async def _all_of(events: asyncio.Queue[list[Event]]) -> list[Event]:
-    """Wait for events and return all that are there: a client that is slow gets fewer and longer chunks."""
-    some = list(await events.get())
-    while not events.empty():
-        some += events.get_nowait()
-    return some
 
 
 NAMES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
