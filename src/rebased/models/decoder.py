@@ -8,7 +8,7 @@ needed. What a step reads and writes stays where it is, and it never waits for t
 import copy
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,13 +32,6 @@ LONGEST_CHUNK = 32_768  # the same on a GPU, where launching the kernels of a ch
 CHUNK_BYTES = 2**29  # of the widest features of a chunk, those inside an MLP
 NARROW = (1, 4, 16, 64, 96, 128, 160, 192, 224, 256, 384, 512, 1024)  # slots: few sizes, because each is a graph
 FIRST_CAPACITY = 1024  # tokens that a cache has room for, where nobody says how many there will be
-
-
-class _Later(NamedTuple):
-    """What the next step puts into a slot."""
-
-    state: LMState
-    sampling: SlotSampling  # it has the tokens, too
 
 
 class Decoder:
@@ -110,7 +103,7 @@ class Decoder:
         self._lengths = np.zeros(slots, dtype=np.int64)  # what `lengths` will say at the next step, on the host
         self._active = np.zeros(slots, dtype=bool)  # the same of `active`
         self._changed = False  # whether `active` is to be written
-        self._later: dict[int, _Later] = {}  # what is to be put, by slot
+        self._later: dict[int, tuple[LMState, SlotSampling]] = {}  # what the next step puts into slots
         self.narrows = narrow and fusion != "compile" and all(hasattr(layer, "first") for layer in self.layers)
         self._parts: dict[int, Decoder] = {}  # the first slots, by their number
 
@@ -161,7 +154,7 @@ class Decoder:
             )
         chosen = SlotSampling(sampling, tokens, sequence)
         self._reserve(len(tokens))
-        self._later[slot] = _Later(state, chosen)
+        self._later[slot] = (state, chosen)
         self._lengths[slot], self._active[slot], self._changed = state.position, True, True
         if not later:
             self._write()
@@ -174,12 +167,11 @@ class Decoder:
         if slots:
             index = to_device(slots, torch.int64, device)
             for number, layer in enumerate(self.layers):
-                states = [state.layers[number] for state, _ in later.values()]
                 if isinstance(layer, FixedSlots) and len(slots) > 1:
-                    layer.put_all(index, states)
+                    layer.put_all(index, [state.layers[number] for state, _ in later.values()])
                 else:
-                    for slot, state in zip(slots, states, strict=True):
-                        layer.put(slot, state, later[slot].state.position)
+                    for slot, (state, _) in later.items():
+                        layer.put(slot, state.layers[number], state.position)
             self.sampling.put(slots, [sampling for _, sampling in later.values()])
             numbers = [(sampling.tokens[-1], state.position) for state, sampling in later.values()]
             tokens, lengths = to_device(numbers, torch.int64, device).unbind(1)

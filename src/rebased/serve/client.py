@@ -104,11 +104,6 @@ class EngineClient:
         return self._line.alive
 
     @property
-    def busy(self) -> bool:
-        """Whether jobs are under way or wait."""
-        return bool(self._clients)
-
-    @property
     def waiting(self) -> int:
         """How many sequences have not begun."""
         return self._written.waiting
