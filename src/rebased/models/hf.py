@@ -7,7 +7,7 @@ mixers are. The cache holds one slot per row (mixers/slots.py).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,19 +62,15 @@ class RebasedConfig(flat.RebasedConfig):
         return LMConfig.model_validate(self.model)
 
 
-class Rows(NamedTuple):
-    """Where the tokens of each row stand in a padded batch [B,T]: columns begin to end."""
-
-    begins: list[int]
-    ends: list[int]
+Span = tuple[int, int]
 
 
-def find_rows(keep: Tensor | None, batch: int, length: int) -> Rows:
-    """The tokens of each row of a batch [B,T], which are where `keep` [B,T] is True. None: everywhere."""
+def find_spans(keep: Tensor | None, batch: int, length: int) -> list[Span]:
+    """Where the tokens of each row of a batch [B,T] begin and end, by `keep` [B,T]. None: everywhere."""
     if keep is None:
-        return Rows([0] * batch, [length] * batch)
+        return [(0, length)] * batch
     begins = keep.int().argmax(1)
-    return Rows(begins.tolist(), (begins + keep.sum(1)).tolist())
+    return list(zip(begins.tolist(), (begins + keep.sum(1)).tolist(), strict=True))
 
 
 class RebasedCache(flat.RebasedCache):
@@ -165,28 +161,28 @@ class RebasedForCausalLM(flat.RebasedForCausalLM):
         Without a cache, rows that begin with padding are shifted to the first column and back: as they do not look
         ahead, padding at the end changes nothing.
         """
-        rows = find_rows(keep, *tokens.shape)
+        spans = find_spans(keep, *tokens.shape)
         if cache is not None:
-            return self._read(tokens, rows, cache)
-        if not any(rows.begins):
+            return self._read(tokens, spans, cache)
+        if not any(begin for begin, _ in spans):
             return self.model.hidden(tokens)
         columns = torch.arange(tokens.shape[1], device=tokens.device)
-        begins = torch.tensor(rows.begins, device=tokens.device).unsqueeze(1)
+        begins = torch.tensor([[begin] for begin, _ in spans], device=tokens.device)
         there, back = (columns + begins) % len(columns), (columns - begins) % len(columns)  # [B,T]
         hidden = self.model.hidden(tokens.gather(1, there))
         return hidden.gather(1, back.unsqueeze(2).expand_as(hidden))
 
-    def _read(self, tokens: Tensor, rows: Rows, cache: RebasedCache) -> Tensor:
+    def _read(self, tokens: Tensor, spans: list[Span], cache: RebasedCache) -> Tensor:
         """Features [B,T,D] of tokens [B,T] that follow those in the cache, which reads them. Padding gets zeros."""
         B, T = tokens.shape
-        if cache.columns and T == 1 and not any(rows.begins) and set(rows.ends) == {1}:
+        if cache.columns and set(spans) == {(0, 1)} and T == 1:
             return cache.step(tokens[:, 0])
         before = cache.read_states() if cache.columns else [self.model.init_state(1)] * B
         hidden = torch.zeros(B, T, self.model.config.d_model, dtype=self.dtype, device=tokens.device)
         after: dict[int, LMState] = {}
-        for group in self._groups(rows, before):
+        for group in self._groups(spans, before):
             first, n = group[0], len(group)
-            begin, end = rows.begins[first], rows.ends[first]
+            begin, end = spans[first]
             state = before[first] if n == 1 else self.model.init_state(n)
             features, state = self.model.extend(tokens[group, begin:end], state)
             hidden[group, begin:end] = features.to(hidden.dtype)
@@ -196,13 +192,13 @@ class RebasedForCausalLM(flat.RebasedForCausalLM):
         cache.columns += T
         return hidden
 
-    def _groups(self, rows: Rows, before: Sequence[LMState]) -> list[list[int]]:
+    def _groups(self, spans: list[Span], before: Sequence[LMState]) -> list[list[int]]:
         """Rows that are computed together: those in the same columns that have read nothing yet, if states of several
         rows can be taken apart. The others are computed one by one."""
         apart = all(tensor.shape[:1] == (2,) for tensor in tensors_of(self.model.init_state(2).layers))
         groups: dict[Any, list[int]] = {}
-        for row, (begin, end, state) in enumerate(zip(*rows, before, strict=True)):
-            groups.setdefault((begin, end) if apart and state.position == 0 else row, []).append(row)
+        for row, (span, state) in enumerate(zip(spans, before, strict=True)):
+            groups.setdefault(span if apart and state.position == 0 else row, []).append(row)
         return list(groups.values())
 
 
